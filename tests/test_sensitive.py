@@ -11,8 +11,8 @@ from torch import nn
 
 import hush
 from hush.accounting.filters import RenyiFilter
-from hush.training.methods.linear import LinearDescent
 from hush.training.methods.statistics import individual_mean
+from hush_recipes.bounded.linear import LinearDescent
 
 SOURCE = Path(hush.__file__).parent
 RECIPES = Path(__file__).parents[1] / "recipes" / "hush_recipes"
@@ -20,7 +20,7 @@ NAMES = r"\b(individual_rdp|individual_mean|sampled_rdp|odometer|FisherLoss|char
 MADE_HERE = {
     "hush/accounting/per_instance/bounded.py",
     "hush/accounting/filters.py",
-    "hush/training/methods/linear.py",
+    "hush_recipes/bounded/linear.py",
     "hush/training/methods/statistics.py",
     # attacks on made-up records
     "hush_recipes/audit/distinguisher.py",

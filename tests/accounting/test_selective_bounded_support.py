@@ -19,7 +19,7 @@ from hush.accounting.selective import Trial, per_trial
 from hush.accounting.steps import SampledGaussian
 from hush.core.errors import Unproved, Unsupported
 from hush.core.parts import Clipping, Noise
-from hush.training.methods.linear import LinearDescent
+from hush_recipes.bounded.linear import LinearDescent
 from hush_recipes.bounded.sampled import sampled_rdp
 
 Array = npt.NDArray[np.float64]

@@ -14,9 +14,9 @@ from torch import nn
 import hush
 from hush.core.guarantee import Arithmetic
 from hush.data.views import flips_and_shifts
-from hush.training.methods.linear import LinearDescent
 from hush.training.methods.moments import NoisyWhitening
 from hush.training.methods.statistics import NoisyQuantile
+from hush_recipes.bounded.linear import LinearDescent
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 from tests.unchanged.entry import Entries, entries
 from tests.unchanged.networks import (

@@ -18,7 +18,7 @@ from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.core.parts import Noise
 from hush.data import load, tensors, with_features
-from hush.training.methods.linear import LinearDescent
+from hush_recipes.bounded.linear import LinearDescent
 
 DATA, CLASSES, DELTA = "fashion-mnist", 10, 1e-5
 PUBLIC, RECORDS = 2000, 10_000

@@ -1,7 +1,4 @@
-"""What a person sees while something takes its time: a bar, or plain lines where there is no terminal.
-
-All of it goes to standard error, where neither a table nor JSON on standard output is disturbed.
-"""
+"""Progress of a long task on standard error: a bar, or plain lines without a terminal."""
 
 import sys
 import time
@@ -23,18 +20,17 @@ _SECONDS = 10.0
 
 
 class Progress:
-    """Progress of one task; a context manager. Silent unless visible.
+    """Context manager that shows the progress of one task.
 
-    On a terminal it is a bar with the newest figures and the time left. Elsewhere a bar would be seen
-    once the task is over: there a plain line every ten seconds says how far it is. Lines come from a
-    thread of their own: some tasks are a single call that reports nothing until it returns.
+    On a terminal it is a bar with the latest metrics and the time left, elsewhere a line every ten
+    seconds. A thread prints the lines: some tasks are a single call.
 
     Args:
-        task: what goes on, as bar and lines name it.
-        total: number of items, where it is known.
-        done: how many of them are done already.
-        unit: what an item is called, in the plural.
-        visible: whether anything is shown at all.
+        task: Name of the task.
+        total: Number of items, if it is known.
+        done: Number of items that are done already.
+        unit: Name of the items, in the plural.
+        visible: Whether to show anything.
     """
 
     def __init__(
@@ -51,23 +47,24 @@ class Progress:
         self._counted = total is not None or done > 0
         self._over, self._lines = Event(), None
         self._bar: Bar | None = None
-        if visible and _is_terminal():
-            self._bar, self._bar_task = _bar(task, total, done)
+        shown = _bar(task, total, done) if visible else None
+        if shown is not None:
+            self._bar, self._bar_task = shown
         elif visible:
             self._lines = Thread(target=self._report, daemon=True)
 
     def advance(self) -> None:
-        """One more item is done."""
+        """Count one more item."""
         self._done += 1
         self._counted = True
         if self._bar is not None:
             self._bar.advance(self._bar_task)
 
     def show(self, metrics: dict[str, Any]) -> None:
-        """Put the newest figures beside the bar, or on the next line.
+        """Show the latest metrics beside the bar, or on the next line.
 
         Args:
-            metrics: as a run writes them; those that have a place here are shown.
+            metrics: Metrics of a run; some of them are shown.
         """
         facts = [text.format(**metrics) for name, text in _SHOWN.items() if name in metrics]
         self._facts = ", ".join(facts)
@@ -75,7 +72,7 @@ class Progress:
             self._bar.update(self._bar_task, facts="  ".join(facts))
 
     def line(self) -> str:
-        """How far the task is, as one line."""
+        """Progress of the task as one line."""
         of = "" if self._total is None else f" of {self._total}"
         parts = [f"{self._done}{of} {self._unit}" if self._counted else "", self._facts]
         parts.append(f"{time.monotonic() - self._begun:.0f} seconds so far")
@@ -105,25 +102,20 @@ class Progress:
             self._lines.join()
 
 
-def _is_terminal() -> bool:
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    return console.is_terminal or console.is_jupyter
-
-
-def _bar(task: str, total: int | None, done: int) -> "tuple[Bar, Any]":
-    """A bar that is not started yet, and the number of its only task."""
+def _bar(task: str, total: int | None, done: int) -> "tuple[Bar, Any] | None":
+    """Bar that is not started yet, and the number of its only task; None without a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = [TextColumn("{task.description}"), BarColumn()]
-    columns += [MofNCompleteColumn()] if total is not None else []
+    console = Console(stderr=True)
+    if not (console.is_terminal or console.is_jupyter):
+        return None
     bar = Bar(
-        *columns,
+        *[TextColumn("{task.description}"), BarColumn()],
+        *([] if total is None else [MofNCompleteColumn()]),
         TextColumn("{task.fields[facts]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
-        console=Console(stderr=True),
+        console=console,
     )
     return bar, bar.add_task(task, total=total, completed=done, facts="")

@@ -1,4 +1,4 @@
-"""Units of privacy: whose the records are, and which of a drawn unit's records take part in a step."""
+"""User-level privacy: record-to-owner table, and the records of a drawn owner that a step includes."""
 
 import hashlib
 import warnings
@@ -175,18 +175,18 @@ def public_count(records: int | None, units: UnitTable | None, neighbours: Neigh
 
 
 def check_length(slots: int, records: int, units: UnitTable | None, neighbours: Neighbours) -> None:
-    """Raise unless data of this length is what a step was made for; warn where a constant is far off.
+    """Raise unless data has the length that a step was made for; warn if a constant is far off.
 
     Args:
-        slots: of the data.
-        records: as `public_count`.
-        units: owners of the records.
-        neighbours: only under `ADD_REMOVE` may the length be another number.
+        slots: Number of slots of the data.
+        records: Result of `public_count`.
+        units: Owners of the records.
+        neighbours: Adjacency; only under `ADD_REMOVE` may the length be another number.
     """
     if units is not None and slots != units.records:
         raise DataError(
-            f"the data has {slots} records and units has {units.records} ids: whose each record is "
-            "decides what is clipped together. Pass one id a record, in the order of the records."
+            f"the data has {slots} records and units has {units.records} ids. Pass one id a record, in "
+            "the order of the records."
         )
     present = slots if units is None else len(units)
     if present != records and neighbours is not Neighbours.ADD_REMOVE:
@@ -212,41 +212,39 @@ def _count_up(counts: Tensor) -> Tensor:
 
 
 def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
-    """The owners as a vector of integers or names; raises for anything else."""
+    """Owners as a vector of integers or names; raise for anything else."""
     if isinstance(owners, Tensor):
         values: np.ndarray[Any, Any] = owners.numpy(force=True)
     else:  # numpy would turn a list of several types into text, in which 1 and 1.0 differ
         values = np.asarray(owners) if hasattr(owners, "dtype") else np.asarray(owners, dtype=object)
     if values.size == 0:
-        raise DataError("units is empty: there is nobody to protect. Pass one id a record.")
+        raise DataError("units is empty. Pass one id a record.")
     if values.ndim == 2 and values.shape[1] == 1:
         raise DataError(
-            f"units of shape {values.shape} are a table of one column, and one id a record says whose "
-            "it is. Pass the column, ids[:, 0]."
+            f"units of shape {values.shape} are a table of one column. Pass the column, ids[:, 0]."
         )
     types = {type(value) for value in values.flat} if values.dtype == object else set()
     if values.ndim == 2 or any(issubclass(each, _SEVERAL) for each in types):
         number = values.shape[1] if values.ndim == 2 else "several"
         raise DataError(
-            f"units of shape {values.shape} give a record {number} owners: a record is clipped "
-            "with one unit, and the others who own it would not be protected. Give each record to one "
-            "owner, by a rule that does not look at the records, and say that only this one is "
-            "protected, or train on records with one owner."
+            f"units of shape {values.shape} give a record {number} owners: a record is clipped with one "
+            "unit, and its other owners would not be protected. Give each record to one owner by a rule "
+            "that does not depend on the records, and state that only this one is protected, or train "
+            "on records with one owner."
         )
     if values.ndim == 1 and types:
         values = _of_one_type(values, types)
     if values.ndim != 1 or values.dtype.kind not in "iuU":
         named = " and ".join(sorted(each.__name__ for each in types)) or values.dtype
         raise DataError(
-            f"units of type {named} and shape {values.shape} do not say whose each record is: two "
-            "records are one unit's if their ids are equal, which is certain among integers and among "
-            "names alone. Pass one integer or string a record, all of one type."
+            f"units of type {named} and shape {values.shape} do not say whose each record is. Pass one "
+            "integer or string a record, all of one type."
         )
     return values
 
 
 def _of_one_type(values: np.ndarray[Any, Any], types: set[type]) -> np.ndarray[Any, Any]:
-    """Objects as integers or names, without loss, if all of them are; else as they are."""
+    """Objects as integers or names if all of them are, without loss; otherwise unchanged."""
     if all(issubclass(each, str) for each in types):
         return np.asarray([str.__str__(value) for value in values])
     if all(issubclass(each, int | np.integer) and each not in _NO_IDS for each in types):

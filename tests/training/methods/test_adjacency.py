@@ -15,7 +15,7 @@ from torch import nn
 import hush
 from hush.core.errors import LedgerError
 from hush.core.guarantee import Adjacency, Neighbours
-from hush.training.methods.linear import LinearDescent
+from hush_recipes.bounded.linear import LinearDescent
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 
 PLAN = hush.Plan(

@@ -57,7 +57,8 @@ def release(
     Args:
         owner: Statistic that is computed, for messages.
         plan: Plan of one release.
-        sums: Norm that the noise is scaled for, and the clipped sum, of each release.
+        sums: Norm that the noise is scaled for, and the clipped sum, of each release; computed after the
+            ledger was verified.
         ledger: Ledger to charge, once per sum.
         records: Number of records.
         generator: Seed of the noise; None: fresh randomness.
@@ -316,7 +317,7 @@ class NoisyQuantile(Value):
                 "a record may count once in each block only."
             )
         plan = self.plan(norms.shape[1])
-        sums = [(plan.clipping.reference_norm, self.counts(norms))]
+        sums = ((plan.clipping.reference_norm, self.counts(part)) for part in [norms])
         (noisy,) = release(
             self, plan, sums, ledger, records=len(norms), generator=generator, secure=secure
         )

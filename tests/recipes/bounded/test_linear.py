@@ -12,7 +12,7 @@ from hush.accounting.filters import RenyiFilter
 from hush.accounting.ledger import Ledger
 from hush.core.errors import DataError, HushError
 from hush.core.parts import Noise
-from hush.training.methods.linear import LinearDescent
+from hush_recipes.bounded.linear import LinearDescent
 
 torch.manual_seed(0)
 X, Y = torch.randn(60, 8), torch.randint(0, 3, (60,))
