@@ -1,5 +1,7 @@
 import dataclasses
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 import hush
 from hush.core.errors import HushError, InvalidPlan, InvalidValue
+from hush.core.plan import EXAMPLE, plan_text, read_plan, write_plan
 
 positive = st.floats(min_value=1e-12, max_value=1e12)
 rates = st.floats(min_value=1e-9, max_value=1.0)
@@ -92,16 +95,17 @@ def test_a_number_out_of_range_says_what_would_be_right(bad: object) -> None:
             make()
 
 
-@pytest.mark.parametrize("rate", [1.0000001, 2])
-def test_a_rate_above_one_is_refused(rate: float) -> None:
-    with pytest.raises(InvalidValue, match="<= 1"):
-        hush.Poisson(rate=rate)
-
-
-@pytest.mark.parametrize("delta", [1, 1.5, 0.11])
-def test_delta_is_at_most_a_tenth(delta: float) -> None:
-    with pytest.raises(InvalidValue, match=r"<= 0\.1"):
-        hush.Budget(epsilon=1.0, delta=delta)
+@pytest.mark.parametrize(
+    ("make", "limit"),
+    [
+        (lambda: hush.Poisson(rate=1.0000001), "<= 1"),
+        (lambda: hush.Poisson(rate=2), "<= 1"),
+        (lambda: hush.Budget(epsilon=1.0, delta=0.11), r"<= 0\.1"),
+    ],
+)
+def test_probabilities_have_upper_limits(make: Any, limit: str) -> None:
+    with pytest.raises(InvalidValue, match=limit):
+        make()
 
 
 @pytest.mark.parametrize(
@@ -130,3 +134,113 @@ def test_a_part_in_the_wrong_place_is_refused() -> None:
             clipping=hush.L2(norm=1.0),
             noise=hush.L2(norm=1.0),  # type: ignore[arg-type]
         )
+
+
+PLAN = hush.Plan(
+    sampling=hush.FullBatch(), clipping=hush.L2(norm=0.1), noise=hush.Gaussian(multiplier=1e-7)
+)
+
+
+def test_a_written_plan_reads_back_unchanged(tmp_path: Path) -> None:
+    write_plan(PLAN, tmp_path / "plan.toml")
+    assert read_plan(tmp_path / "plan.toml") == PLAN
+    assert plan_text(PLAN).startswith('[sampling]\nkind = "FullBatch"\n')
+
+
+def test_the_example_in_the_error_is_a_plan(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(EXAMPLE)
+    assert read_plan(path).sampling == hush.Poisson(rate=0.01)
+
+
+@pytest.mark.parametrize(
+    ("find", "replace", "line", "key"),
+    [
+        ("rate = 0.01", "rate = 1.5", 3, "sampling.rate"),
+        ("rate = 0.01", "rate = nan", 3, "sampling.rate"),
+        ("rate = 0.01", 'rate = "often"', 3, "sampling.rate"),
+        ("rate = 0.01", "", 1, "sampling.rate"),
+        ('kind = "L2"', 'kind = "L7"', 6, "clipping.kind"),
+        ("norm = 1.0", "norm = 1.0\nmorm = 2", 8, "clipping.morm"),
+        ("[noise]", "[noize]", 9, "noize"),
+        ('[noise]\nkind = "Gaussian"\nmultiplier = 1.0', "", 9, "noise"),
+    ],
+)
+def test_an_error_names_line_and_key(
+    tmp_path: Path, find: str, replace: str, line: int, key: str
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(EXAMPLE.replace(find, replace))
+    with pytest.raises(InvalidPlan, match=rf"line {line}, key {key}: ") as caught:
+        read_plan(path)
+    assert caught.value.key == key
+
+
+BLOCKS = """\
+[sampling]
+kind = "FullBatch"
+
+[clipping]
+# bases = {every = 0} would be refused
+bases = BASES
+kind = "Subspaces"
+ranks = [1, 2]
+l2 = [1.0, 1.0]
+
+[noise]
+kind = "Gaussian"
+multiplier = 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("bases", "line", "key"),
+    [
+        ('{kind = "Principal"}', 6, "bases.kind"),
+        ("{every = 0}", 6, "bases.every"),
+        ('{"every" = 0}', 6, "bases.every"),
+        ("{ranks = [1, 2]}", 6, "bases.ranks"),
+        ("3", 6, "bases"),
+    ],
+)
+def test_a_mistake_in_a_table_within_a_table_is_located(
+    tmp_path: Path, bases: str, line: int, key: str
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(BLOCKS.replace("BASES", bases))
+    with pytest.raises(InvalidPlan, match=rf"line {line}, key clipping\.{key}: "):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ('\nsampling = { kind = "Poisson", rate = 0 }\n', 2, "sampling.rate"),
+        (
+            BLOCKS.replace("bases = BASES\n", "").replace(
+                "[noise]", "[clipping.bases]\ngroups = 1\nevery = 0\n\n[noise]"
+            ),
+            12,
+            "clipping.bases.every",
+        ),
+    ],
+)
+def test_inline_tables_and_tables_of_tables_are_located(
+    tmp_path: Path, text: str, line: int, key: str
+) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidPlan, match=rf"line {line}, key {re.escape(key)}: "):
+        read_plan(path)
+
+
+def test_broken_toml_and_missing_files_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    with pytest.raises(InvalidPlan, match=r"cannot read .* should look like"):
+        read_plan(path)
+    path.write_text("[sampling]\nrate = \n")
+    with pytest.raises(InvalidPlan, match=r"not a TOML file: .*line 2"):
+        read_plan(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidPlan, match="cannot read"):
+        read_plan(path)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.parts import Clipping, Noise, Release, Sampling
+from hush.core.parts import Clipping, Noise, Part, Release, Sampling
+
+STAGES: tuple[type[Part], ...] = (Sampling, Clipping, Noise, Release)
 
 
 @dataclass(frozen=True)
@@ -262,3 +264,8 @@ def _importance(pick: Random, dimension: int, quick: bool) -> hush.Plan:
         clipping=hush.Importance(norm=_norm(pick)),
         noise=hush.Gaussian(multiplier=_multiplier(pick)),
     )
+
+
+def kinds_of(stage: type[Part]) -> set[str]:
+    """The library's parts of a stage; tests define others."""
+    return {name for name, kind in stage.originals.items() if kind.__module__.startswith("hush.")}

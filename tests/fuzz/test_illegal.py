@@ -1,16 +1,356 @@
-"""Random mistakes are refused by name, before anything runs; the number in a test's name makes it
-again."""
+"""Random mistakes that honest users make are refused by name, before anything runs.
 
+The number in a test's name reproduces it.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import hush
 from hush.core.errors import HushError
-from tests.fuzz.mistake import Mistake, charges
-from tests.fuzz.wrong_arguments import argument, records
-from tests.fuzz.wrong_files import file, plain, resumed
-from tests.fuzz.wrong_settings import combination, setting, without_example
+from hush.core.plan import plan_text, read_plan
+from hush.core.value import Value
+from hush.training import checkpoint
+from hush.training.checkpoint import NEWER
+from tests.fuzz.plans import STAGES, kinds_of, legal
+from tests.training.grouped import grouped
+
+Attempt = Callable[[], object]
+NUMBERS: list[Any] = [-1, -1e-300, 0, math.nan, math.inf, -math.inf, 1e300]
+STRANGE: list[Any] = ["1", "", None, [], [1.0], {}, True, torch.tensor([1.0, 2.0]), nn.Linear(1, 1)]
+WRONG = [*NUMBERS, *STRANGE]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Something that must be refused."""
+
+    what: str
+    attempt: Attempt
+    named: str
+    """What the message must hold."""
+
+
+_PLAN = hush.Plan(
+    sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=2.0)
+)
+_SHOWN = hush.Plan(
+    sampling=hush.FullBatch(),
+    clipping=hush.Linf(norm=1.0),
+    noise=hush.Rectified(scale=2.0, bound=3.0),
+)
+_BUDGET = hush.Budget(epsilon=50.0, delta=1e-5)
+
+
+def _usual() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(6, 3), torch.zeros(6, dtype=torch.int64)
+
+
+def a_step(folder: Path, **changed: Any) -> hush.PrivateStep:
+    """A private step of the usual plan, with something else in place of what is usual."""
+    model = changed.pop("model", None) or nn.Linear(3, 2)
+    optimizer = changed.pop("optimizer", torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1))
+    if isinstance(model, nn.Module) and isinstance(optimizer, torch.optim.Optimizer):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = changed.pop("loss", nn.CrossEntropyLoss())
+    plan = changed.pop("plan", _PLAN)
+    settings = {"records": 6, "ledger": folder / "ledger.jsonl", **changed}
+    return hush.PrivateStep(model, loss, optimizer, plan, **settings)
+
+
+def one_step(folder: Path, data: Any = None, steps: Any = 1, **changed: Any) -> None:
+    step = a_step(folder, **changed)
+    for batch in step.batches(_usual() if data is None else data, steps=steps):
+        step(batch)
+
+
+def a_run(folder: Path, **changed: Any) -> None:
+    model = nn.Linear(3, 2)
+    plan, data = changed.pop("plan", _PLAN), changed.pop("data", _usual())
+    settings = {"budget": _BUDGET, "steps": 2, "directory": folder / "run", **changed}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hush.train(model, nn.CrossEntropyLoss(), optimizer, plan, data, **grouped(settings))
+
+
+def argument(pick: Random, folder: Path) -> Mistake:
+    """A public function with an argument that means nothing."""
+    whole = [value for value in WRONG if value is not None]
+    counted = [value for value in whole if not isinstance(value, int) or value != 0] + [1.5, -3]
+    flags = ["yes", "no", "", 0, 1, 0.5, [True], np.nan]
+    chances = [*whole, 1, 1.5]
+    shapes = [v for v in whole if not isinstance(v, list | torch.Tensor)]
+    calls: list[tuple[str, list[Any], Callable[[Any], object]]] = [
+        ("plan", whole, lambda v: hush.epsilon(v, 3, 1e-5)),
+        ("plan", whole, lambda v: hush.rdp(v, [2.0])),
+        ("plan", whole, lambda v: hush.calibrate(v, _BUDGET, 3)),
+        ("plan", whole, lambda v: hush.fit_noise(v, _BUDGET, 3)),
+        ("plan", whole, lambda v: hush.mean(torch.zeros(3, 2), v, delta=1e-5)),
+        ("plan", whole, lambda v: hush.individual_rdp(v, [0.0], [2.0])),
+        ("plan", whole, lambda v: hush.fisher(v, [0.0])),
+        ("plan", whole, lambda v: a_step(folder, plan=v)),
+        ("plan", whole, lambda v: a_run(folder, plan=v)),
+        ("budget", whole, lambda v: hush.calibrate(_PLAN, v, 3)),
+        ("budget", whole, lambda v: hush.fit_noise(_PLAN, v, 3)),
+        ("budget", whole, lambda v: a_run(folder, budget=v)),
+        ("steps", counted, lambda v: hush.epsilon(_PLAN, v, 1e-5)),
+        ("steps", counted, lambda v: hush.calibrate(_PLAN, _BUDGET, v)),
+        ("steps", counted, lambda v: hush.fit_noise(_PLAN, _BUDGET, v)),
+        ("steps", counted, lambda v: one_step(folder, steps=v)),
+        ("steps", [*counted, 0], lambda v: a_run(folder, steps=v)),
+        ("every", [*counted, 0], lambda v: a_run(folder, every=v)),
+        ("delta", chances, lambda v: hush.epsilon(_PLAN, 3, v)),
+        ("delta", chances, lambda v: hush.mean(torch.zeros(3, 2), _SHOWN, delta=v)),
+        ("delta", chances, lambda v: hush.Ledger().epsilon(v)),
+        ("mode", whole, lambda v: hush.epsilon(_PLAN, 3, 1e-5, mode=v)),
+        ("dimension", [*counted, 0], lambda v: hush.epsilon(_SHOWN, 3, 1e-5, dimension=v)),
+        ("orders", whole, lambda v: hush.rdp(_PLAN, v)),
+        ("orders", [1.0, -2.0, math.nan, math.inf, 1e9], lambda v: hush.rdp(_PLAN, [v])),
+        ("location", shapes, lambda v: hush.fisher(_SHOWN, v)),
+        ("location", shapes, lambda v: hush.individual_rdp(_SHOWN, v, [2.0])),
+        ("noise", whole, lambda v: hush.noise.sample(v, (2,))),
+        ("norm", [*whole, -0.0], lambda v: hush.noise.sample(_PLAN.noise, (2,), norm=v)),
+        ("generator", whole, lambda v: hush.noise.sample(_PLAN.noise, (2,), generator=v)),
+        ("model", [0.5, "model", [1], int], lambda v: a_step(folder, model=v)),
+        ("optimizer", whole, lambda v: a_step(folder, optimizer=v)),
+        ("loss", [0.5, "loss", [1], None], lambda v: a_step(folder, loss=v)),
+        ("records", [*counted, 0], lambda v: a_step(folder, records=v)),
+        (
+            "physical_batch",
+            [*counted, 0],
+            lambda v: a_step(folder, execution=hush.Execution(physical_batch=v)),
+        ),
+        ("generator", whole, lambda v: a_step(folder, randomness=hush.Randomness(generator=v))),
+        ("replay", flags, lambda v: a_step(folder, execution=hush.Execution(replay=v))),
+        ("secure", [*flags, None], lambda v: a_step(folder, randomness=hush.Randomness(secure=v))),
+        ("secure", [*flags, None], lambda v: hush.noise.sample(_PLAN.noise, (2,), secure=v)),
+        (
+            "arithmetic",
+            [*flags, None],
+            lambda v: a_step(folder, randomness=hush.Randomness(arithmetic=v)),
+        ),
+        ("units", whole, lambda v: a_step(folder, units=v)),
+        ("randomness", whole, lambda v: a_step(folder, randomness=v)),
+        ("resume", [*flags, None], lambda v: a_run(folder, resume=v)),
+        ("reseed", [*flags, None], lambda v: a_run(folder, reseed=v)),
+        ("progress", [*flags, None], lambda v: a_run(folder, progress=v)),
+        ("views", [0.5, "views", [1], 4], lambda v: a_step(folder, views=v)),
+        ("path", [0.5, [1]], lambda v: a_step(folder, ledger=v)),
+        ("directory", [0.5, [1]], lambda v: a_run(folder, directory=v)),
+        ("scheduler", whole, lambda v: a_run(folder, scheduler=v)),
+        ("step", [*counted, 0], lambda v: hush.Ledger().charge(_PLAN, run="r", step=v, release="x")),
+        ("run", [1, None], lambda v: hush.Ledger().charge(_PLAN, run=v, step=1, release="x")),
+        ("release", [1, None], lambda v: hush.Ledger().charge(_PLAN, run="r", step=1, release=v)),
+        ("state", whole, lambda v: a_step(folder).load_state_dict(v)),
+    ]
+    name, values, call = pick.choice(calls)
+    wrong = pick.choice(values)
+    return Mistake(f"{name}={wrong!r} ({calls.index((name, values, call))})", lambda: call(wrong), name)
+
+
+def records(pick: Random, folder: Path) -> Mistake:
+    """Records that cannot be drawn, or are not the ones the step was made for."""
+    inputs, targets = _usual()
+    wrong: list[tuple[str, Any]] = [
+        ("records", (inputs[:4], targets[:4])),
+        ("inputs", (inputs, targets[:4])),
+        ("no records", (inputs[:0], targets[:0])),
+        ("shape ()", (torch.tensor(1.0), torch.tensor(1))),
+        ("tensors", (inputs, inputs, targets)),
+        *((type(value).__name__, value) for value in (True, 0.5, [1.0], inputs.numpy())),
+    ]
+    named, data = pick.choice(wrong)
+    if pick.random() < 0.5 and named != "records":
+        return Mistake(f"train on {named}", lambda: a_run(folder, data=data), "record")
+    return Mistake(f"step on {named}", lambda: one_step(folder, data=data), "record")
+
+
+def plain(pick: Random, folder: Path) -> Mistake:
+    """A plan as plain data, damaged."""
+    data = legal(pick.randrange(10**6), quick=True).plan.to_plain()
+    part = pick.choice(["sampling", "clipping", "noise"])
+    wrong: object = pick.choice([3, "text", None, [], [1], 0.5, True])
+    match pick.randrange(5):
+        case 0:
+            data[part], named = wrong, repr(part)
+        case 1:
+            data[part], named = {**data[part], "kind": wrong}, repr(wrong)
+        case 2:
+            data[part], named = {**data[part], "colour": 1}, "'colour'"
+        case 3:
+            del data[part]
+            named = repr(part)
+        case _:
+            data["colour"], named = {"kind": "Poisson"}, "'colour'"
+    return Mistake(f"plain data {data}", lambda: hush.Plan.from_plain(data), named)
+
+
+def file(pick: Random, folder: Path) -> Mistake:
+    """A plan file or a ledger with a damaged line."""
+    plan = legal(pick.randrange(10**6), quick=True).plan
+    if pick.random() < 0.5:
+        path = folder / "plan.toml"
+        lines = plan_text(plan).splitlines()
+        bad = pick.choice(["[", "norm = ", '"', "rate = 1", "colour = 1", "kind = 3", "= 3"])
+        place = pick.randrange(len(lines) + 1)
+        path.write_text("\n".join([*lines[:place], bad, *lines[place:]]))
+        return Mistake(f"{bad!r} at line {place + 1} of a plan file", lambda: read_plan(path), str(path))
+    path = folder / "ledger.jsonl"
+    with hush.Ledger(path) as ledger:
+        for step in range(1, 4):
+            ledger.charge(plan, run="r", step=step, release=str(step), dimension=8)
+    lines = path.read_text().splitlines()
+    place = pick.randrange(len(lines) - 1)  # the last may be torn: it counts as charged
+    bad = pick.choice(["", "{}", "null", "[1]", "{", '{"charge": 3}', '{"plan": "x", "value": {}}'])
+    path.write_text("\n".join([*lines[:place], bad, *lines[place + 1 :], ""]))
+    return Mistake(f"{bad!r} in line {place + 1} of a ledger", lambda: hush.Ledger(path), str(path))
+
+
+def resumed(pick: Random, folder: Path) -> Mistake:
+    """A checkpoint that does not fit, or is damaged."""
+    case = legal(pick.randrange(10**6), quick=True)
+    step = case.step()
+    path = folder / "checkpoint"
+    checkpoint.save(path, {"step": step.state_dict()})
+    content = path.read_bytes()
+    match pick.randrange(4):
+        case 0:
+            path.write_bytes(content[: pick.randrange(len(content))])
+            return Mistake("a checkpoint cut short", lambda: checkpoint.load(path), str(path))
+        case 1:
+            lost = pick.choice(sorted(step.state_dict().keys() - NEWER))
+            state = {k: v for k, v in step.state_dict().items() if k != lost}
+            return Mistake(f"a state without {lost}", lambda: step.load_state_dict(state), lost)
+        case 2:
+            state_ahead = {**step.state_dict(), "steps": 5}
+            return Mistake(
+                "a state ahead of its ledger", lambda: step.load_state_dict(state_ahead), "5 steps"
+            )
+        case _:
+            resumed_step = replace(case, records=case.records + 1).step()
+            return Mistake(
+                "a state of other records",
+                lambda: resumed_step.load_state_dict(step.state_dict()),
+                "records",
+            )
+
+
+_EXAMPLES: tuple[Value, ...] = (
+    *(hush.Poisson(rate=0.1), hush.FullBatch(), hush.Coordinate(rate=0.5)),
+    hush.Twice(rate=0.1, coordinate_rate=0.5),
+    *(hush.L2(norm=1.0), hush.Lp(p=1.5, norm=1.0), hush.Linf(norm=1.0), hush.L2Linf(l2=1.0, linf=0.5)),
+    *(hush.Box(bounds=[(8, 1.0)]), hush.Subspaces(ranks=[3, 5], l2=[1.0, 1.0])),
+    *(hush.Entries(changed=1), hush.Importance(norm=1.0)),
+    *(hush.Gaussian(multiplier=1.0), hush.BlockGaussian(multipliers=[1.0])),
+    *(hush.Laplace(multiplier=1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=1.0)),
+    *(hush.Rectified(scale=1.0, bound=1.0), hush.Truncated(scale=1.0, bound=1.0)),
+    *(hush.StochasticSign(scale=1.0), hush.Quantized(scale=1.0, bound=1.0, levels=4)),
+    *(hush.Always(), hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="mean")),
+    hush.BestOf(steps=5, mean=3.0),
+    *(hush.Principal(), hush.Budget(epsilon=1.0, delta=1e-5)),
+)
+"""A value of every kind that has settings."""
+
+_TAKEN: dict[str, Callable[[float], bool]] = {
+    "rate": lambda v: 1e-9 <= v <= 1,
+    "coordinate_rate": lambda v: 1 / 512 <= v <= 1,
+    **dict.fromkeys(("norm", "l2", "linf"), lambda v: 1e-12 <= v <= 1e12),
+    **dict.fromkeys(("p", "beta"), lambda v: v >= 1),
+    **dict.fromkeys(("multiplier", "clip"), lambda v: 0 < v <= 1e15),
+    **dict.fromkeys(("scale", "bound"), lambda v: 1e-12 <= v <= 1e15),
+    "mean": lambda v: 1.01 <= v <= 10_000,
+    "shape": lambda v: 0 <= v <= 100,
+    "threshold": lambda v: abs(v) <= 1e15,
+    **dict.fromkeys(("changed", "groups", "every", "iterations", "steps"), lambda v: v == 1),
+    **dict.fromkeys(("levels", "accounting", "test", "law"), lambda v: False),
+    "epsilon": lambda v: 0 < v < math.inf,
+    "delta": lambda v: 0 < v < 1,
+}
+"""Which of the numbers tried a setting takes, by its name; written down here a second time."""
+
+_SETTINGS = [
+    (value, field.name)
+    for value in _EXAMPLES
+    for field in fields(value)
+    if isinstance(getattr(value, field.name), int | float | str)
+]
+"""Every setting of every kind that is one number or one word."""
+
+
+def without_example() -> set[str]:
+    """Parts of the library that nothing here is tried on."""
+    parts = {name for stage in STAGES for name in kinds_of(stage)}
+    return parts - {type(value).__name__ for value in _EXAMPLES}
+
+
+def setting(pick: Random, folder: Path) -> Mistake:
+    """A part with one setting outside its range."""
+    value, name = pick.choice(_SETTINGS)
+    wrong = pick.choice([number for number in NUMBERS if not _TAKEN[name](number)] + STRANGE)
+    return Mistake(
+        f"{type(value).__name__}({name}={wrong!r})",
+        lambda: replace(value, **{name: wrong}),
+        f"{name}={wrong!r}",
+    )
+
+
+def _proved(sampling: str, clipping: str, noise: str, release: str) -> bool:
+    """Which kinds go together, as docs/guarantees has them; written down here a second time."""
+    whole = sampling in ("Poisson", "FullBatch")
+    if release == "BestOf":
+        return whole and (clipping, noise) == ("L2", "Gaussian")
+    if release == "Selective" and (
+        not whole or noise in ("BlockGaussian", "Laplace", "GeneralizedGaussian")
+    ):
+        return False
+    if release == "Selective":
+        return clipping in ("L2", "Linf", "L2Linf")
+    if clipping == "Entries":
+        return sampling == "FullBatch" and noise in ("Gaussian", "Laplace", "GeneralizedGaussian")
+    if clipping == "Importance":
+        return whole and noise == "Gaussian"
+    if clipping == "Lp":
+        return whole and noise in ("Gaussian", "Laplace", "GeneralizedGaussian")
+    if noise in ("Rectified", "Truncated", "StochasticSign", "Quantized"):
+        return clipping in ("L2", "Linf", "L2Linf")
+    if noise == "BlockGaussian":
+        return clipping in ("L2", "Box", "Subspaces")
+    if noise in ("Laplace", "GeneralizedGaussian"):
+        return whole and clipping == "L2"
+    return True
+
+
+def combination(pick: Random, folder: Path) -> Mistake:
+    """Parts that nobody has proved anything of together."""
+    while True:
+        parts: list[Any] = [
+            pick.choice([value for value in _EXAMPLES if isinstance(value, stage)]) for stage in STAGES
+        ]
+        kinds = [type(part).__name__ for part in parts]
+        if not _proved(*kinds):
+            break
+    sampling, clipping, noise, release = parts
+    plan = hush.Plan(sampling=sampling, clipping=clipping, noise=noise, release=release)
+    use = pick.choice(
+        [
+            lambda: hush.epsilon(plan, 3, 1e-5, dimension=8),
+            lambda: hush.rdp(plan, [2.0], dimension=8),
+            lambda: hush.calibrate(plan, hush.Budget(epsilon=1.0, delta=1e-5), 3, dimension=8),
+            lambda: a_step(folder, plan=plan),
+            lambda: a_run(folder, plan=plan),
+        ]
+    )
+    return Mistake(" x ".join(kinds), use, " x ".join(kinds))
+
 
 QUICK, ALL = range(50), range(1000)
 KINDS = (setting, setting, combination, argument, argument, records, plain, file, resumed)
@@ -45,3 +385,9 @@ def is_refused(wrong: Mistake, folder: Path) -> None:
     assert wrong.named[:100] in str(raised.value), wrong.what
     assert charges(folder) == before, wrong.what
     assert not list(folder.rglob("*.safetensors")), wrong.what
+
+
+def charges(folder: Path) -> list[str]:
+    """The charges in all ledgers below a folder."""
+    lines = [line for path in folder.rglob("*.jsonl") for line in path.read_text().splitlines()]
+    return [line for line in lines if line.startswith(json.dumps({"charge": ""})[:10])]

@@ -15,8 +15,7 @@ from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.plan import plan_text, read_plan
 from hush.training import checkpoint
 from hush.training.loop import Run
-from tests.fuzz.plans import Case, legal
-from tests.fuzz.wrong_settings import STAGES, kinds_of
+from tests.fuzz.plans import STAGES, Case, kinds_of, legal
 
 QUICK, ALL = range(50), range(1000)
 
