@@ -27,6 +27,7 @@ from hush.integrations.transformers.arguments import (
     check_records,
     pad_values,
 )
+from hush.integrations.transformers.attention import vectorize_attention
 from hush.training.checkpoint import settings_of
 from hush.training.data import Batch, Data, Source
 from hush.training.options import Execution, Randomness
@@ -268,6 +269,7 @@ class PrivateTrainer(Trainer):
         optimizer: Any = self.optimizer
         model: Any = self.model
         assert self._data is not None
+        vectorize_attention(model)
         step = PrivateStep(
             BatchLoss(model, self._loss_of_record),
             own_loss,
