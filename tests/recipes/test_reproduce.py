@@ -134,12 +134,6 @@ def test_a_device_that_is_not_there_is_refused_before_the_work(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_help_says_whose_device_it_is_and_what_is_between_names() -> None:
-    text = " ".join(call("reproduce", "--help").stdout.replace("│", " ").split())
-    assert "cpu, cuda or cuda:N; the recipe's own by default" in text
-    assert "Only these methods, with ; between names or parts of names" in text
-
-
 @pytest.mark.parametrize("wrong", ["0", "-1", "nan", "2,inf", "2,1e999"])
 @pytest.mark.parametrize("option", ["--betas", "--epsilons", "--learning-rates"])
 def test_numbers_without_a_meaning_are_refused_before_the_work(

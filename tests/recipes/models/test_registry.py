@@ -60,13 +60,6 @@ def network_and_inputs(model: str, data: str, records: int) -> tuple[nn.Module, 
     return network, inputs, classes
 
 
-@pytest.mark.parametrize(("model", "data"), PAIRS)
-def test_one_score_a_class(model: str, data: str) -> None:
-    network, inputs, classes = network_and_inputs(model, data, records=3)
-    assert network(inputs).shape == (3, classes)
-    assert network(inputs[:0]).shape == (0, classes)
-
-
 @pytest.mark.parametrize(("model", "data"), list(COUNTS))
 def test_parameter_counts(model: str, data: str) -> None:
     network, _, _ = network_and_inputs(model, data, records=1)
@@ -74,33 +67,25 @@ def test_parameter_counts(model: str, data: str) -> None:
 
 
 @pytest.mark.parametrize(("model", "data"), PAIRS)
-def test_gradient_flows_to_every_parameter(model: str, data: str) -> None:
-    network, inputs, classes = network_and_inputs(model, data, records=3)
+def test_scores_of_each_record_alone_and_gradients_of_every_parameter(model: str, data: str) -> None:
+    network, inputs, classes = network_and_inputs(model, data, records=5)
+    assert not list(network.buffers())
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    assert network(inputs[:0]).shape == (0, classes)
     # As many records of each class would leave a zero bias where it is.
-    loss = nn.functional.cross_entropy(network(inputs), torch.arange(3) % classes)
+    loss = nn.functional.cross_entropy(network(inputs[:3]), torch.arange(3) % classes)
     names, parameters = zip(*network.named_parameters(), strict=True)
     for name, gradient in zip(names, torch.autograd.grad(loss, parameters), strict=True):
         assert torch.isfinite(gradient).all(), name
         assert gradient.abs().max() > 0, name
-
-
-@pytest.mark.parametrize(("model", "data"), PAIRS)
-def test_a_record_is_scored_alone(model: str, data: str) -> None:
-    network, inputs, _ = network_and_inputs(model, data, records=5)
     network = network.double()
     inputs = inputs.double() if inputs.is_floating_point() else inputs
     together = network(inputs)
+    assert together.shape == (5, classes)
     alone = torch.cat([network(record.unsqueeze(0)) for record in inputs])
     torch.testing.assert_close(together, alone, atol=1e-12, rtol=0)
     others = network(torch.cat([inputs[:1], inputs[1:].flip(0)]))
     torch.testing.assert_close(together[0], others[0], atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize(("model", "data"), PAIRS)
-def test_nothing_but_parameters_is_kept(model: str, data: str) -> None:
-    network, _, _ = network_and_inputs(model, data, records=1)
-    assert not list(network.buffers())
-    assert all(parameter.requires_grad for parameter in network.parameters())
 
 
 def test_features_are_normalised_record_by_record() -> None:
