@@ -72,7 +72,8 @@ def installed(description: str, kind: str, *own: str) -> Any:
             raise InvalidValue(f"{parameter.opts[0]} {value} must be one of {choices(kind, *own)}")
         return value
 
-    return typer.Option(help=f"{description}: {choices(kind, *own)}", callback=check)
+    names = ", ".join((*own, *extensions(kind))) or "of other distributions"
+    return typer.Option(help=f"{description}: {names}.", callback=check)
 
 
 Data = Annotated[str, installed("Data set", "datasets", "digits")]
