@@ -11,8 +11,7 @@ from hush.accounting import epsilon as charge
 from hush.accounting.mechanism import mechanism
 from hush.accounting.pld import accountant
 from hush.accounting.rdp import gaussian
-from hush.accounting.selective import TrainAndTest
-from hush.accounting.steps import SampledGaussian
+from hush.accounting.steps import Composition, SampledGaussian
 from hush.core.errors import InvalidPlan, Unproved
 from hush.core.release import GIVEN_UP
 
@@ -129,7 +128,7 @@ def test_the_default_is_the_summed_test_charged_as_two_steps() -> None:
     default = replace(plan(), release=hush.Selective(rate=0.01, clip=0.001, multiplier=1.3))
     assert isinstance(default.release, hush.Selective)
     assert default.release.test == "summed"
-    assert isinstance(mechanism(default), TrainAndTest)
+    assert isinstance(mechanism(default), Composition)
     for accounting in ("per-acceptance", "published"):
         with pytest.raises(InvalidPlan, match='test="mean"'):
             replace(default.release, accounting=accounting)

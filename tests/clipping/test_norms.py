@@ -14,8 +14,8 @@ from torch import Tensor
 
 import hush
 from hush.accounting.epsilon import delta
-from hush.accounting.mechanism import Entrywise, mechanism
-from hush.accounting.steps import SampledGaussian, SampledNoise
+from hush.accounting.mechanism import mechanism
+from hush.accounting.steps import Composition, SampledGaussian, SampledNoise
 from hush.clipping.norms import clipping_weights
 from hush.core.errors import InvalidValue, Unproved, Unsupported
 from hush.core.parts import Clipping, Noise
@@ -172,13 +172,13 @@ def test_normal_noise_sees_the_euclidean_norm_of_the_change() -> None:
     by_entries = mechanism(histogram(hush.Gaussian(multiplier=4.0)))
     assert by_entries == SampledGaussian(1.0, 4.0 / math.sqrt(2))
     as_power = histogram(hush.GeneralizedGaussian(beta=2.0, multiplier=4.0 * math.sqrt(2)))
-    assert mechanism(as_power).multiplier == pytest.approx(by_entries.multiplier)  # type: ignore[attr-defined]
+    assert mechanism(as_power).multiplier == pytest.approx(by_entries.multiplier)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("changed", [1, 2, 10])
 def test_other_noise_costs_once_for_each_entry(changed: int) -> None:
     laplace = mechanism(histogram(hush.Laplace(multiplier=3.0), changed))
-    assert laplace == Entrywise(SampledNoise(1.0, 1.0, 3.0), changed)
+    assert laplace == Composition(((SampledNoise(1.0, 1.0, 3.0), changed),), charged_for_groups=False)
     assert laplace == mechanism(histogram(hush.Laplace(multiplier=3.0), changed, norm=5.0))
     plan = histogram(hush.GeneralizedGaussian(beta=1.5, multiplier=3.0), changed)
     single = histogram(hush.GeneralizedGaussian(beta=1.5, multiplier=3.0), 1)

@@ -1,15 +1,14 @@
 """From a plan to the mechanism that the accountants compose, or an error where none is proved."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hush.accounting.selection import Selection, trial_count
-from hush.accounting.selective import TrainAndTest, Trial
+from hush.accounting.selective import Trial
 from hush.accounting.steps import (
     MAX_BETA,
     Block,
-    ComposableStep,
+    Composition,
     CoordinateWise,
     Mechanism,
     SampledGaussian,
@@ -19,29 +18,10 @@ from hush.accounting.steps import (
 from hush.clipping import L2, Entries, Importance, Lp
 from hush.core.best_of import BestOf
 from hush.core.errors import InvalidValue, Unproved
-from hush.core.parts import Always, SensitivitySet
+from hush.core.parts import Always, Noise, SensitivitySet
 from hush.core.plan import Plan, names, proof_note
 from hush.core.release import Selective
 from hush.noise import Gaussian
-
-
-@dataclass(frozen=True, order=True)
-class Entrywise(Mechanism):
-    """Noise on each entry of a vector, of which a record changes `changed` at most.
-
-    Its privacy loss is `changed` times that of one noisy number: docs/guarantees/argmax.md, step 1.
-    """
-
-    entry: SampledNoise
-    changed: int
-
-    @property
-    def components(self) -> Sequence[tuple[ComposableStep, int]]:
-        return ((self.entry, self.changed),)
-
-    @property
-    def charged_for_groups(self) -> bool:
-        return False
 
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
@@ -52,38 +32,45 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
 
     Args:
         plan: The step.
-        dimension: Number of parameters, where it is known.
+        dimension: Number of parameters, if it is known.
 
     Raises:
-        Unproved: where no proof covers the plan's parts together.
+        Unproved: No proof covers the plan's parts together.
     """
     proof_note(plan)
-    noise, clipping, rate = plan.noise, plan.clipping, plan.sampling.participation
-    dominating = noise.dominating_noise(clipping.reference_norm)
+    dominating = plan.noise.dominating_noise(plan.clipping.reference_norm)
     if dominating is not None:
         return mechanism(replace(plan, noise=dominating), dimension)
-    if isinstance(plan.release, Selective):
-        always = mechanism(replace(plan, release=Always()), dimension)
-        assert isinstance(always, SampledGaussian)
-        return _tested(always, plan.release)
-    if isinstance(plan.release, BestOf):
-        return _selection(replace(plan, release=Always()), plan.release)
-    if isinstance(noise, Gaussian):
-        if isinstance(clipping, Entries):
-            return SampledGaussian(1.0, noise.multiplier / math.sqrt(clipping.changed))
-        if isinstance(clipping, Importance) or (isinstance(clipping, Lp) and clipping.p == 2):
-            return SampledGaussian(rate, noise.multiplier)
-        if not isinstance(clipping, Lp):
-            return _normal(plan, dimension)
-    law = noise.exponential_power(1.0)
-    if law is None:
+    match plan.release:
+        case Selective() as release:
+            return _tested(_released_always(plan, dimension), release)
+        case BestOf() as release:
+            return _selection(_released_always(plan, None), release)
+    rate = plan.sampling.participation
+    law = plan.noise.exponential_power(1.0)
+    match plan.clipping:
+        case Entries(changed=changed) if law is not None:
+            return _entrywise(changed, plan.noise, law)
+        case Importance() | Lp(p=2) if isinstance(plan.noise, Gaussian):
+            return SampledGaussian(rate, plan.noise.multiplier)
+    if law is None or (isinstance(plan.noise, Gaussian) and not isinstance(plan.clipping, Lp)):
         return _normal(plan, dimension)
-    if isinstance(clipping, Entries):
-        return _entrywise(clipping.changed, *law)
-    if not isinstance(clipping, L2 | Lp) or plan.sampling.coordinate_participation != 1:
+    if not isinstance(plan.clipping, L2 | Lp) or plan.sampling.coordinate_participation != 1:
         raise _uncharged(plan)
-    beta, scale = law
-    p = clipping.p if isinstance(clipping, Lp) else 2.0
+    return _exponential_power(plan, *law, dimension)
+
+
+def _released_always(plan: Plan, dimension: int | None) -> SampledGaussian:
+    """The training step of a plan whose release is a choice; proved for normal noise only."""
+    step = mechanism(replace(plan, release=Always()), dimension)
+    assert isinstance(step, SampledGaussian)
+    return step
+
+
+def _exponential_power(plan: Plan, beta: float, scale: float, dimension: int | None) -> Mechanism:
+    """Noise of density ~ exp(-(|x| / scale)^beta) under `L2` or `Lp` clipping to norm 1."""
+    rate = plan.sampling.participation
+    p = plan.clipping.p if isinstance(plan.clipping, Lp) else 2.0
     if p == beta == 2:
         return SampledGaussian(rate, scale / math.sqrt(2))
     # In one dimension all norms are one.
@@ -145,21 +132,26 @@ def _tested(train: SampledGaussian, release: Selective) -> Mechanism:
     """docs/guarantees/selective.md, "What is tested"."""
     test = SampledGaussian(release.rate, release.multiplier)
     if release.test == "summed":
-        return TrainAndTest(train, test)
+        return Composition(((train, 1), (test, 1)))
     return Trial(train, test, release.threshold / 2, release.accounting)
 
 
-def _selection(trial: Plan, release: BestOf) -> Mechanism:
+def _selection(train: SampledGaussian, release: BestOf) -> Mechanism:
     """docs/guarantees/tuning.md, "What a trial is": held-out records are no training records."""
-    step = mechanism(trial)
-    assert isinstance(step, SampledGaussian)
-    trials = [((step, release.steps),)]
+    trials = [((train, release.steps),)]
     if release.score is not None:
         trials.append(((SampledGaussian(1.0, release.score), 1),))
     return Selection(tuple(trials), trial_count(release))
 
 
-def _entrywise(changed: int, beta: float, scale: float) -> Mechanism:
+def _entrywise(changed: int, noise: Noise, law: tuple[float, float]) -> Mechanism:
+    """Noise on each entry of a vector, of which a record changes `changed` at most.
+
+    The privacy loss is `changed` times that of one noisy number: docs/guarantees/argmax.md, step 1.
+    """
+    beta, scale = law
+    if isinstance(noise, Gaussian):
+        return SampledGaussian(1.0, noise.multiplier / math.sqrt(changed))
     if beta == 2:
         return SampledGaussian(1.0, scale / math.sqrt(2 * changed))
-    return Entrywise(SampledNoise(1.0, beta, scale), changed)
+    return Composition(((SampledNoise(1.0, beta, scale), changed),), charged_for_groups=False)

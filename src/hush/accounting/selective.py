@@ -5,7 +5,6 @@ directions of adding and removing one record.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,7 +22,7 @@ from hush.accounting.numerics import (
 )
 from hush.accounting.pld.privacy_loss import Direction
 from hush.accounting.rdp.gaussian import renyi_divergence
-from hush.accounting.steps import Basis, ComposableStep, Mechanism, SampledGaussian
+from hush.accounting.steps import Basis, ComposableStep, SampledGaussian
 from hush.core.release import GIVEN_UP, Accounting
 
 # Cuts around the centre of the law (where a sampled step decides), around the order (where large
@@ -191,18 +190,6 @@ class Trial(ComposableStep):
     def min_rejection(self) -> float:
         """The least rejection probability, 1 - M."""
         return float(ndtr(-(self.threshold + 0.5) / self.test.multiplier))
-
-
-@dataclass(frozen=True)
-class TrainAndTest(Mechanism):
-    """Two sampled Gaussian steps with independent draws, both results released."""
-
-    train: SampledGaussian
-    test: SampledGaussian
-
-    @property
-    def components(self) -> Sequence[tuple[ComposableStep, int]]:
-        return (self.train, 1), (self.test, 1)
 
 
 @dataclass(frozen=True, eq=False)

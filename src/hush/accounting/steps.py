@@ -33,26 +33,18 @@ _MAX_RDP_LOSS = 1e100
 Basis = Literal["proved", "published"]
 
 
-class Mechanism(ABC):
-    """The mechanism of a plan: a composition of steps."""
+class ComposableStep(ABC):
+    """One step of a composition; without a dominating pair it is charged by RDP."""
 
     @property
-    @abstractmethod
-    def components(self) -> Sequence[tuple["ComposableStep", int]]:
-        """The steps that it is composed of, and how often each runs."""
+    def components(self) -> tuple[tuple["ComposableStep", int], ...]:
+        """The steps that the mechanism of a plan is composed of, and how often each runs."""
+        return ((self, 1),)
 
     @property
     def charged_for_groups(self) -> bool:
-        """Whether k records move what noise is added to by k times one record's change at most."""
+        """Whether k records move the noisy quantity by at most k times one record's change."""
         return True
-
-
-class ComposableStep(Mechanism):
-    """One step of a composition; unless it has a dominating pair, it is charged by RDP."""
-
-    @property
-    def components(self) -> Sequence[tuple["ComposableStep", int]]:
-        return ((self, 1),)
 
     @property
     @abstractmethod
@@ -109,6 +101,18 @@ class ComposableStep(Mechanism):
     def basis(self) -> Basis:
         """Whether `rdp` is proved, or what a paper says."""
         return "proved"
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Several steps with independent randomness, all of whose results are released."""
+
+    components: tuple[tuple[ComposableStep, int], ...]
+    charged_for_groups: bool = True
+
+
+Mechanism = ComposableStep | Composition
+"""Mechanism of one step of a plan."""
 
 
 @dataclass(frozen=True)

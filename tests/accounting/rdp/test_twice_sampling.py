@@ -83,9 +83,9 @@ def test_without_thinning_one_number_decides() -> None:
     assert mechanism(box, 2) == SampledGaussian(0.1, 2.0), "norm 5 and deviation 10"
     blocks = hush.Subspaces(ranks=(10, 90), l2=(3.0, 4.0))
     even = plan(poisson, blocks, hush.BlockGaussian(multipliers=(2.0, 2.0)))
-    assert mechanism(even).multiplier == pytest.approx(math.sqrt(2))  # type: ignore[attr-defined]
+    assert mechanism(even).multiplier == pytest.approx(math.sqrt(2))  # type: ignore[union-attr]
     plain = plan(poisson, blocks, hush.Gaussian(multiplier=2.0))
-    assert mechanism(plain).multiplier == pytest.approx(2.0)  # type: ignore[attr-defined]
+    assert mechanism(plain).multiplier == pytest.approx(2.0)  # type: ignore[union-attr]
     whole = plan(hush.Twice(rate=0.1, coordinate_rate=1.0), blocks, hush.Gaussian(multiplier=2.0))
     assert mechanism(whole) == mechanism(plain)
 
