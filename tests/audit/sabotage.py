@@ -16,9 +16,9 @@ from hush.clipping import norms as lp
 from hush.core.randomness import Stream, bernoulli, uniform
 from hush.core.tape import ClippedSum
 from hush.noise.exact import ziggurat
-from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch
 from hush.training.methods.selective import Trials
+from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
 
 PRIVATE, PRIVATIZE, MASKED = PrivateStep.private_gradient, hush.Gaussian.privatize, sampling._masked

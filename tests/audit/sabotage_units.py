@@ -47,7 +47,7 @@ def an_absent_unit_that_counts(patch: pytest.MonkeyPatch) -> None:
     def as_if_present(tape: Any, counts: Tensor, reduction: Reduction, present: Tensor | None) -> Any:
         return unit_tape(tape, counts, reduction, None)
 
-    patch.setattr("hush.training.phases.clipped_sum.unit_tape", as_if_present)
+    patch.setattr("hush.training.clipped_gradients.unit_tape", as_if_present)
 
 
 def more_records_than_promised(patch: pytest.MonkeyPatch) -> None:

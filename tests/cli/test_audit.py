@@ -164,6 +164,6 @@ def test_a_secure_run_is_audited_with_the_secure_source(
         asked.append(secure)
         return source_for(*args, secure=secure, **kwargs)
 
-    monkeypatch.setattr("hush.training.phases.state.source_for", recording)
+    monkeypatch.setattr("hush.training.step.source_for", recording)
     assert call("audit", tmp_path / "run", "--canaries", 8).returncode == 0
     assert asked == [True]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.audit.draws import Check, bonferroni, coins, selective_trials, sizes
+from hush.audit.draws import Check, bonferroni, coins, sizes
 from hush.clipping import Linf
 from hush.core.errors import Unsupported
 from hush.core.parts import Sampling
@@ -15,6 +15,7 @@ from hush.core.plan import Plan
 from hush.gradients.tree import tree_leaves
 from hush.noise import Gaussian
 from hush.training.data import Data
+from hush.training.methods.selective import trials_of
 from hush.training.options import Execution, Randomness
 from hush.training.step import PrivateStep
 from hush_recipes.audit import copies
@@ -58,7 +59,7 @@ def masks_independent(
 
 def rollback_complete(step: PrivateStep, data: Data, steps: int) -> Check:
     """Check that a rejected proposal restores weights, buffers and optimizer, bit for bit."""
-    selective_trials(step)
+    trials_of(step)
     rejected, unchanged = 0, True
     for batch in step.batches(data, steps=steps):
         before = [value.clone() for value in _state(step)]
@@ -79,7 +80,7 @@ def no_change_measured(step: PrivateStep, data: Data, steps: int) -> Check:
 
     A loss of another batch, or dropout of another model, shows as a change.
     """
-    trials = selective_trials(step)
+    trials = trials_of(step)
     rises: list[float] = []
     noisy_verdict = trials.noisy_verdict
 

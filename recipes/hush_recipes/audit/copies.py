@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from hush.clipping import L2, Box, Importance, Lp, Subspaces
 from hush.core.plan import Plan
 from hush.noise import BlockGaussian
+from hush.training.noisy_mean import split_like
 from hush.training.options import Execution, Randomness
-from hush.training.phases.private_gradient import split_like
 from hush.training.step import PrivateStep
 from hush_recipes.audit.scores import Draws
 

@@ -27,8 +27,8 @@ from hush.core.plan import Plan
 from hush.core.randomness import derive_source, source_for
 from hush.core.value import check_count
 from hush.sampling import FullBatch
-from hush.training.distributed.process_group import check_first_rank
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.distributed.processes import check_first_rank
+from hush.training.fingerprint import fingerprint
 
 _AT_ONCE = {"cpu": 2**18, "cuda": 2**25}
 """Products worked on at once: few enough to stay in the cache, or as many as keep a GPU busy."""

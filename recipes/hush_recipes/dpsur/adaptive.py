@@ -23,9 +23,9 @@ from hush.gradients.terms import zero_rows
 from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
 from hush.training.data import Batch, Data, count, occupied, own_randomness, prepare
-from hush.training.distributed.process_group import check_first_rank
+from hush.training.distributed.processes import check_first_rank
+from hush.training.noisy_mean import split_like
 from hush.training.options import Distributed, Execution, Randomness
-from hush.training.phases.private_gradient import split_like
 from hush.training.step import PrivateStep
 from hush_recipes.dpsur.gaussian_filter import GaussianFilter
 
@@ -170,7 +170,7 @@ class AdaptiveDescent:
     def gradient_sum(self) -> Tensor:
         """Sum of all clipped per-sample gradients (sensitive)."""
         total = self.step.clipped_sum(self._full_batch).clone()
-        self.step.advance_state(self._full_batch.data)
+        self.step.advance(self._full_batch.data)
         return total
 
     def _choose_length(self, direction: Tensor, longest: float) -> float | None:
@@ -189,13 +189,17 @@ class AdaptiveDescent:
         total = torch.zeros(len(lengths), dtype=torch.float64, device=step.device)
         with self._weights_restored() as restore:
             for part in self._full_batch.physical_batches(step.generator):
-                inputs, targets, present, _ = tree_map(part, step.to_device)
+                inputs, targets, present, _ = tree_map(part, step.gradients.to_device)
                 losses = []
                 for length in lengths:
                     self._shift(direction, length)
                     with own_randomness(step.generator, step.device):
                         values = per_sample_losses(
-                            step.model, step.loss, inputs, targets, one_by_one=step.probed.one_by_one
+                            step.model,
+                            step.gradients.loss,
+                            inputs,
+                            targets,
+                            one_by_one=step.gradients.probed.one_by_one,
                         )
                     losses.append(values.double())
                     restore()
@@ -209,7 +213,7 @@ class AdaptiveDescent:
 
         A run may end after a trial, and `spent` must find the weights that were released.
         """
-        self.step._weights.check(self.step.ledger)
+        self.step.check_weights()
         parameters = list(self.step.trainable().values())
         start = [parameter.clone() for parameter in parameters]
 

@@ -13,12 +13,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from hush.core.errors import Unsupported
 from hush.core.guarantee import Neighbours
 from hush.core.value import check_count
-from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Batch, Data
-from hush.training.methods.selective import Trials
+from hush.training.methods.selective import trials_of
+from hush.training.rehearsal import rehearsal
 from hush.training.step import PrivateStep
 
 Array = npt.NDArray[np.float64]
@@ -73,7 +72,7 @@ def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Ch
         data: Records that the step is for.
         draws: Number of pairs of batches.
     """
-    trials = selective_trials(step)
+    trials = trials_of(step)
     check_count("draws", draws, "they are counted", at_least=2)
     empty, overlap, tested = Batch(torch.arange(0), data, 1), 0, []
     with rehearsal(step):
@@ -100,7 +99,7 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
         step: Private step of a selective plan, which is left unchanged.
         tries: Number of verdicts on either side.
     """
-    trials = selective_trials(step)
+    trials = trials_of(step)
     release = trials.release
     check_count("tries", tries, "they are counted", at_least=1)
     deviation = release.multiplier * release.clip * (2 if release.test == "mean" else 1)
@@ -114,18 +113,9 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
     return Check(name="noise of the verdict", p_value=bonferroni(np.array(by_side)))
 
 
-def selective_trials(step: PrivateStep) -> Trials:
-    """Trials of a selective step; raises for other steps."""
-    if step.trials is None:
-        raise Unsupported(
-            "This check is for selective steps. Pass one whose plan has release=Selective."
-        )
-    return step.trials
-
-
 def number_of_units(step: PrivateStep, data: Data) -> int:
     """Number of units of privacy that are drawn from."""
-    return step.slots(data) if step.units is None else len(step.units)
+    return step.reducer.slots(data) if step.units is None else len(step.units)
 
 
 def public_divisor(step: PrivateStep, data: Data) -> float:
@@ -155,10 +145,10 @@ def batch_of_units(step: PrivateStep, drawn: Tensor, data: Data, physical: int) 
 
 def gathered(step: PrivateStep, batch: Batch) -> Batch:
     """The batch as the ranks of a step share it, one rank after another."""
-    if step.processes is None:
+    if step.reducer.size == 1:
         return batch
-    own, placement = step.share(batch), step.placement(batch.data)
-    shares = step.processes.gather("the draws", (own.indices.cpu() + placement.first, own.counts))
+    own, first = step.reducer.share(batch), step.reducer.first_slot(batch.data)
+    shares = step.reducer.gather("the draws", (own.indices.cpu() + first, own.counts))
     counts = None if own.counts is None else torch.cat([counts for _, counts in shares])
     return replace(batch, indices=torch.cat([slots for slots, _ in shares]), counts=counts)
 

@@ -27,8 +27,8 @@ from hush.core.parts import Noise
 from hush.core.randomness import SystemSource
 from hush.core.release import Selective
 from hush.core.value import check_count
-from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Batch, Data
+from hush.training.rehearsal import rehearsal
 from hush.training.step import PrivateStep
 
 _REPEATS = 8
@@ -222,10 +222,9 @@ def _in_bases(step: PrivateStep) -> bool:
 
 def _whole(step: PrivateStep, vector: Tensor) -> Tensor:
     """Copy of a step's vector on the CPU, with the shards of all ranks."""
-    if step.sharded is None:
+    if step.reducer.modules is None:
         return vector.cpu().clone()
-    assert step.processes is not None
-    return torch.cat(step.processes.gather("the shards of a vector", vector.cpu()))
+    return torch.cat(step.reducer.gather("the shards of a vector", vector.cpu()))
 
 
 def _noise(step: PrivateStep, batch: Batch, update: Tensor, total: Tensor, scales: Array) -> Array:

@@ -33,9 +33,9 @@ from hush.core.guarantee import Neighbours
 from hush.core.randomness import SystemSource, source_for
 from hush.core.value import check_count
 from hush.gradients.tree import tree_leaves, tree_map
-from hush.training.checks.rehearsal import rehearsal
 from hush.training.data import Batch, Data, count, pair_of, take
-from hush.training.distributed.streams import shared_source
+from hush.training.methods.selective import Trials
+from hush.training.rehearsal import rehearsal
 from hush.training.step import PrivateStep
 
 _NUMBERS = 1000
@@ -85,16 +85,14 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     drawn = math.ceil(step.plan.sampling.participation * units)
     some = min(units, max(1, physical // per_unit), max(2, drawn))
     yield draws_independent(step, data, draws)
-    if step.trials is not None:
+    if isinstance(step.rule, Trials):
         yield fresh_test_batches(step, data, draws)
         yield noisy_verdicts(step, _VERDICTS)
     yield charged(step, data, 2)
     yield nothing_kept(step, data, 1)
     if isinstance(step.generator, SystemSource):
         # repeated sums need the same dropout, coins and masks
-        step.generator = source_for(step.device)
-        if step.processes is not None:
-            step.generator = shared_source(step.generator, step.processes)
+        step.generator = step.reducer.shared_source(source_for(step.device))
     if observable(step):
         rows = min(16, max(2, -(-_NUMBERS // step.size)))
         observed = observe_proposals(step, [step.draw(empty) for _ in range(rows)])
@@ -140,7 +138,7 @@ def influence(
             "This check repeats a sum with the same coins and masks. Pass a step without secure=True, "
             "and a batch that is not empty."
         )
-    if step.shard:
+    if step.reducer.shard:
         raise Unsupported(
             "This check repeats a sum, and with shard=True no rank holds all records. Check the step "
             "without shard, on records that every rank can read."
@@ -190,12 +188,11 @@ def charged(step: PrivateStep, data: Data, steps: int) -> Check:
     if step.ledger.path is not None:
         ledgers.append(Ledger(step.ledger.path, read_only=True))
     right = all(ledger.counts.get(step.plan, 0) == before + steps for ledger in ledgers)
-    if step.processes is not None:
-        own = step.ledger
-        last = own.digest_at(step.run, step.steps)
-        said = step.processes.exchange("the ledgers", [right, own.identity, last, own.mirrored])
-        right = all(each[0] and each[1:3] == said[0][1:3] for each in said)
-        right &= [each[3] for each in said] == [False] + [True] * (len(said) - 1)
+    own = step.ledger
+    last = own.digest_at(step.run, step.steps)
+    said = step.reducer.exchange("the ledgers", [right, own.identity, last, own.mirrored])
+    right = all(each[0] and each[1:3] == said[0][1:3] for each in said)
+    right &= [each[3] for each in said] == [False] + [True] * (len(said) - 1)
     return Check(name="charges", p_value=float(right))
 
 

@@ -36,6 +36,7 @@ class BestOf(Release):
             need no protection.
     """
 
+    runner: ClassVar[str] = "hush.training.release:WholeSelection"
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(
             samplings=("Poisson", "FullBatch"),

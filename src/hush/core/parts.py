@@ -332,7 +332,12 @@ class Noise(Part):
 class Release(Part):
     """Release rule: which noisy updates are applied and published."""
 
+    runner: ClassVar[str] = ""
+    """Class that runs the rule in a training step, `module:class`: see `hush.training.release`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Always(Release):
     """Every noisy update is applied and published."""
+
+    runner: ClassVar[str] = "hush.training.release:EveryUpdate"

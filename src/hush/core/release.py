@@ -36,6 +36,7 @@ class Selective(Release):
             one end to the other, so that the sensitivity is `2 * clip`.
     """
 
+    runner: ClassVar[str] = "hush.training.methods.selective:Trials"
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(
             samplings=("Poisson", "FullBatch"),

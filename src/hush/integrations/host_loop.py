@@ -12,8 +12,8 @@ from hush.core.errors import CheckpointError, Unsupported
 from hush.core.value import with_article
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training import checkpoint
-from hush.training.checks.same_run import check_same_origin, origin_of
 from hush.training.data import Data, Source, pair_of
+from hush.training.origin import check_same_origin, origin_of
 from hush.training.run_folder import step_file
 from hush.training.sources.reader import CollateFn
 from hush.training.sources.records import map_leaves
@@ -124,7 +124,7 @@ def save_step(step: PrivateStep, data: Data, generator: torch.Generator | None) 
     """
     name = {"run": step.run, "steps": step.steps, "ledger": step.ledger.identity}
     path = step.ledger.path
-    if path is None or (step.processes is not None and step.processes.rank > 0):
+    if path is None or step.reducer.rank > 0:
         return name
     state = {key: part for key, part in step.state_dict().items() if key not in _IN_CHECKPOINT}
     file = step_file(path)
@@ -145,7 +145,7 @@ def load_step(
         data: Records of the resumed run.
         generator: Generator that was passed to the resumed run.
     """
-    if step.processes is not None and step.processes.rank > 0:
+    if step.reducer.rank > 0:
         step.load_state_dict({})  # rank 0 broadcasts its state
         return
     path = step.ledger.path

@@ -41,8 +41,8 @@ from hush.pate.teachers import (
 )
 from hush.training import checkpoint
 from hush.training.data import count
-from hush.training.distributed.process_group import check_first_rank
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.distributed.processes import check_first_rank
+from hush.training.fingerprint import fingerprint
 from hush.training.run_folder import metrics_line
 from hush.training.units import Owners, owner_ids
 

@@ -24,7 +24,7 @@ from hush.core.guarantee import Adjacency, Bound, Guarantee
 from hush.core.plan import Plan, proof_note
 from hush.core.release import Selective
 from hush.core.value import Range, as_float, finite_or_none
-from hush.training.checks.run import checked_ledger, holds_pate, ledger_at
+from hush.training.run_check import checked_ledger, holds_pate, ledger_at
 from hush.training.run_folder import SETTINGS, read_metrics, step_file
 
 RunKind = Literal["training", "selective training", "private selection", "PATE", "ledger"]

@@ -10,7 +10,6 @@ import hashlib
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +23,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, PrivacyWarning
 from hush.core.randomness import SystemSource, cryptographic
-from hush.core.release import Selective
 from hush.core.value import check_kind, with_article
-from hush.training.checks.same_run import check_same_origin, origin_of
 from hush.training.data import Data
+from hush.training.fingerprint import fingerprint
 from hush.training.options import Randomness
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.origin import check_same_origin, origin_of
 from hush.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from hush.training.phases.state import StepState
     from hush.training.step import PrivateStep
 
 Scheduler = LRScheduler | ReduceLROnPlateau
@@ -157,9 +154,6 @@ def resume_run(
     """
     generator, secure = randomness.generator, randomness.secure
 
-    def by_first_rank(phase: str, make: Callable[[], Any]) -> Any:
-        return make() if step.processes is None else step.processes.broadcast_object(phase, make)
-
     def read() -> dict[str, Any]:
         assert folder is not None
         folder.check_ledger(step.ledger)
@@ -169,17 +163,19 @@ def resume_run(
         check_same_origin(whole.get("origin", {}), data, generator, secure=secure)
         return whole
 
-    state: dict[str, Any] = by_first_rank("the checkpoint", read)
+    state: dict[str, Any] = step.reducer.broadcast("the checkpoint", read)
     if "step" not in state:
         return state["origin"], []
     step.load_state_dict(state["step"])
     if scheduler is not None and state["scheduler"] is not None:
         scheduler.load_state_dict(state["scheduler"])
-    metrics = by_first_rank("the metrics", lambda: folder.metrics(up_to=step.steps) if folder else [])
+    metrics = step.reducer.broadcast(
+        "the metrics", lambda: folder.metrics(up_to=step.steps) if folder else []
+    )
     return state["origin"], metrics
 
 
-def state_of(step: "StepState") -> dict[str, Any]:
+def state_of(step: "PrivateStep") -> dict[str, Any]:
     """Checkpoint of a step: everything that it needs to continue exactly."""
     source = step.generator
     return {
@@ -196,13 +192,13 @@ def state_of(step: "StepState") -> dict[str, Any]:
         "model": step.model.state_dict(),
         "frame": None if step.basis_schedule is None else step.basis_schedule.state_dict(),
         "optimizer": step.optimizer.state_dict(),
-        "replayed": step.replayed,
-        "processes": _ranks_of(step),
-        "sharded": step.sharded is not None,
+        "replayed": step.gradients.replayed,
+        "processes": step.reducer.size,
+        "sharded": step.reducer.modules is not None,
     }
 
 
-def load_state(step: "StepState", state: dict[str, Any]) -> None:
+def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
     """Load a checkpoint into the step; raise if it is of another run or its charges are missing.
 
     A state that cannot be loaded leaves the model and the optimizer unchanged.
@@ -220,7 +216,7 @@ def load_state(step: "StepState", state: dict[str, Any]) -> None:
         ) from None
 
 
-def _load(step: "StepState", state: dict[str, Any]) -> None:
+def _load(step: "PrivateStep", state: dict[str, Any]) -> None:
     step.model.load_state_dict(state["model"])
     step.optimizer.load_state_dict(state["optimizer"])
     if step.basis_schedule is not None:
@@ -229,11 +225,10 @@ def _load(step: "StepState", state: dict[str, Any]) -> None:
         step.generator.set_state(state["generator"])
     step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
     step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
-    if isinstance(step.plan.release, Selective):
-        step.accepted_trials = state["accepted"]
-    step.replayed = state.get("replayed")  # repeated steps must round alike
+    step.accepted = state["accepted"]
+    step.gradients.replayed = state.get("replayed")  # repeated steps must round alike
     theirs = _noise_layout(state.get("processes", 1), sharded=state.get("sharded", False))
-    ours = _noise_layout(_ranks_of(step), sharded=step.sharded is not None)
+    ours = _noise_layout(step.reducer.size, sharded=step.reducer.modules is not None)
     if isinstance(step.generator, SystemSource):
         step.reseed()
     elif theirs != ours and _charged_since(step):
@@ -247,16 +242,12 @@ def _load(step: "StepState", state: dict[str, Any]) -> None:
         step.reseed()
 
 
-def _ranks_of(step: "StepState") -> int:
-    return 1 if step.processes is None else step.processes.size
-
-
 def _noise_layout(ranks: int, *, sharded: bool) -> str:
     """Processes that draw the noise, in words."""
     return f"{ranks} process{'es' * (ranks > 1)}{' with sharded parameters' * sharded}"
 
 
-def _charged_since(step: "StepState") -> bool:
+def _charged_since(step: "PrivateStep") -> bool:
     """Whether the ledger has a charge, whole or torn, of the step after the checkpoint.
 
     A torn line may show a part of its release, which only the same noise reproduces: ledger.md, 4.
@@ -267,7 +258,7 @@ def _charged_since(step: "StepState") -> bool:
     return once != step.ledger.counts
 
 
-def _check(step: "StepState", state: dict[str, Any]) -> None:
+def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
     """Raise unless a state is of the same run, and the ledger has its charges."""
     missing = state_of(step).keys() - check_kind("state", state, dict).keys() - NEWER
     if missing:
@@ -287,9 +278,7 @@ def _check(step: "StepState", state: dict[str, Any]) -> None:
                 "optimizer, views and source of randomness; a scheduler changes the learning rate on "
                 "the way."
             )
-    counts = ["steps", "skipped", "charges"]
-    counts += ["accepted"] if isinstance(step.plan.release, Selective) else []
-    for name in counts:
+    for name in ("steps", "skipped", "charges", "accepted"):
         if type(state[name]) is not int or state[name] < 0:
             raise CheckpointError(f"the checkpoint is damaged: {name}={state[name]!r} is no number.")
     step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
@@ -303,8 +292,9 @@ def _check(step: "StepState", state: dict[str, Any]) -> None:
         )
 
 
-def _facts(step: "StepState") -> dict[str, Any]:
+def _facts(step: "PrivateStep") -> dict[str, Any]:
     """Settings that must be equal for a run to continue."""
+    views = step.gradients.views
     return {
         "plan": step.plan.digest,
         "records": step.records,
@@ -314,7 +304,7 @@ def _facts(step: "StepState") -> dict[str, Any]:
         "secure": isinstance(step.generator, SystemSource),
         "exact": cryptographic(step.generator),
         "settings": step.optimizer_settings,
-        "views": None if step.views is None else getattr(step.views, "__qualname__", "of a kind"),
+        "views": None if views is None else getattr(views, "__qualname__", "of a kind"),
     }
 
 

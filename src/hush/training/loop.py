@@ -14,23 +14,19 @@ from hush.accounting.ledger import Ledger
 from hush.core.errors import Unsupported
 from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta, check_neighbours
 from hush.core.plan import Plan
-from hush.core.release import Selective
 from hush.core.value import as_path, check_count, check_kind
 from hush.training import checkpoint
+from hush.training.arguments import check_checkpoints, check_scheduler, check_self_test
 from hush.training.checkpoint import Scheduler, resume_run, save_run
-from hush.training.checks.arguments import check_checkpoints, check_scheduler, check_self_test
-from hush.training.checks.disjoint import check_held_out
-from hush.training.checks.rehearsal import rehearsal
-from hush.training.data import Data, Source, count, pair_of, prepare
-from hush.training.distributed.group import propagate_errors
+from hush.training.data import Data, Source, pair_of, prepare
+from hush.training.disjoint import check_held_out
 from hush.training.distributed.handshake import check_same_run
-from hush.training.distributed.process_group import process_group
-from hush.training.distributed.shares import all_slots
+from hush.training.distributed.process_group import reducer_of
 from hush.training.evaluate import check_evaluation, evaluate
-from hush.training.methods.selective import check_possible
 from hush.training.metrics import StepMetrics, check_callbacks
 from hush.training.options import Checkpoints, Distributed, Logging, Randomness, StepOptions
 from hush.training.progress import Progress
+from hush.training.rehearsal import rehearsal
 from hush.training.run_folder import RunFolder, last_step, metrics_of
 from hush.training.step import PrivateStep
 
@@ -123,25 +119,23 @@ def train(
     callbacks = check_callbacks(logging.callbacks)
     directory = checkpoints.directory
     length_public = options.get("units") is None and relation is not Neighbours.ADD_REMOVE
-    verdicts = isinstance(plan.release, Selective) and plan.release.accounting == "per-trial"
-    ranks = process_group(check_kind("distributed", distributed, Distributed).processes)
+    ranks = reducer_of(distributed)
     check_kind("randomness", randomness, Randomness)
-    with propagate_errors(ranks), ExitStack() as opened:
-        if ranks is not None:
-            check_same_run(
-                ranks,
-                budget=str(budget),
-                evaluation="some" if evaluation is not None else "none",
-                every=period,
-                directory="some" if directory is not None else "none",
-                scheduler=type(scheduler).__name__,
-                self_test="some" if self_test is not None else "none",
-            )
+    with ranks.propagate_errors(), ExitStack() as opened:
+        check_same_run(
+            ranks.exchange,
+            budget=str(budget),
+            evaluation="some" if evaluation is not None else "none",
+            every=period,
+            directory="some" if directory is not None else "none",
+            scheduler=type(scheduler).__name__,
+            self_test="some" if self_test is not None else "none",
+        )
         data = prepare(data)
         if evaluation is not None and not isinstance(evaluation, Source) and pair_of(evaluation) is None:
             evaluation = prepare(evaluation)
         folder = None
-        if directory is not None and (ranks is None or ranks.rank == 0):
+        if directory is not None and ranks.rank == 0:
             path = as_path("directory", directory)
             folder = RunFolder(path, plan, resume=checkpoints.resume, settings=checkpoints.settings)
         if ledger is None:
@@ -151,9 +145,7 @@ def train(
         if evaluation is not None:
             check_held_out(evaluation, data)
         if options.get("records") is None and length_public:
-            options["records"] = (
-                count(data) if ranks is None else all_slots(data, ranks, shard=distributed.shard)
-            )
+            options["records"] = ranks.count(data)
         step = PrivateStep(
             model,
             loss,
@@ -161,10 +153,10 @@ def train(
             plan,
             ledger=ledger,
             randomness=randomness,
-            distributed=replace(distributed, processes=False if ranks is None else ranks),
+            distributed=replace(distributed, processes=ranks.processes),
             **options,
         )
-        if step.sharded is not None:
+        if step.reducer.modules is not None:
             raise Unsupported(
                 "the model has fully_shard applied to it: evaluation and the run's folder are of rank "
                 "0, which holds a part of the weights. Loop `for batch in step.batches(data): "
@@ -178,8 +170,7 @@ def train(
         if checkpoints.reseed:
             step.reseed()
         end, stopped = last_step(step, budget, requested)
-        if isinstance(plan.release, Selective):
-            check_possible(plan.release, step.records, end)
+        step.rule.check_possible(end)
         # before the folder says that a run exists: refused data must leave the name free
         batches = step.batches(data, steps=max(0, end - step.steps))
         if evaluation is not None:
@@ -193,10 +184,10 @@ def train(
         ledger.store_delta(budget.delta)
 
         def notify(metrics: StepMetrics) -> None:
-            for on_step in callbacks if ranks is None or ranks.rank == 0 else ():
+            for on_step in () if ranks.rank else callbacks:
                 on_step(step.steps, metrics)
 
-        visible = logging.progress and (ranks is None or not ranks.rank)
+        visible = logging.progress and not ranks.rank
         with Progress("training", end, done=step.steps, visible=visible) as bar:
             for batch in batches:
                 moved = step(batch)
@@ -205,19 +196,17 @@ def train(
                 stepwise = not isinstance(scheduler, ReduceLROnPlateau)
                 if moved and stepwise and isinstance(scheduler, LRScheduler):
                     scheduler.step()
-                if verdicts:
-                    measured.add({"accepted": step.accepted})
+                measured.add(dict(step.rule.describe()))
                 if step.steps % period and step.steps != end:
                     notify(measured)
                     continue
                 newest = metrics_of(step.steps, step.spent())
-                newest |= {"accepted": step.accepted} if verdicts else {}
+                newest |= step.rule.describe()
                 if evaluation is not None:
                     # one number for a scheduler to follow, or the ranks' models would part
                     held_out = partial(evaluate, model, loss, evaluation)
-                    scores = (
-                        held_out() if ranks is None else ranks.broadcast_object("evaluating", held_out)
-                    )
+                    scores = ranks.broadcast("evaluating", held_out)
+                    step.adopt_weights()  # buffers that evaluation on public records has changed
                     newest |= scores
                     measured.add({f"evaluation/{name}": value for name, value in scores.items()})
                 if isinstance(scheduler, ReduceLROnPlateau):
@@ -237,5 +226,5 @@ def train(
             stopped=stopped,
             metrics=metrics,
             skipped=step.skipped,
-            accepted=step.accepted if verdicts else None,
+            accepted=step.rule.describe().get("accepted"),
         )

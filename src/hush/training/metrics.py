@@ -9,8 +9,8 @@ from hush.clipping.norms import L2
 from hush.core.errors import InvalidValue, Unsupported
 from hush.gradients.probe import buffers_restored
 from hush.gradients.tree import call_model, tree_map
+from hush.training.clipped_gradients import occupied_tape
 from hush.training.data import Batch
-from hush.training.phases.clipped_sum import occupied_tape
 from hush.training.step import PrivateStep
 
 _NOTHING: Mapping[str, float] = MappingProxyType({})
@@ -83,7 +83,7 @@ class StepMetrics(Mapping[str, float]):
         """
         check_sensitive([name])
         self._check_newest(name)
-        with buffers_restored(self._step.model, self._step.probed.changing_buffers):
+        with buffers_restored(self._step.model, self._step.gradients.probed.changing_buffers):
             return _SENSITIVE[name](self._step, self._batch)
 
     def _check_newest(self, name: str) -> None:
@@ -164,8 +164,8 @@ def _batch_loss(step: PrivateStep, batch: Batch) -> float:
     try:
         with torch.no_grad():
             for part in batch:
-                inputs, targets, present, _ = tree_map(part, step.to_device)
-                losses = step.loss(call_model(step.model, inputs), targets)
+                inputs, targets, present, _ = tree_map(part, step.gradients.to_device)
+                losses = step.gradients.loss(call_model(step.model, inputs), targets)
                 losses = losses if present is None else losses[present]
                 total, records = total + float(losses.double().sum()), records + len(losses)
     finally:
@@ -186,16 +186,16 @@ def _clipped_share(step: PrivateStep, batch: Batch) -> float:
     clipped = units = 0
     devices = [step.device] if step.device.type == "cuda" else []
     for part in batch:
-        inputs, targets, present, counts = tree_map(part, step.to_device)
+        inputs, targets, present, counts = tree_map(part, step.gradients.to_device)
         with torch.random.fork_rng(devices):
-            tape = step.record(inputs, targets)
-            norms = occupied_tape(tape, step.units, present, counts).norms(2.0)
+            tape = step.gradients.record(inputs, targets)
+            norms = occupied_tape(tape, step.gradients.reduction, present, counts).norms(2.0)
         clipped, units = clipped + int((norms > clipping.norm).sum()), units + len(norms)
     return clipped / max(1, units)
 
 
 def _check_one_process(step: PrivateStep, name: str) -> None:
-    if step.processes is not None:
+    if step.reducer.processes:
         raise Unsupported(
             f"{name} of a batch that several processes share: rank 0, which calls callbacks, has a part "
             "of it. Ask for batch_size and skipped alone."

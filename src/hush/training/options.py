@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hush.gradients.tape import Reduction
     from hush.gradients.tree import Views
     from hush.training.data import Data
-    from hush.training.distributed.process_group import Group
+    from hush.training.distributed.processes import Group
     from hush.training.metrics import OnStep
     from hush.training.units import Owners
 

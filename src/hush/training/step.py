@@ -1,36 +1,57 @@
 """One step of differentially private training: draw, clip, add noise, charge on disk, move the model."""
 
+import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from hush.accounting.epsilon import rdp
+from hush.accounting.ledger import Ledger
+from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, ProcessFailed, Unsupported
+from hush.core.guarantee import Arithmetic, Guarantee, Neighbours, Secrecy, check_delta, check_neighbours
 from hush.core.parts import Sampling
-from hush.core.release import Selective
-from hush.core.value import check_count
-from hush.training.checks.disjoint import check_distinct, check_public
-from hush.training.checks.probe_batch import check_some_number, probe_batch
-from hush.training.data import Batch, Data, Source, count, held_slots, occupied, prepare, same_slots
-from hush.training.distributed.charge import charge_together
-from hush.training.distributed.group import propagate_errors
-from hush.training.distributed.handshake import (
-    check_same_end,
-    check_same_weights,
-    check_state_advances,
+from hush.core.plan import Plan
+from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
+from hush.core.tape import ClippedSum, CoordinateMask
+from hush.core.value import SingleOwner, check_count, check_kind
+from hush.gradients.models import check_model, check_optimizer, is_sharded
+from hush.gradients.public_basis import PublicBasis
+from hush.gradients.tree import Views
+from hush.training.checkpoint import load_state, settings_of, state_of
+from hush.training.clipped_gradients import ClippedGradients
+from hush.training.data import (
+    Batch,
+    Data,
+    Source,
+    held_slots,
+    occupied,
+    prepare,
+    ragged,
+    same_slots,
 )
-from hush.training.distributed.streams import draw_shared
-from hush.training.methods.selective import Trials
-from hush.training.phases.noisy_mean import NoisyMeanStep
-from hush.training.phases.private_gradient import set_gradients
-from hush.training.phases.replay_choice import choose_replay
-from hush.training.units import check_length
+from hush.training.disjoint import check_distinct, check_public
+from hush.training.distributed.handshake import check_same_end, check_state_advances
+from hush.training.distributed.process_group import reducer_of
+from hush.training.methods.public_bases import basis_schedule
+from hush.training.noisy_mean import NoisyMean
+from hush.training.options import Distributed, Execution, Randomness, Units
+from hush.training.reducer import Local, StepStreams
+from hush.training.release import rule_of
+from hush.training.replay_choice import check_replay, choose_replay
+from hush.training.units import adjacency_of, check_length, public_count, units_of
+from hush.training.weights_guard import WeightsGuard
+
+_RANDOMNESS, _EXECUTION, _DISTRIBUTED = Randomness(), Execution(), Distributed()
 
 
-class PrivateStep(NoisyMeanStep):
+class PrivateStep:
     """Runs the steps of a plan on a model and charges each one.
 
     **Guarantee.** Everything that the steps on its ledger released (the weights, the optimizer's
@@ -39,13 +60,13 @@ class PrivateStep(NoisyMeanStep):
     docs/guarantees/neighbours.md, users with several records in units.md. Assumes that the model, the
     loss, the plan and the number of steps do not depend on the data, and that a kernel's result for one
     record is a function of that record and of shapes (docs/guarantees/tape.md). Noise is drawn exactly
-    from a cryptographic stream and the rounding of sums is paid for (docs/guarantees/sampling.md); where
-    that is not so, the guarantee says `arithmetic: assumed`. Proved in
-    docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a ledger: the
-    weights of another one's run are trained further with a `PrivacyWarning`.
+    from a cryptographic stream and the rounding of sums is covered by the noise
+    (docs/guarantees/sampling.md); otherwise the guarantee says `arithmetic: assumed`. Proved in
+    docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a ledger;
+    training the result of a run on another ledger gives a `PrivacyWarning`.
 
-    `step(batch)` runs five phases, methods to call and override one by one: `draw`, `clipped_sum` (by
-    `clip_physical_batch`), `privatize`, `charge` and `apply`.
+    `step(batch)` runs five phases, which can be called and overridden one by one: `draw`, `clipped_sum`
+    (with `clip_physical_batch`), `privatize`, `charge` and `apply`.
 
         step = hush.PrivateStep(model, loss, optimizer, plan, records=len(inputs))
         for batch in step.batches((inputs, targets), steps=100):
@@ -53,183 +74,516 @@ class PrivateStep(NoisyMeanStep):
         print(step.spent(delta=1e-5))
     """
 
-    @cached_property
-    def trials(self) -> Trials | None:
-        """Trials of a selective plan; None where every step is released."""
-        return Trials(self, self.plan.release) if isinstance(self.plan.release, Selective) else None
+    __reduce_ex__ = SingleOwner.__reduce_ex__  # a copy would charge the same ledger
 
-    def probe(self, data: Data) -> int:
-        """Records to work on at once, after made-up ones have shown that the model will do.
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Any,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        *,
+        records: int | None = None,
+        units: Units | None = None,
+        neighbours: Neighbours = Neighbours.ZERO_OUT,
+        ledger: Ledger | str | os.PathLike[str] | None = None,
+        views: Views | None = None,
+        public: Data | None = None,
+        randomness: Randomness = _RANDOMNESS,
+        execution: Execution = _EXECUTION,
+        distributed: Distributed = _DISTRIBUTED,
+    ) -> None:
+        """A step on a model, before its first draw.
 
         Args:
-            data: only shapes and types count, unless the model does not take made-up records.
-
-        Returns:
-            Records a physical batch; raises if the model cannot be trained privately.
+            model: Module to train, in place; parameters may be frozen between steps.
+            loss: Loss module or function of outputs and targets, one value per record.
+            optimizer: Optimizer of the noisy gradients; it must hold the model's parameters alone.
+            plan: Sampling, clipping, noise and release.
+            records: Number of slots of the data, which is public: the divisor of the update. Under
+                `ADD_REMOVE` a public constant near it. With `units`, the number of units; None: as many
+                as own the records.
+            units: Owners of the records, for user-level privacy; None: each record is a unit of privacy.
+            neighbours: Adjacency relation that is charged: docs/guarantees/neighbours.md.
+            ledger: Ledger to charge, or the path of one of this plan alone; None: one in memory.
+            views: Function from the inputs of one record to several views of it, along a new first
+                dimension; the record's gradient is their mean, before it is clipped (hush.data.views).
+            public: Records that need no protection, for `Subspaces(bases=Principal(...))`; no private
+                ones among them.
+            randomness: Source of sampling and noise.
+            execution: Size of physical batches and use of CUDA graphs.
+            distributed: Process group whose ranks run the step together.
         """
-        if self.processes is None:
-            physical_batch, self.rounding_bounded = probe_batch(self, data)
-            return physical_batch
-        with propagate_errors(self.processes):
-            if self.sharded is not None:
-                check_some_number(data)  # before the ranks gather weights together
-                self.sharded.check_records(held_slots(data))
-            # a rank without records has nothing to try, and will have nothing to work on
-            with self.gathering():
-                held = held_slots(data) > 0
-                physical_batch, bounded = probe_batch(self, data) if held else (1, True)
-            changing = held and bool(self.probed.changing_buffers)
-            said = self.processes.exchange("the probe", [bounded, held, changing])
-            self.rounding_bounded = all(bounded for bounded, _, _ in said)
-            check_state_advances(
-                [held for _, held, _ in said], changing=any(each for _, _, each in said)
+        check_kind("model", model, nn.Module)
+        check_kind("distributed", distributed, Distributed)
+        self.reducer: Local = reducer_of(distributed, sharded=is_sharded(model), users=units is not None)
+        """This process alone, or the ranks that run the step together."""
+        with self.reducer.propagate_errors():
+            self.plan = check_kind("plan", plan, Plan)
+            generator = check_kind("randomness", randomness, Randomness).generator
+            relation = check_neighbours(neighbours)
+            self.units = units_of(units, relation)
+            """Owners of the records; None: each record is a unit of privacy."""
+            reduction = None if self.units is None else self.units.reduction
+            self.gradients = ClippedGradients(
+                model, loss, views, plan, execution, self.reducer, reduction
             )
-        return physical_batch
+            self.model, self.device = model, self.gradients.device
+            self.dimension = self.gradients.dimension
+            self.optimizer = check_kind("optimizer", optimizer, torch.optim.Optimizer)
+            check_optimizer(optimizer, self.gradients.tree)
+            self.optimizer_settings = settings_of(optimizer)
+            """Settings of the optimizer when the step was made; a resumed run begins with the same."""
+            self.adjacency = adjacency_of(self.units, relation)
+            self.records = public_count(records, self.units, relation)
+            """Number of units of privacy, or a public constant near it."""
+            # raise for blocks of another model, and for a plan that cannot be charged
+            plan.clipping.sensitivity(self.dimension)
+            rdp(plan, [2.0], self.dimension if grows_with_dimension(plan) else None)
+            self.rule = rule_of(self)
+            self.basis_schedule = basis_schedule(model, self.gradients.loss, public, plan.clipping)
+            """Public bases in which gradients are clipped; None: the basis of the parameters."""
+            self.generator = source_for(
+                self.device, generator, secure=randomness.secure, arithmetic=randomness.arithmetic
+            )
+            check_replay(self)
+            self.reducer = self.gradients.reducer = self.reducer.joined(self, generator)
+            self.ledger = self.reducer.open_ledger(ledger, plan, self.adjacency)
+            self.generator = derive_source(self.generator, self.ledger.stream_label())
+            self.secrecy: Secrecy = "secret" if generator is None else "seeded"
+            """Whether the key of the stream came from the operating system or from a given seed."""
+            self.run = self._share_randomness()
+            self.charged_run = self.run
+            """Run of the last charge: another one right after `reseed`."""
+            self.steps = 0
+            """Number of charged steps."""
+            self.accepted = 0
+            """Number of steps that moved the model."""
+            self.update: Tensor | None = None
+            """Private gradient of the last step; valid until the next step."""
+            self.pending_batch: Batch | None = None
+            """Batch that was drawn and not yet used (sensitive)."""
+            self.rounding_bounded = False
+            """Whether rounding is within its slack, from public shapes: known after `probe`."""
+            self._streams: StepStreams | None = None
+            self._checked: tuple[Any, ...] | None = None
+            self._guard = WeightsGuard(
+                self.gradients.tree, lambda: self.gradients.probed.changing_buffers
+            )
+            self._guard.warn_of_other_ledger(self.ledger)
+
+    # state
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """Whether all steps so far rounded within their slack, under noise that was drawn exactly."""
+        if self.pending_batch is not None and ragged(self.pending_batch.data):
+            return "assumed"
+        exact = cryptographic(self.generator) and self.plan.noise.exact and self.rounding_bounded
+        # with one record less, others are computed at other places, and may round otherwise
+        placed = self.adjacency.neighbours is not Neighbours.ADD_REMOVE
+        return "proved" if exact and placed else "assumed"
+
+    @property
+    def rounding(self) -> float:
+        """Relative rounding slack on the sensitivity of the clipped sum."""
+        return self.gradients.layout().rounding
+
+    @property
+    def skipped(self) -> int:
+        """Number of records left out because their gradient was not finite, so far (sensitive)."""
+        return self.gradients.skipped
+
+    @skipped.setter
+    def skipped(self, number: int) -> None:
+        self.gradients.skipped = number
+
+    @property
+    def size(self) -> int:
+        """Number of parameters that are trainable now, entry by entry."""
+        return sum(parameter.numel() for parameter in self.trainable().values())
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        """Parameters to train, by name; they may change between steps."""
+        return self.gradients.tree.trainable()
+
+    def spent(
+        self, delta: float | None = None, *, group: int = 1, neighbours: Neighbours | None = None
+    ) -> Guarantee:
+        """(epsilon, delta) guarantee of everything on the ledger so far.
+
+        Args:
+            delta: Delta of the guarantee; None: the one stored on the ledger, as `train` does.
+            group: Number of units of privacy that change together.
+            neighbours: Adjacency relation; None: the one that is charged.
+
+        Raises:
+            LedgerError: Weights or buffers were changed outside of the step.
+        """
+        self.check_weights()
+        checked = None if delta is None else check_delta(delta, self.records, self.adjacency.unit)
+        return self.ledger.epsilon(checked, group=group, neighbours=neighbours, uncharged=self.adjacency)
+
+    def check_weights(self) -> None:
+        """Raise `LedgerError` if weights or buffers were changed outside of the step."""
+        self.reducer.free_whole_weights()
+        self._guard.check(self.ledger)
+
+    def adopt_weights(self) -> None:
+        """Declare that weights or buffers were set outside of this step without looking at the records.
+
+        This holds for all steps on the model that share the ledger. For weights that were loaded,
+        averaged or clamped: functions of earlier releases, or of public data.
+        """
+        self.reducer.free_whole_weights()
+        self._guard.adopt(self.ledger)
+        self.reducer.adopt_weights()
+
+    def reseed(self) -> None:
+        """Draw new randomness from here on; steps taken again are then charged again.
+
+        In a process group, all ranks call it.
+        """
+        if not isinstance(self.generator, SystemSource):
+            kind: Arithmetic = "proved" if cryptographic(self.generator) else "assumed"
+            self.generator = source_for(self.generator.device, arithmetic=kind)
+        self.secrecy = "secret"
+        self.run = self._share_randomness()
+
+    def _share_randomness(self) -> str:
+        """Name of a new run, after every rank has rank 0's source of shared draws."""
+        self.generator = self.reducer.shared_source(self.generator)
+        run: str = self.reducer.broadcast("the name of the run", partial(secrets.token_hex, 8))
+        return run
+
+    def state_dict(self) -> dict[str, Any]:
+        """Checkpoint: everything that a step needs to continue exactly (secret)."""
+        self.check_nothing_pending()
+        self._check_not_sharded("state_dict()")
+        return state_of(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint, on the ledger that was charged for it.
+
+        Args:
+            state: Result of `state_dict` for the same plan, data, optimizer, views and kind of
+                randomness. In a process group the one of rank 0 is loaded on all ranks.
+        """
+        with self.reducer.propagate_errors():
+            self.check_nothing_pending()
+            self._check_not_sharded("load_state_dict()")
+            load_state(self, self.reducer.broadcast("the checkpoint", lambda: state))
+            self.adopt_weights()
+
+    def _check_not_sharded(self, what: str) -> None:
+        if self.reducer.modules is not None:
+            raise Unsupported(
+                f"{what} of a step whose parameters are sharded: a rank has its shard alone, and a "
+                "checkpoint is of the whole model. Call save and load of "
+                "hush.training.distributed.sharded_checkpoint on every rank."
+            )
+
+    def check_nothing_pending(self) -> None:
+        """Raise if a batch was drawn and not used."""
+        if self.pending_batch is not None:
+            raise DataError(
+                "a batch was drawn and not used: leaving out a draw after seeing it would make the "
+                "sampling depend on the records. Pass every batch to the step; one whose step "
+                "raised comes again, first of a new step.batches(data)."
+            )
+
+    def _check_model(self) -> None:
+        """Check the model and the optimizer, if modules, modes or trained parameters have changed."""
+        tree = self.gradients.tree
+        modules = tree.modules().values()
+        groups = [id(value) for group in self.optimizer.param_groups for value in group["params"]]
+        trained = [(id(value), value.requires_grad) for value in tree.parameters().values()]
+        now = [(id(module), module.training) for module in modules], trained, groups
+        if now != self._checked:
+            check_model(tree, sharded=bool(self.reducer.processes))
+            check_optimizer(self.optimizer, tree)
+            self._checked = now
+
+    def overrides(self, *phases: str) -> bool:
+        """Whether the class of this step overrides one of the phases.
+
+        Args:
+            phases: Names of methods.
+        """
+        return any(getattr(type(self), name) is not getattr(PrivateStep, name) for name in phases)
+
+    # before the first draw
+
+    def probe(self, data: Data) -> int:
+        """Physical batch size, after a probe of the model on synthetic records.
+
+        Args:
+            data: Only shapes and types count, unless the model does not accept synthetic records.
+
+        Raises:
+            Unsupported: The model cannot be trained privately.
+        """
+        with self.reducer.propagate_errors(), self.reducer.probing(data):
+            # a rank without records has nothing to try, and will have nothing to process
+            physical, bounded, held = 1, True, held_slots(data) > 0
+            if held:
+                per_unit = 1 if self.units is None else self.units.per_unit
+                slots = self.reducer.slots(data)
+                with self._guard.unchanged(self.ledger):
+                    physical, bounded = self.gradients.probe(data, slots, per_unit, self.rule.probe)
+            changing = held and bool(self.gradients.probed.changing_buffers)
+            said = self.reducer.exchange("the probe", [bounded, held, changing])
+            self.rounding_bounded = all(each for each, _, _ in said)
+            check_state_advances(
+                [each for _, each, _ in said], changing=any(each for _, _, each in said)
+            )
+        return physical
 
     def batches(
-        self,
-        data: Data,
-        steps: int | None = None,
-        present: Tensor | None = None,
+        self, data: Data, steps: int | None = None, present: Tensor | None = None
     ) -> Iterator[Batch]:
         """Draw one batch after another, each to be passed to this step once.
 
-        Data that cannot be trained on is refused here, before the first is drawn. A batch whose step
-        raised, or was not run, comes first, on this data: what was mended since is trained on.
+        Data that cannot be trained on raise here, before the first draw. A batch whose step raised or
+        was not run comes first, on this data, with the records as they are now.
 
         Args:
-            data: inputs and targets, a row a slot, a map-style data set of such pairs, or a
+            data: Inputs and targets, a row per slot, a map-style data set of such pairs, or a
                 `hush.Source` that says how records are read: docs/data.md.
-            steps: how many batches; None: without end. After a step that raised, those that are left.
-            present: which slots hold a record. What is in an empty slot counts for nothing.
+            steps: Number of batches; None: no end. After a step that raised, the number that is left.
+            present: Whether each slot holds a record; the content of an empty slot is ignored.
 
         Returns:
             Subsampled slots (sensitive); none may be left out.
         """
-        with propagate_errors(self.processes):
-            self.free_whole_weights()
+        with self.reducer.propagate_errors():
+            self.reducer.free_whole_weights()
             self.ledger.check_adjacency(self.adjacency)
+            self._checked = None
+            self._check_model()
             data = prepare(data, present, pin_memory=self.device.type == "cuda")
-            held = held_slots(data) if self.shard else count(data)
-            filled = occupied(data, present)
-            if self.processes is not None:
-                check_same_weights(self.model, self.optimizer, self.processes)
-                self._adopted = False
-            slots = held if self.processes is None else self.place_again(data, filled).slots
+            filled, held = occupied(data, present), held_slots(data) > 0
+            self.reducer.check_weights(self)
+            slots = self.reducer.place(data, filled, self.pending_batch is not None)
             check_length(slots, self.records, self.units, self.adjacency.neighbours)
             if isinstance(data, Source) and held and self.units is None:
                 check_distinct(data)
             last = None
             if steps is not None:
                 last = self.steps + check_count("steps", steps, "steps are counted")
-            if self.processes is not None:
-                check_same_end(steps, self.processes)
+            check_same_end(self.reducer.exchange("the number of steps", steps))
             if self.basis_schedule is not None and held:
                 check_public(self.basis_schedule.public, data)
             physical_batch = self.probe(data)
-            self._replay = choose_replay(self, data, physical_batch, steps)
+            self.gradients.replay = choose_replay(self, data, physical_batch, steps)
             if isinstance(data, Source) and held:
                 data.start_workers()
         return self._draw_until(last, Batch(torch.arange(0), data, physical_batch, filled))
 
     def _draw_until(self, last: int | None, empty: Batch) -> Iterator[Batch]:
         if self.pending_batch is not None and (last is None or self.steps < last):
-            with propagate_errors(self.processes):
+            with self.reducer.propagate_errors():
                 # the same slots: with others, the draw would depend on what was wrong with a record
                 self.pending_batch = same_slots(self.pending_batch, empty)
             yield self.pending_batch
         while last is None or self.steps < last:
-            with propagate_errors(self.processes):
-                self._check_nothing_pending()
+            with self.reducer.propagate_errors():
+                self.check_nothing_pending()
                 self.pending_batch = self.draw(empty)
             yield self.pending_batch
 
-    def draw(self, like: Batch, sampling: Sampling | None = None) -> Batch:
-        """Fresh subsample of the slots, or of the units that own them (sensitive).
-
-        An override must draw each unit as charged, whoever is in it: coin i is of unit i.
-
-        Args:
-            like: batch of the same data.
-            sampling: None: the plan's.
-        """
-        units = self.slots(like.data) if self.units is None else len(self.units)
-        drawn = draw_shared(sampling or self.plan.sampling, units, self.generator)
-        if self.units is None:
-            return replace(like, indices=drawn)
-        slots, counts = self.units.draw(drawn.cpu(), self.generator)
-        return replace(like, indices=slots, counts=counts)
+    # one step
 
     def __call__(self, batch: Batch) -> bool:
         """Update the model from a batch that `batches` has just drawn.
 
         Args:
-            batch: the last one drawn. A step that raised has charged nothing and takes the same batch
-                again; `batches` of mended data begins with it.
+            batch: Last batch drawn. A step that raised has charged nothing and takes the same batch
+                again; `batches` begins with it.
 
         Returns:
             Whether the model moved: not if a selective plan rejected the proposal. A learning-rate
             schedule should move only when the model did.
         """
-        with propagate_errors(self.processes):
-            return self._run(batch)
-
-    def _run(self, batch: Batch) -> bool:
-        if batch is None or batch is not self.pending_batch:
-            raise DataError(
-                "this batch was not drawn by `step.batches`, or was used before: the charge is for a "
-                "fresh draw. Loop `for batch in step.batches(data): step(batch)`."
-            )
-        self.free_whole_weights()
-        self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since the draw
-        self.update = None  # its memory holds the bare clipped sum until noise is added
-        self._reading = None
-        if self._replay is None or self.processes is not None or self.trials is not None:
-            self._check_model()
-        if self.trials is not None:
-            self._weights.check(self.ledger, self._reading)
-            with self._say_how_to_go_on():
-                moved = self.trials(batch)
-        else:
-            with self._say_how_to_go_on():
-                update = self.private_gradient(batch)
-            # compared when the GPU is waited for anyway: nothing leaves the step before it is charged
-            self._weights.check(self.ledger, self._check_model())
-            self.charge(self.release_name(update))
-            self.apply(update)
-            moved = True
-        self.advance_state(batch.data)
-        return moved
-
-    @contextmanager
-    def _say_how_to_go_on(self) -> Iterator[None]:
-        """Context that adds the way out to an error that stops a step before its charge."""
-        try:
-            yield
-        except Exception as error:
-            if self.pending_batch is not None and not isinstance(error, (Unsupported, ProcessFailed)):
-                error.add_note(
-                    "The step stopped before it was charged, and its batch is the next one all the "
-                    "same: leaving it out would make the sampling depend on the records. If a record "
-                    "stopped it (which one is private), check every record against the model, mend "
-                    "those that do not fit each by itself, and loop on with step.batches(mended): it "
-                    "begins with this batch. A run of hush.train with a directory goes on with "
-                    "resume=True."
+        with self.reducer.propagate_errors():
+            if batch is None or batch is not self.pending_batch:
+                raise DataError(
+                    "this batch was not drawn by `step.batches`, or was used before: the charge is for "
+                    "a fresh draw. Loop `for batch in step.batches(data): step(batch)`."
                 )
-            raise
+            self.update = None  # its memory holds the bare clipped sum until noise is added
+            self._check_model()
+            self.check_weights()
+            self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since
+            with self._recovery_note():
+                moved = self.rule.run(batch)
+            self.accepted += moved
+            self.advance(batch.data)
+            return moved
+
+    def draw(self, like: Batch, sampling: Sampling | None = None) -> Batch:
+        """Fresh subsample of the slots, or of the units that own them (sensitive).
+
+        An override must draw each unit as charged, whoever is in it: coin i belongs to unit i.
+
+        Args:
+            like: Batch of the same data.
+            sampling: Sampling; None: the plan's.
+        """
+        slots = self.reducer.slots(like.data) if self.units is None else len(self.units)
+        drawn = self.reducer.draw(sampling or self.plan.sampling, slots, self.generator)
+        if self.units is None:
+            return replace(like, indices=drawn)
+        indices, counts = self.units.draw(drawn.cpu(), self.generator)
+        return replace(like, indices=indices, counts=counts)
+
+    def clipped_sum(self, batch: Batch) -> Tensor:
+        """Sum of the clipped per-sample gradients of a batch (sensitive).
+
+        One record moves it by (1 + `rounding`) times its sensitivity set at most. The charge assumes
+        that, and an override must keep it.
+
+        Args:
+            batch: Slots drawn under the plan.
+
+        Returns:
+            Flat vector in double precision, block after block; the next sum overwrites it. In a process
+            group the sum over the shares of all ranks; of sharded parameters, this rank's shards of it.
+        """
+        with self.reducer.propagate_errors():
+            mean = self._begin()
+            return self.reducer.whole_sum(self._sum(batch, mean))
+
+    def _sum(self, batch: Batch, mean: NoisyMean) -> Tensor:
+        """Clipped sum of this rank's share."""
+        size, streams = sum(mean.layout.block_sizes), self._streams
+        assert streams is not None
+
+        def clip(inputs: Any, targets: Any, present: Tensor | None, counts: Tensor | None) -> ClippedSum:
+            return self.clip_physical_batch(inputs, targets, mean.basis, present, counts)
+
+        return self.reducer.sum_share(
+            self,
+            batch,
+            lambda share, passes: self.gradients.sum(share, size, streams.masks, clip, passes),
+        )
+
+    def clip_physical_batch(
+        self,
+        inputs: Any,
+        targets: Any,
+        basis: PublicBasis | None,
+        present: Tensor | None,
+        counts: Tensor | None,
+    ) -> ClippedSum:
+        """Clipped sum of one physical batch, on the model's device (sensitive).
+
+        A subclass may override it, as the audit does to insert canaries. What it adds for a slot, or for
+        all slots of a unit together, must depend on these, the weights and its own randomness alone, lie
+        in the plan's sensitivity set, and be exactly zero if they are empty.
+
+        Args:
+            inputs: Inputs of the slots drawn, a row per slot.
+            targets: Their targets.
+            basis: Public basis in which gradients are clipped; None: the basis of the parameters.
+            present: Whether each slot holds a record; None: all do.
+            counts: Number of slots of each unit, one after another; None: one each.
+
+        Returns:
+            Sum by parameter or block, and the number of records (or units) skipped.
+        """
+        assert self._streams is not None
+        mask = self.coordinate_mask()
+        generator = self.generator if mask and isinstance(self.generator, torch.Generator) else None
+        return self.gradients.clip(
+            inputs,
+            targets,
+            basis,
+            present,
+            counts,
+            masks=self._streams.masks,
+            mask=mask,
+            generator=generator,
+        )
+
+    def coordinate_mask(self) -> CoordinateMask | None:
+        """Mask of the coordinates that take part, fresh at every call; None: all of them do."""
+        sampling = self.plan.sampling
+        if sampling.coordinate_participation == 1:
+            return None
+        local = self._streams is None or not self.reducer.processes
+        source = self.generator if local or self._streams is None else self._streams.coordinates
+        return partial(sampling.mask_coordinates, generator=source)
+
+    def private_gradient(self, batch: Batch) -> Tensor:
+        """Noisy mean of the clipped per-sample gradients of a batch, to be charged before it is used.
+
+        It equals `privatize(clipped_sum(batch))`; the noise is drawn during the computation of gradients
+        if that is faster and neither is overridden. An override must release no more.
+
+        Args:
+            batch: Slots drawn under the plan.
+
+        Returns:
+            Flat vector in double precision, the trainable parameters one after another; of sharded
+            parameters, this rank's shards.
+        """
+        if self.overrides("clipped_sum", "privatize"):
+            return self.privatize(self.clipped_sum(batch))
+        mean = self._begin()
+        compute = partial(self.reducer.noisy_mean, partial(self._sum, batch, mean), mean)
+        if self.reducer.processes or self.overrides("clip_physical_batch"):
+            return compute()
+        assert self._streams is not None
+        return self.gradients.verified_later(self._streams.masks, compute)
+
+    def privatize(self, total: Tensor) -> Tensor:
+        """Noisy mean from a clipped sum; not to be used before it is charged.
+
+        Args:
+            total: Result of `clipped_sum`; it is overwritten.
+
+        Returns:
+            Flat vector in double precision, the trainable parameters one after another.
+        """
+        return self.reducer.privatize(total, self._mean(self._basis()))
+
+    def _begin(self) -> NoisyMean:
+        """Noise of the next step, after its sources of masks and noise were made."""
+        basis = self._basis()
+        self._streams = self.reducer.streams(self.generator)
+        return self._mean(basis)
+
+    def _mean(self, basis: PublicBasis | None) -> NoisyMean:
+        if self.reducer.processes and self._streams is None:
+            self._streams = self.reducer.streams(self.generator)
+        own = self.reducer.processes and self._streams is not None
+        source = self._streams.noise if own and self._streams is not None else self.generator
+        layout = self.gradients.layout()
+        return NoisyMean(self.plan, layout, basis, self.records, source, self.device)
+
+    def _basis(self) -> PublicBasis | None:
+        """Public basis of the next step; None: the basis of the parameters."""
+        schedule = self.basis_schedule
+        if schedule is None:
+            return None
+        before = schedule.current
+        basis = schedule.at(self.steps, self.generator)
+        if basis is not before:
+            # computed by other kernels it may round differently, and weights would part
+            self.reducer.copy_of_first("the public basis", [group.basis for group in basis.groups])
+        return basis
 
     def charge(self, release: str) -> None:
-        """Put the step on the ledger, on disk: only from here on may its release be used.
+        """Put the step on the ledger, on disk; its release may be used only afterwards.
 
         Not to be overridden: once a step, after its draws and before its release.
 
         Args:
-            release: name or fingerprint of the release; it must not tell more than the release.
+            release: Name or fingerprint of the release; it must not tell more than the release.
         """
-        charge = self.ledger.charge
-        if self.processes is not None:
-            charge = partial(charge_together, self.processes, self.ledger)
-        charge(
+        self.reducer.charge(
+            self.ledger,
             self.plan,
             run=self.run,
             step=self.steps + 1,
@@ -247,19 +601,42 @@ class PrivateStep(NoisyMeanStep):
     def apply(self, update: Tensor) -> None:
         """Move the model by the optimizer's rule for a private gradient that was charged.
 
-        No gradient is left behind: whoever calls the optimizer next would apply it again. An override
+        No gradient is left behind: the next caller of the optimizer would apply it again. An override
         may look at released values alone.
 
         Args:
-            update: of `private_gradient` or `privatize`.
+            update: Result of `private_gradient` or `privatize`.
         """
         parameters = list(self.trainable().values())
-        if self.sharded is None:
-            set_gradients(parameters, update)
-        else:
-            self.sharded.set_gradients(parameters, update)
+        self.reducer.set_gradients(parameters, update)
         self.optimizer.step()
         for parameter in parameters:
             parameter.grad = None
         self.update = update
-        self._weights.applied(self.ledger)
+        self._guard.adopt(self.ledger, trained=True)
+
+    def advance(self, data: Data) -> None:
+        """Advance the buffers that forward passes change by one pass: once a step, whatever was drawn.
+
+        Args:
+            data: Data of the step, for the shapes and types of a synthetic record.
+        """
+        if self._streams is not None:
+            self.gradients.advance(data, self._streams.masks)
+
+    @contextmanager
+    def _recovery_note(self) -> Iterator[None]:
+        """Context that adds the way out to an error that stops a step before its charge."""
+        try:
+            yield
+        except Exception as error:
+            if self.pending_batch is not None and not isinstance(error, (Unsupported, ProcessFailed)):
+                error.add_note(
+                    "The step stopped before it was charged, and its batch is the next one all the "
+                    "same: leaving it out would make the sampling depend on the records. If a record "
+                    "stopped it (which one is private), check every record against the model, mend "
+                    "those that do not fit each by itself, and loop on with step.batches(mended): it "
+                    "begins with this batch. A run of hush.train with a directory goes on with "
+                    "resume=True."
+                )
+            raise

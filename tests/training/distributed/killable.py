@@ -21,8 +21,8 @@ from torch import nn
 import hush
 from hush.accounting.ledger import Ledger
 from hush.training import step as step_module
-from hush.training.distributed.group import Processes
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.distributed.processes import Processes
+from hush.training.fingerprint import fingerprint
 from hush.training.step import PrivateStep
 from tests.training.distributed import spawned as spawned  # decides what forks begin with
 from tests.training.distributed.problems import data_of, model_of, plan_of, seeded

@@ -2,22 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import torch
 from torch import Tensor
 
 from hush.accounting.ledger import Ledger
-from hush.core.randomness import Stream
-from hush.training import step as step_module
+from hush.core.randomness import RandomSource, Stream
 from hush.training.data import Batch
-from hush.training.distributed import noise_slices
-from hush.training.distributed.group import Processes
-from hush.training.distributed.noise_slices import NoiseSlices, whole_sum
-from hush.training.phases import clipped_sum, state
-from hush.training.phases.private_gradient import noisy_mean
-from hush.training.run_folder import open_ledger
+from hush.training.distributed import process_group
+from hush.training.distributed.process_group import ProcessGroup
+from hush.training.noisy_mean import NoisyMean
+from hush.training.reducer import Local, StepStreams
 from hush.training.step import PrivateStep
 
 Sabotage = Callable[[], Any]
@@ -28,12 +25,10 @@ Sabotage = Callable[[], Any]
 def noise_per_rank() -> Iterator[None]:
     """Every rank adds the whole noise to the sum of its share, and the noisy sums are added up."""
 
-    def mean(self: NoiseSlices, local_sum: Callable[[], Tensor], device: torch.device) -> Tensor:
-        own = local_sum().clone()
-        noisy_mean(own, self.plan, self.layout, self.basis, self.records, self.source)
-        return whole_sum(own, self.processes)
+    def noisy(self: ProcessGroup, compute: Callable[[], Tensor], mean: NoisyMean) -> Tensor:
+        return self.whole_sum(mean(compute().clone()))
 
-    with mock.patch.object(NoiseSlices, "mean_of_shares", mean):
+    with mock.patch.object(ProcessGroup, "noisy_mean", noisy):
         yield
 
 
@@ -44,8 +39,7 @@ def sampling_per_rank() -> Iterator[None]:
     own: dict[int, Stream] = {}
 
     def of_rank(self: PrivateStep, like: Batch, sampling: Any = None) -> Batch:
-        assert self.processes is not None
-        shared, rank = self.generator, self.processes.rank
+        shared, rank = self.generator, self.reducer.rank
         self.generator = own.setdefault(rank, Stream(self.device, bytes([rank + 1] * 32)))
         try:
             return draw(self, like, sampling)
@@ -54,7 +48,7 @@ def sampling_per_rank() -> Iterator[None]:
 
     with (
         mock.patch.object(PrivateStep, "draw", of_rank),
-        mock.patch.object(clipped_sum, "share_of", lambda batch, *_, **__: batch),
+        mock.patch.object(process_group, "share_of", lambda batch, *_, **__: batch),
     ):
         yield
 
@@ -62,11 +56,12 @@ def sampling_per_rank() -> Iterator[None]:
 @contextmanager
 def divisor_per_rank() -> Iterator[None]:
     """Every rank divides by the number of records that it expects in its share."""
+    own = ProcessGroup._own
 
-    def mean(total: Tensor, plan: Any, layout: Any, basis: Any, records: int, *rest: Any) -> Tensor:
-        return noisy_mean(total, plan, layout, basis, records // 2, *rest)
+    def halved(self: ProcessGroup, mean: NoisyMean) -> NoisyMean:
+        return replace(own(self, mean), records=mean.records // 2)
 
-    with mock.patch.object(noise_slices, "noisy_mean", mean):
+    with mock.patch.object(ProcessGroup, "_own", halved):
         yield
 
 
@@ -74,15 +69,15 @@ def divisor_per_rank() -> Iterator[None]:
 def ledger_per_rank() -> Iterator[None]:
     """Every rank opens a ledger of its own, and charges the steps to it."""
 
-    def opened(ledger: Any, plan: Any, adjacency: Any, processes: Processes) -> Ledger:
-        return open_ledger(ledger, plan, adjacency)
+    def opened(self: ProcessGroup, ledger: Any, plan: Any, adjacency: Any) -> Ledger:
+        return Local.open_ledger(self, ledger, plan, adjacency)
 
-    def charge(processes: Processes, ledger: Ledger, plan: Any, **details: Any) -> None:
+    def charge(self: ProcessGroup, ledger: Ledger, plan: Any, **details: Any) -> None:
         ledger.charge(plan, **details)
 
     with (
-        mock.patch.object(state, "open_ledger_for", opened),
-        mock.patch.object(step_module, "charge_together", charge),
+        mock.patch.object(ProcessGroup, "open_ledger", opened),
+        mock.patch.object(ProcessGroup, "charge", charge),
     ):
         yield
 
@@ -90,13 +85,11 @@ def ledger_per_rank() -> Iterator[None]:
 @contextmanager
 def shared_noise_stream() -> Iterator[None]:
     """Every rank draws its slice of the noise from one stream, from its beginning."""
-    begin = PrivateStep._begin_streams
+    streams = ProcessGroup.streams
 
-    def of_all(self: PrivateStep) -> None:
-        processes = self.processes
-        assert processes is not None
-        with mock.patch.object(processes, "rank", 0):
-            begin(self)
+    def of_all(self: ProcessGroup, source: RandomSource) -> StepStreams:
+        with mock.patch.object(self, "rank", 0):
+            return streams(self, source)
 
-    with mock.patch.object(PrivateStep, "_begin_streams", of_all):
+    with mock.patch.object(ProcessGroup, "streams", of_all):
         yield

@@ -12,6 +12,7 @@ import hush
 from hush.audit.draws import fresh_test_batches, noisy_verdicts
 from hush.audit.noise import noise_scale, observe
 from hush.training.data import Batch
+from hush.training.methods.selective import trials_of
 from hush_recipes.audit.checks import no_change_measured
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 from tests.training.distributed import spawned
@@ -73,7 +74,7 @@ def owners(folder: Path) -> dict[str, Any]:
         randomness=hush.Randomness(generator=seeded(5)),
     )
     batch = next(step.batches(data_of()))
-    own = step.share(batch)
+    own = step.reducer.share(batch)
     return {
         "drawn": (batch.indices, batch.counts),
         "share": (own.indices, own.counts),
@@ -140,11 +141,10 @@ def rises(folder: Path) -> float:
     """Rise of the loss over the whole data, as every rank measures it."""
     step = step_of(plan=plan_of(release=SELECTIVE), randomness=hush.Randomness(generator=seeded(8)))
     step.batches(data_of())
-    assert step.trials is not None
     whole = Batch(torch.arange(RECORDS), data_of(), 5)
-    tested = list(step.share(whole).physical_batches(None))
-    new = step.trials.losses(tested)
-    return float(step.trials.bounded_rise(new, torch.zeros_like(new)))
+    tested = list(step.reducer.share(whole).physical_batches(None))
+    new = trials_of(step).losses(tested)
+    return float(trials_of(step).bounded_rise(new, torch.zeros_like(new)))
 
 
 def parts(folder: Path) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def parts(folder: Path) -> dict[str, Any]:
         step(batch_after)
     return {
         "drawn": batch.indices,
-        "own": step.share(batch).indices + cuts[dist.get_rank()],
+        "own": step.reducer.share(batch).indices + cuts[dist.get_rank()],
         "sum": total,
         "weights": weights_of(step.model),
     }
@@ -283,9 +283,8 @@ def test_the_test_of_a_proposal_is_that_of_one_process() -> None:
     assert result("selective_checks") == [[True] * 3] * RANKS
     step = step_of(plan=plan_of(release=SELECTIVE), distributed=hush.Distributed(processes=False))
     step.batches(data_of())
-    assert step.trials is not None
-    new = step.trials.losses(list(Batch(torch.arange(RECORDS), data_of(), 5)))
-    one = float(step.trials.bounded_rise(new, torch.zeros_like(new)))
+    new = trials_of(step).losses(list(Batch(torch.arange(RECORDS), data_of(), 5)))
+    one = float(trials_of(step).bounded_rise(new, torch.zeros_like(new)))
     assert result("rises") == pytest.approx([one] * RANKS, rel=1e-9)
 
 

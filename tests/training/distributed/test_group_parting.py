@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import hush
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.fingerprint import fingerprint
 from hush.training.step import PrivateStep
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import data_of, model_of, plan_of, seeded, step_of

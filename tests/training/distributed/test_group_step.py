@@ -37,7 +37,7 @@ def trains(folder: Path) -> dict[str, Any]:
     draws, shares, updates = [], [], []
     for batch in step.batches(data_of(), steps=STEPS):
         draws.append(batch.indices)
-        shares.append(step.share(batch).indices)
+        shares.append(step.reducer.share(batch).indices)
         assert step(batch)
         assert step.update is not None
         updates.append(step.update.clone())
@@ -99,7 +99,7 @@ def _drawn(step: hush.PrivateStep) -> Any:
 
 def noise_streams(folder: Path) -> list[tuple[bytes, bytes, bytes]]:
     step = step_of(randomness=hush.Randomness(generator=seeded()))
-    made = [step_streams(step.generator, step.processes) for _ in range(3)]
+    made = [step_streams(step.generator, step.reducer.processes) for _ in range(3)]
     return [(each.masks.key, each.coordinates.key, each.noise.key) for each in made]  # type: ignore[union-attr]
 
 

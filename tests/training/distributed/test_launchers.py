@@ -11,7 +11,7 @@ import pytest
 
 import hush
 from hush.core.errors import Unsupported
-from hush.training.distributed.process_group import process_group
+from hush.training.distributed.processes import process_group
 from tests.training.distributed import launched
 from tests.training.distributed.problems import step_of
 
@@ -149,6 +149,6 @@ def test_processes_that_have_not_met_are_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(Unsupported, match="WORLD_SIZE=8: a launcher started 8 processes"):
         step_of()
-    assert step_of(distributed=hush.Distributed(processes=False)).processes is None
+    assert step_of(distributed=hush.Distributed(processes=False)).reducer.processes is False
     monkeypatch.delenv("RANK")
     assert process_group(None) is None

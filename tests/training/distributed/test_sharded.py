@@ -127,13 +127,13 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 def trains_without_noise(folder: Path) -> dict[str, Any]:
     step = step_on(sharded_model(), SILENT, ledger=folder / "ledger.jsonl")
     draws = trained(step, STEPS)
-    assert step.sharded is not None
+    assert step.reducer.modules is not None
     assert step.update is not None
     return {
         "draws": draws,
         "weights": weights_of(step.model),
         "held": sum(value.to_local().numel() for value in step.model.parameters()),  # type: ignore[attr-defined]
-        "largest": step.sharded.modules.largest,
+        "largest": step.reducer.modules.largest,
         "update": step.update.numel(),
         "sharded": all(isinstance(value, DTensor) for value in step.model.parameters()),
         "state": [
@@ -305,8 +305,8 @@ def sums_of_other_layers(folder: Path) -> dict[str, float]:
             step = step_on(model, distributed=hush.Distributed(processes=None if sharded else False))
             total = step.clipped_sum(batch).clone()
             trained_values = list(step.trainable().values())
-            if step.sharded is not None:
-                step.sharded.set_gradients(trained_values, total)
+            if step.reducer.modules is not None:
+                step.reducer.set_gradients(trained_values, total)
                 grads = [value.grad.full_tensor() for value in trained_values]  # type: ignore[union-attr]
                 total = torch.cat([grad.double().reshape(-1) for grad in grads])
             sums.append(total)
@@ -713,7 +713,7 @@ def second_dies_in_a_pass(folder: Path) -> None:
     batches = step.batches(sentences(), steps=3)
     step(next(batches))
     if dist.get_rank():
-        step.loss = lambda *_: os._exit(9)
+        step.gradients.loss = lambda *_: os._exit(9)
     try:
         step(next(batches))
     except hush.errors.ProcessFailed as error:

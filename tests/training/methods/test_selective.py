@@ -18,10 +18,10 @@ import hush
 from hush.accounting.ledger import Ledger
 from hush.core.errors import InvalidPlan, InvalidValue, LedgerError
 from hush.gradients.probe import Probed
-from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch
-from hush.training.methods.selective import Trials
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.fingerprint import fingerprint
+from hush.training.methods.selective import Trials, trials_of
+from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
 from tests.training.grouped import grouped
 
@@ -67,6 +67,7 @@ def begin(
     loss: Any = None,
     seed: int = 1,
     buffer: bool = False,
+    arithmetic: Any = "proved",
     **options: Any,
 ) -> tuple[PrivateStep, tuple[Tensor, Tensor]]:
     model, data = problem(buffer)
@@ -76,7 +77,7 @@ def begin(
         loss or nn.CrossEntropyLoss(),
         make(model.parameters(), **rates),
         chosen,
-        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed), arithmetic=arithmetic),
         **{"records": RECORDS, **options},
     )
     return step, data
@@ -182,8 +183,7 @@ def verdicts(chosen: hush.Plan, loss: Any = None, trials: int = 12) -> list[tupl
     tests: list[Tensor] = []
     release = chosen.release
     assert isinstance(release, hush.Selective)
-    assert step.trials is not None
-    sampling = step.trials.sampling
+    sampling = trials_of(step).sampling
     draw = type(sampling).draw
 
     def noted(self: Any, records: int, generator: Any) -> Tensor:
@@ -233,7 +233,7 @@ def test_the_verdict_is_that_of_the_same_records_on_both_models(test: str) -> No
 def accepts_as_charged(test: str, multiplier: float, charged: float) -> bool:
     """Whether the share of accepted trials fits the chance at both ends of the clip."""
     step, _ = begin(plan(test=test, multiplier=multiplier, threshold=-0.5))
-    trials = step.trials
+    trials = trials_of(step)
     assert isinstance(trials, Trials)
     repeats, fits = 4000, True
     for end in (-1.0, 1.0):
@@ -346,9 +346,9 @@ def test_the_ledger_does_not_name_a_rejected_proposal(monkeypatch: pytest.Monkey
     assert not {*names} & {*step.ledger.releases}
     # the mask changes with the generator, so the name of the same proposal does
     parts: list[tuple[Any, Any, Tensor | None, Tensor | None]] = [(*data, None, None)]
-    assert step.trials is not None
     update = torch.ones(3)
-    assert step.trials.masked_fingerprint(update, parts) != step.trials.masked_fingerprint(update, parts)
+    named = trials_of(step).masked_fingerprint
+    assert named(update, parts) != named(update, parts)
 
 
 def test_repeating_a_trial_on_other_records_is_refused() -> None:
@@ -373,8 +373,7 @@ def test_an_empty_test_batch_is_a_difference_of_nothing() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_is_the_worst(test: str, bad: float) -> None:
     step, _ = begin(plan(test=test))
-    assert step.trials is not None
-    number = step.trials.bounded_rise
+    number = trials_of(step).bounded_rise
     good, broken = torch.tensor([1.0]).double(), torch.tensor([bad]).double()
     assert number(broken, good) == 0.01
     assert number(good, broken) == -0.01
@@ -386,14 +385,13 @@ def test_a_loss_that_is_not_finite_is_the_worst(test: str, bad: float) -> None:
 def test_one_record_moves_the_sum_by_one_clip_and_the_mean_by_two() -> None:
     summed, _ = begin(plan(test="summed"))
     mean, _ = begin(plan(test="mean"))
-    assert summed.trials is not None
-    assert mean.trials is not None
+    of_sum, of_mean = trials_of(summed), trials_of(mean)
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         new, old = torch.randn(2, 9, generator=generator, dtype=torch.float64)
-        moved = summed.trials.bounded_rise(new, old) - summed.trials.bounded_rise(new[1:], old[1:])
+        moved = of_sum.bounded_rise(new, old) - of_sum.bounded_rise(new[1:], old[1:])
         assert abs(float(moved)) <= 0.01 * (1 + 1e-9)
-        assert abs(float(mean.trials.bounded_rise(new, old))) <= 0.01
+        assert abs(float(of_mean.bounded_rise(new, old))) <= 0.01
 
 
 class Deciding(nn.Module):
@@ -414,8 +412,8 @@ def test_a_record_does_not_decide_for_the_others() -> None:
     chosen = plan(test="summed", clip=0.01)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, chosen, records=RECORDS)
-    step.probed = Probed(one_by_one=True)
-    trials = step.trials
+    step.gradients.probed = Probed(one_by_one=True)
+    trials = trials_of(step)
     assert trials is not None
     x, y = torch.randn(20, 5).double(), torch.randint(0, 3, (20,))
     outlier = torch.cat([x, torch.full((1, 5), 100.0).double()]), torch.cat([y, y[:1]])
@@ -544,11 +542,10 @@ def test_what_is_not_proved_is_refused() -> None:
 def test_an_owners_loss_is_the_mean_over_the_records_that_are_present() -> None:
     """Owners of three slots each: two filled, none filled, all filled."""
     owners = [slot // 3 for slot in range(RECORDS)]
-    step, (inputs, targets) = begin(plan(), records=None, units=owners, per_unit=3)
+    step, (inputs, targets) = begin(plan(), records=None, units=hush.Units(owners=owners, per_unit=3))
     present = torch.tensor([True, False, True, False, False, False, True, True, True])
     part = (inputs[:9], targets[:9], present, torch.tensor([3, 3, 3]))
-    assert step.trials is not None
-    found = step.trials.losses([part])
+    found = trials_of(step).losses([part])
     each = nn.functional.cross_entropy(step.model.eval()(inputs[:9]), targets[:9], reduction="none")
     expected = torch.stack([(each[0] + each[2]) / 2, torch.zeros(()).double(), each[6:].mean()])
     torch.testing.assert_close(found, expected.detach())

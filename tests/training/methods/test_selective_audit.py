@@ -8,7 +8,7 @@ from scipy import stats
 from torch import nn
 
 import hush
-from hush.training.checks.rehearsal import Snapshot
+from hush.training.rehearsal import Snapshot
 
 TRIALS, REPEATS, DELTA = 100, 120, 0.05
 NOISE, THRESHOLD = 3.0, 2.3

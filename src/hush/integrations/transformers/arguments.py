@@ -15,7 +15,7 @@ from hush.core.plan import Plan
 from hush.core.value import check_kind, with_article
 from hush.noise import Gaussian
 from hush.sampling import Poisson
-from hush.training.checks.disjoint import check_held_out
+from hush.training.disjoint import check_held_out
 
 _FUSED_BACKWARD = ("lomo", "adalomo")
 _LAYERWISE = "_layerwise"

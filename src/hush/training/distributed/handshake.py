@@ -1,25 +1,24 @@
 """Handshake of the ranks before any work: whoever would run another step is named, on every rank."""
 
 import hashlib
-import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from hush.core.errors import DataError, InvalidValue, Unsupported
+from hush.core.errors import DataError, InvalidValue, ProcessFailed, Unsupported
 from hush.core.plan import plan_text
 from hush.core.randomness import SystemSource, cryptographic
 from hush.gradients.models import ModuleTree
-from hush.training.data import pair_of
-from hush.training.distributed.group import Processes
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.checkpoint import settings_digest
+from hush.training.data import Batch, pair_of
+from hush.training.distributed.processes import Processes
+from hush.training.fingerprint import fingerprint
 
 if TYPE_CHECKING:
-    from hush.training.distributed.sharded import ShardedParameters
-    from hush.training.phases.state import StepState
+    from hush.training.step import PrivateStep
 
 
 _UNITS, _SEED = "units (their owners, per_unit, gradient)", "the seed"
@@ -27,7 +26,9 @@ _SECRET = {_UNITS, _SEED}
 """Facts of which a hash may tell too much: few seeds are possible, and owners may be private."""
 
 
-def check_same_step(step: "StepState", processes: Processes, generator: torch.Generator | None) -> None:
+def check_same_step(
+    step: "PrivateStep", processes: Processes, generator: torch.Generator | None
+) -> None:
     """Raise on every rank unless all are about to run the same step, from the same weights.
 
     Args:
@@ -38,15 +39,15 @@ def check_same_step(step: "StepState", processes: Processes, generator: torch.Ge
     _compare(processes.gather("the handshake", _facts(step, generator)))
 
 
-def check_same_run(processes: Processes, **arguments: Any) -> None:
+def check_same_run(exchange: Callable[[str, Any], list[Any]], **arguments: Any) -> None:
     """Raise on every rank unless `hush.train` was called alike on all of them.
 
     Args:
-        processes: the ranks.
+        exchange: `Local.exchange` of the reducer.
         arguments: of `hush.train`, by name, as short plain data; of data and folders whether there is
             one.
     """
-    _compare(processes.exchange("the arguments of hush.train", arguments))
+    _compare(exchange("the arguments of hush.train", arguments))
 
 
 def _compare(described: list[dict[str, Any]]) -> None:
@@ -80,16 +81,12 @@ def check_same_weights(model: nn.Module, optimizer: torch.optim.Optimizer, proce
                 )
 
 
-def check_same_end(steps: int | None, processes: Processes) -> None:
-    """Raise on every rank unless all are to take as many steps.
-
-    A rank that leaves the loop before the others does not come back, and these wait for it.
+def check_same_end(said: list[int | None]) -> None:
+    """Raise on every rank unless all take as many steps: a rank that leaves the loop does not come back.
 
     Args:
-        steps: as passed to `batches` on this rank.
-        processes: the ranks.
+        said: steps of each rank.
     """
-    said = processes.exchange("the number of steps", steps)
     for rank, other in enumerate(said):
         if other != said[0]:
             raise InvalidValue(
@@ -98,6 +95,38 @@ def check_same_end(steps: int | None, processes: Processes) -> None:
                 "was drawn or charged. Pass every rank the same steps.",
                 key="steps",
             )
+
+
+def check_same_draw(
+    step: "PrivateStep", batch: Batch, processes: Processes, content: int, *, adopted: bool
+) -> list[int]:
+    """A number of each rank, after a check that all are in the same step and have the same draw.
+
+    Args:
+        step: Step of the batch.
+        batch: Slots drawn.
+        processes: Ranks that run the step.
+        content: Number of this rank.
+        adopted: Whether weights were set outside of the step since the ranks compared theirs.
+    """
+    source = step.generator
+    state = None if isinstance(source, SystemSource) else fingerprint([source.get_state()])
+    weights = weights_digest(step.model) if adopted else None
+    applied = settings_digest(step.optimizer)
+    modes = forward_modes(step.gradients.tree, step.device)
+    drawn = [step.steps, fingerprint([batch.indices]), state, step.size, applied, weights, modes]
+    said = processes.exchange(f"the sum of step {step.steps + 1}", [drawn, content])
+    for rank, (other, _) in enumerate(said):
+        if other != said[0][0]:
+            raise ProcessFailed(
+                f"ranks 0 and {rank} are not in the same step, did not draw the same slots for it, "
+                "train other parameters or with other settings of the optimizer, run forward passes "
+                "in other modes or adopted other weights: they would add up what does not belong "
+                "together, or part. Nothing was charged. Do the same on every rank (freeze, "
+                "schedule, train() and eval(), autocast, adopt_weights), or resume all from the "
+                "last checkpoint."
+            )
+    return [number for _, number in said]
 
 
 def check_state_advances(held: list[bool], *, changing: bool) -> None:
@@ -133,21 +162,7 @@ def _digest(values: Iterable[Any]) -> str:
     )
 
 
-def sharded_parameters(step: "StepState", processes: Processes) -> "ShardedParameters | None":
-    """The step's sharded parameters; None where `fully_shard` was applied to no module.
-
-    Args:
-        step: which the ranks have found to be the same on all of them.
-        processes: the ranks.
-    """
-    if "torch.distributed.fsdp" not in sys.modules:  # importing it takes as long as many steps
-        return None
-    from hush.training.distributed.sharded import shard_parameters
-
-    return shard_parameters(step, processes)
-
-
-def _facts(step: "StepState", generator: torch.Generator | None) -> dict[str, Any]:
+def _facts(step: "PrivateStep", generator: torch.Generator | None) -> dict[str, Any]:
     """What must be the same on every rank, in words that a message can show."""
     from hush import __version__
 
@@ -166,16 +181,16 @@ def _facts(step: "StepState", generator: torch.Generator | None) -> dict[str, An
         "records": step.records,
         "neighbours": str(step.adjacency),
         _UNITS: None if step.units is None else step.units.digest,
-        "shard": step.shard,
+        "shard": step.reducer.shard,
         "model": f"{type(step.model).__name__} of {_listed(structure)}",
         "the model's weights": weights_digest(step.model),
-        "loss": _loss(getattr(step.loss, "loss", step.loss)),
+        "loss": _loss(getattr(step.gradients.loss, "loss", step.gradients.loss)),
         "optimizer": type(step.optimizer).__name__,
         "settings of the optimizer": step.optimizer_settings,
         "secure": isinstance(step.generator, SystemSource),
         "arithmetic": "proved" if cryptographic(step.generator) else "assumed",
         _SEED: None if seed is None else hashlib.sha256(seed).hexdigest(),
-        "views": None if step.views is None else _name(step.views),
+        "views": None if step.gradients.views is None else _name(step.gradients.views),
         "public records": None if public is None else fingerprint(part.cpu() for part in public),
         "kind of device": step.device.type,
     }

@@ -1,6 +1,6 @@
-"""Step on parameters that `fully_shard` has split over ranks: each sums, noises and moves its shard.
+"""Reducer for parameters that `fully_shard` has split over ranks: each sums, noises and moves its shard.
 
-A record's gradient is computed whole by the rank that works on the record, layer by layer, so that its
+A record's gradient is computed whole by the rank that processes the record, layer by layer, so that its
 norm is known there. Clipped sums are formed module by module and added up over ranks straight into
 shards: no rank ever holds the whole gradient, nor all weights (docs/guarantees/distributed.md, Sharded
 parameters).
@@ -8,8 +8,9 @@ parameters).
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,64 +26,87 @@ from hush.gradients.sharding import ShardedModules
 from hush.gradients.tape import GradientTape, MaskedTape
 from hush.gradients.tree import local_shard
 from hush.noise.gaussian import Gaussian
-from hush.training.distributed.group import Processes
-from hush.training.phases.private_gradient import fingerprint, split_like
+from hush.training.data import Batch, Data, held_slots
+from hush.training.distributed.process_group import ProcessGroup
+from hush.training.distributed.processes import Processes
+from hush.training.fingerprint import fingerprint
+from hush.training.noisy_mean import NoisyMean, split_like
+from hush.training.synthetic import check_some_number
 
 if TYPE_CHECKING:
-    from hush.training.phases.state import StepState
+    from hush.training.step import PrivateStep
 
 
-@dataclass(frozen=True, eq=False)
-class ShardedParameters:
-    """Parameters of a model that are split over the ranks of a step."""
+class Sharded(ProcessGroup):
+    """Reducer of ranks that each hold a shard of the parameters, of its sum and of its noise."""
 
     modules: ShardedModules
-    processes: Processes
 
-    def own_size(self, parameters: dict[str, nn.Parameter]) -> int:
-        """Numbers of the parameters that this rank holds."""
-        return sum(value.numel() for value in local_values(parameters.values()))
-
-    def tape_of(self, tape: GradientTape | MaskedTape) -> "ShardedTape":
-        """Tape whose sums are this rank's shards."""
-        return ShardedTape(tape, self)
-
-    def sum_shards(self, tape: GradientTape | MaskedTape, weights: Tensor) -> dict[str, Tensor]:
-        """This rank's shards of the weighted sum over the records of all ranks, by parameter name.
+    def __init__(self, group: ProcessGroup, modules: ShardedModules) -> None:
+        """A reducer after the handshake.
 
         Args:
-            tape: per-sample gradients of this rank's records.
-            weights: one per record.
+            group: Reducer of the handshake.
+            modules: Modules whose parameters are split over its ranks.
         """
-        own: dict[str, Tensor] = {}
-        names = list(self.modules.trainable())
-        for module in self.modules.modules:
-            gathered = [name for name in names if self.modules.module_of[name] == module]
-            if gathered:
-                sums = tape.select(gathered).weighted_sum(weights)
-                own |= self._own_shards([sums.pop(name) for name in gathered], gathered)
-        return {name: own[name] for name in names}
+        super().__init__(group.processes, shard=group.shard)
+        self.modules = modules
 
-    def _own_shards(self, sums: list[Tensor], names: list[str]) -> dict[str, Tensor]:
-        """This rank's shards of sums, added up over ranks in their order: one collective."""
-        ranks = self.processes.size
-        # as `Shard(0)` cuts: as many rows for each rank, of which the last may have fewer, or none
-        rows = [self.processes.slice_size(len(total)) for total in sums]
-        sizes = [count * math.prod(total.shape[1:]) for count, total in zip(rows, sums, strict=True)]
-        sent = sums[0].new_zeros(ranks, sum(sizes))
-        for part, count in zip(sent.split(sizes, dim=1), rows, strict=True):
-            # the whole sum of a parameter is let go of as soon as it is cut
-            for rank, piece in enumerate(sums.pop(0).split(count)):
-                part[rank, : piece.numel()] = piece.reshape(-1)
-        received = self.processes.sum_slices(sent.view(-1)).split(sizes)
-        shards = local_values(self.modules.parameters[name] for name in names)
-        return {
-            name: part[: shard.numel()].view_as(shard)
-            for name, part, shard in zip(names, received, shards, strict=True)
-        }
+    @property
+    def description(self) -> str:  # type: ignore[override]
+        return f"{super().description} with sharded parameters"
 
-    def set_gradients(self, parameters: Sequence[nn.Parameter], update: Tensor) -> None:
-        """Give each parameter this rank's shard of its gradient, from one flat vector of all shards."""
+    def free_whole_weights(self) -> None:
+        self.modules.release()
+
+    @contextmanager
+    def probing(self, data: Data) -> Iterator[None]:
+        """Context of the probe, in which forward passes gather weights; every rank runs all of them."""
+        check_some_number(data)  # before the ranks gather weights together
+        for rank, each in enumerate(self.exchange("the number of records", held_slots(data))):
+            if each < 2:
+                raise DataError(
+                    f"rank {rank} holds {each} records, and the parameters are sharded: every rank runs "
+                    "every forward pass, as all gather the weights for it, and tries the model on two "
+                    "records. Give each rank two at least, or let all read all (leave shard out)."
+                )
+        with self.modules.gathering():
+            yield
+
+    def block_sizes(self, parameters: dict[str, nn.Parameter], sizes: list[int]) -> list[int]:
+        return [sum(value.numel() for value in local_values(parameters.values()))]
+
+    def tape(self, tape: GradientTape | MaskedTape) -> "ShardedTape":
+        return ShardedTape(tape, self)
+
+    def sum_share(
+        self, step: "PrivateStep", batch: Batch, compute: Callable[[Batch, int | None], Tensor]
+    ) -> Tensor:
+        """This rank's shards of the sum over the shares of all ranks (sensitive).
+
+        All ranks run equally many passes, as they gather weights and add up shards in each of them.
+        """
+        share = self.share(batch)
+        # before any pass: ranks that are not in the same step would wait for each other
+        passes = max(self._check_same_draw(step, batch, -(-len(share) // share.physical)))
+        before = step.skipped
+        with self.processes.moving():
+            total = compute(share, passes)
+        skipped = self.exchange("the records skipped", step.skipped - before)
+        step.skipped = before + sum(skipped)
+        return total
+
+    def whole_sum(self, total: Tensor) -> Tensor:
+        return total
+
+    def noisy_mean(self, compute: Callable[[], Tensor], mean: NoisyMean) -> Tensor:
+        with self.propagate_errors():
+            return self.privatize(compute(), mean)
+
+    def privatize(self, total: Tensor, mean: NoisyMean) -> Tensor:
+        return replace(mean, basis=None)(total)
+
+    def set_gradients(self, parameters: list[nn.Parameter], update: Tensor) -> None:
         shards = local_values(parameters)
         for parameter, part in zip(parameters, split_like(update, shards), strict=True):
             assert isinstance(parameter, DTensor)
@@ -96,19 +120,43 @@ class ShardedParameters:
             )
 
     def release_name(self, update: Tensor) -> str:
-        """Fingerprint of a release of which each rank holds a shard: a hash of those of all shards."""
-        shards = self.processes.exchange("the fingerprints of the shards", fingerprint([update]))
+        """Hash of the fingerprints of all shards of a release."""
+        shards = self.exchange("the fingerprints of the shards", fingerprint([update]))
         return hashlib.sha256(" ".join(shards).encode()).hexdigest()[:16]
 
-    def check_records(self, held: int) -> None:
-        """Raise on every rank if one holds fewer than two records: all run the probe on two."""
-        for rank, each in enumerate(self.processes.exchange("the number of records", held)):
-            if each < 2:
-                raise DataError(
-                    f"rank {rank} holds {each} records, and the parameters are sharded: every rank runs "
-                    "every forward pass, as all gather the weights for it, and tries the model on two "
-                    "records. Give each rank two at least, or let all read all (leave shard out)."
-                )
+    def sum_shards(self, tape: GradientTape | MaskedTape, weights: Tensor) -> dict[str, Tensor]:
+        """This rank's shards of the weighted sum over the records of all ranks, by parameter name.
+
+        Args:
+            tape: Per-sample gradients of this rank's records.
+            weights: Weight of each record.
+        """
+        own: dict[str, Tensor] = {}
+        names = list(self.modules.trainable())
+        for module in self.modules.modules:
+            gathered = [name for name in names if self.modules.module_of[name] == module]
+            if gathered:
+                sums = tape.select(gathered).weighted_sum(weights)
+                own |= self._own_shards([sums.pop(name) for name in gathered], gathered)
+        return {name: own[name] for name in names}
+
+    def _own_shards(self, sums: list[Tensor], names: list[str]) -> dict[str, Tensor]:
+        """This rank's shards of sums, added up over ranks in their order: one collective."""
+        ranks = self.size
+        # as `Shard(0)` cuts: equally many rows for each rank, of which the last may have fewer, or none
+        rows = [self.processes.slice_size(len(total)) for total in sums]
+        sizes = [count * math.prod(total.shape[1:]) for count, total in zip(rows, sums, strict=True)]
+        sent = sums[0].new_zeros(ranks, sum(sizes))
+        for part, count in zip(sent.split(sizes, dim=1), rows, strict=True):
+            # the whole sum of a parameter is freed as soon as it is cut
+            for rank, piece in enumerate(sums.pop(0).split(count)):
+                part[rank, : piece.numel()] = piece.reshape(-1)
+        received = self.processes.sum_slices(sent.view(-1)).split(sizes)
+        shards = local_values(self.modules.parameters[name] for name in names)
+        return {
+            name: part[: shard.numel()].view_as(shard)
+            for name, part, shard in zip(names, received, shards, strict=True)
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +164,7 @@ class ShardedTape:
     """Per-sample gradients of one rank's records, whose sums go to the shards of all ranks."""
 
     tape: GradientTape | MaskedTape
-    shards: ShardedParameters
+    shards: Sharded
 
     def norms(self, order: float) -> Tensor:
         """Per-sample gradient norms over all parameters, whichever rank holds their shards."""
@@ -129,37 +177,34 @@ class ShardedTape:
     def clip_entrywise(
         self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None
     ) -> ClippedSum:
-        """Not provided for: `check_sharded` has refused the plan."""
+        """Not available: `sharded_modules` has refused the plan."""
         raise Unsupported("gradients of sharded parameters are clipped by L2 alone.")
 
 
 def local_values(parameters: Any) -> list[Tensor]:
-    """What this rank holds of each parameter: its shard, or the whole one where it is not split."""
+    """Part of each parameter that this rank holds: its shard, or the whole if it is not split."""
     with torch.no_grad():
         return [local_shard(value) for value in parameters]
 
 
-def shard_parameters(step: "StepState", processes: Processes) -> ShardedParameters | None:
-    """The step's sharded parameters; None where the model has none. Every rank calls it.
+def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules | None:
+    """Sharded modules of the step's model; None if it has none. Every rank calls it.
 
     Args:
-        step: on the model.
-        processes: the ranks that run it.
+        step: Step on the model.
+        processes: Ranks that run the step.
 
     Raises:
-        Unsupported: On every rank, for a plan, an option or a way to shard that is not provided for.
+        Unsupported: On every rank, for a plan, an option or a placement that is not proved.
     """
     if not any(isinstance(module, FSDPModule) for module in step.model.modules()):
         return None
     _check_parts(step)
     _check_placement(step.model, processes)
-    modules = ShardedModules(step.model, processes.guarded)
-    return ShardedParameters(modules, processes)
+    return ShardedModules(step.model, processes.guarded)
 
 
-def _check_parts(step: "StepState") -> None:
-    from hush.training.phases.clipped_sum import ClippedSumStep  # which imports this package
-
+def _check_parts(step: "PrivateStep") -> None:
     plan = step.plan
     refused = {
         f"clipping by {type(plan.clipping).__name__}": type(plan.clipping) is not L2,
@@ -170,10 +215,9 @@ def _check_parts(step: "StepState") -> None:
         f"release by {type(plan.release).__name__}": type(plan.release) is not Always,
         "units= (owners of several records)": step.units is not None,
         "public= (public bases)": step.basis_schedule is not None,
-        "replay=True": step.replay is True,
-        f"{type(step).__name__}, which overrides clip_physical_batch,": (
-            isinstance(step, ClippedSumStep)
-            and type(step).clip_physical_batch is not ClippedSumStep.clip_physical_batch
+        "replay=True": step.gradients.execution.replay is True,
+        f"{type(step).__name__}, which overrides clip_physical_batch,": step.overrides(
+            "clip_physical_batch"
         ),
     }
     for name in (name for name, true in refused.items() if true):

@@ -26,16 +26,16 @@ from hush.core.errors import CheckpointError, shorten
 from hush.core.value import as_path
 from hush.training import checkpoint
 from hush.training.checkpoint import load_state, state_of
-from hush.training.distributed.group import Processes, propagate_errors
+from hush.training.reducer import Local
 
 if TYPE_CHECKING:
-    from hush.training.phases.state import StepState
+    from hush.training.step import PrivateStep
 
 _STATE = "step.safetensors"
 _WEIGHTS = "weights-"
 
 
-def save(step: "StepState", directory: str | os.PathLike[str]) -> None:
+def save(step: "PrivateStep", directory: str | os.PathLike[str]) -> None:
     """Write a step's checkpoint into a folder that all ranks reach; every rank calls it.
 
     It holds the generator's state, from which noise can be computed: as secret as the records.
@@ -44,17 +44,16 @@ def save(step: "StepState", directory: str | os.PathLike[str]) -> None:
         step: between two of its steps.
         directory: of this run alone; the checkpoint before in it is replaced.
     """
-    processes = step.processes
-    with propagate_errors(processes):
-        step._check_nothing_pending()
-        step.free_whole_weights()
+    reducer = step.reducer
+    with reducer.propagate_errors():
+        step.check_nothing_pending()
+        reducer.free_whole_weights()
         folder = as_path("directory", directory)
         rest, tensors = _split(step)
-        name = _WEIGHTS + secrets.token_hex(8)
-        if processes is not None:
-            name = processes.broadcast_message("the name of the checkpoint", lambda: name)
+        own = _WEIGHTS + secrets.token_hex(8)
+        name = reducer.broadcast("the name of the checkpoint", lambda: own)
         folder.mkdir(parents=True, exist_ok=True)
-        _move(write_tensors, tensors, folder / name, processes)
+        _move(write_tensors, tensors, folder / name, reducer)
 
         def finish() -> None:
             checkpoint.save(folder / _STATE, {**rest, "weights": name})
@@ -62,13 +61,10 @@ def save(step: "StepState", directory: str | os.PathLike[str]) -> None:
                 if old.name != name:
                     shutil.rmtree(old)
 
-        if processes is None:
-            finish()
-        else:
-            processes.broadcast_message("the end of the checkpoint", finish)
+        reducer.broadcast("the end of the checkpoint", finish)
 
 
-def load(step: "StepState", directory: str | os.PathLike[str]) -> None:
+def load(step: "PrivateStep", directory: str | os.PathLike[str]) -> None:
     """Go on from a checkpoint that `save` wrote; every rank calls it.
 
     Weights and optimizer are, bit for bit, those that were saved, whatever the number of ranks. So are
@@ -79,19 +75,19 @@ def load(step: "StepState", directory: str | os.PathLike[str]) -> None:
         step: of the same plan, data and optimizer, before its first draw.
         directory: as passed to `save`. Its metadata is a pickle of torch's: read your own alone.
     """
-    processes = step.processes
-    with propagate_errors(processes):
-        step._check_nothing_pending()
-        step.free_whole_weights()
+    reducer = step.reducer
+    with reducer.propagate_errors():
+        step.check_nothing_pending()
+        reducer.free_whole_weights()
         folder = as_path("directory", directory)
 
         def read() -> dict[str, Any]:
             return checkpoint.load(folder / _STATE)
 
-        rest = read() if processes is None else processes.broadcast_object("the checkpoint", read)
+        rest = reducer.broadcast("the checkpoint", read)
         path = folder / str(rest.pop("weights"))
         tensors = _empty(step, path)
-        _move(read_tensors, tensors, path, processes)
+        _move(read_tensors, tensors, path, reducer)
         load_state(step, _joined(rest, tensors))
         step.adopt_weights()
 
@@ -100,20 +96,20 @@ def _move(
     write_or_read: Callable[..., Any],
     tensors: dict[str, Tensor],
     path: Path,
-    processes: Processes | None,
+    reducer: Local,
 ) -> None:
     """Write tensors to a folder, or read them from it, each rank its own shards."""
     try:
         with warnings.catch_warnings():
             # of a process alone, which is meant
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            if processes is None:
+            if not reducer.processes:
                 write_or_read(tensors, checkpoint_id=path, no_dist=True)
             else:
-                # a rank that cannot reach the folder tells it here, before torch's collectives
-                processes.exchange("the checkpoint's shards")
-                with processes.guarded("the checkpoint"):
-                    write_or_read(tensors, checkpoint_id=path, process_group=processes.group)
+                # a rank that cannot reach the folder raises here, before torch's collectives
+                reducer.exchange("the checkpoint's shards")
+                with reducer.processes.guarded("the checkpoint"):
+                    write_or_read(tensors, checkpoint_id=path, process_group=reducer.processes.group)
     except CheckpointException as error:  # no Exception, and raised on all ranks
         raise CheckpointError(
             f"the weights of the checkpoint at {path} cannot be written or read "
@@ -122,7 +118,7 @@ def _move(
         ) from error
 
 
-def _split(step: "StepState") -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _split(step: "PrivateStep") -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A step's state as plain data, and its large tensors by names that do not depend on ranks."""
     state = state_of(step)
     tensors = {f"model/{name}": value for name, value in state.pop("model").items()}
@@ -162,7 +158,7 @@ def _joined(rest: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
     return {**rest, "model": model, "optimizer": optimizer}
 
 
-def _empty(step: "StepState", path: Path) -> dict[str, Tensor]:
+def _empty(step: "PrivateStep", path: Path) -> dict[str, Tensor]:
     """Tensors to read a checkpoint into, sharded as the step's own parameters are."""
     try:
         written = FileSystemReader(path).read_metadata().state_dict_metadata
@@ -195,7 +191,7 @@ def _empty(step: "StepState", path: Path) -> dict[str, Tensor]:
     return empty
 
 
-def _optimized(step: "StepState") -> list[str]:
+def _optimized(step: "PrivateStep") -> list[str]:
     """Names of the optimizer's parameters, in the order of its state."""
     names = {id(value): name for name, value in step.model.named_parameters()}
     optimized = [value for group in step.optimizer.param_groups for value in group["params"]]

@@ -1,6 +1,5 @@
 """Selective release: test the model before and after a proposal on one fresh batch, and keep one."""
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,21 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hush.core.best_of import BestOf
 from hush.core.errors import InvalidValue, Unsupported
-from hush.core.plan import Plan
 from hush.core.randomness import RandomSource, random_bits
 from hush.core.release import Selective
-from hush.gradients.probe import probe
+from hush.gradients.probe import buffers_restored, probe
 from hush.gradients.recording import per_sample_losses
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.noise import Gaussian
 from hush.sampling import Poisson
-from hush.training.checks.rehearsal import Snapshot
 from hush.training.data import Batch, own_randomness
-from hush.training.distributed.charge import check_same_proposal
-from hush.training.distributed.streams import rank_source
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.fingerprint import fingerprint
+from hush.training.rehearsal import Snapshot
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
@@ -41,29 +36,43 @@ class Trials:
     before it. The work and the random numbers drawn are the same whatever the verdict.
     """
 
-    def __init__(self, step: "PrivateStep", release: Selective) -> None:
+    def __init__(self, step: "PrivateStep") -> None:
+        """Trials of a new step.
+
+        Args:
+            step: Step of a plan whose release is `Selective`.
+        """
+        release = step.plan.release
+        assert isinstance(release, Selective)
+        check_hidden_trials(release, step.records)
         self.step = step
         self.release = release
         self.sampling = Poisson(rate=release.rate)
         """Subsampling of the test batch."""
         self._noise = Gaussian(multiplier=release.multiplier)
 
-    def __call__(self, batch: Batch) -> bool:
-        """Whether the model moved in one step of the plan, which this runs."""
+    def run(self, batch: Batch) -> bool:
+        """Run one step of the plan: trials of proposals until one is accepted, or a single trial.
+
+        Args:
+            batch: Batch of the first proposal.
+
+        Returns:
+            Whether the model moved.
+        """
         step = self.step
         for number in range(int(self.release.most_trials)):
             batch = step.draw(batch) if number else batch
             update = step.private_gradient(batch)
             # taken once: both models must be tested on the very same records
             test_batch = self.draw_test(batch)
-            source = rank_source(step.generator, step.processes, "records of the test")
-            drawn = step.share(test_batch).physical_batches(source)
-            tested = [tree_map(part, step.to_device) for part in drawn]
+            source = step.reducer.own_source(step.generator, "records of the test")
+            drawn = step.reducer.share(test_batch).physical_batches(source)
+            tested = [tree_map(part, step.gradients.to_device) for part in drawn]
             label = self.masked_fingerprint(update, tested)
             if not number:
                 step.charge(label)
             if self._accept_or_restore(update, tested):
-                step.accepted_trials += 1
                 return True
         return False
 
@@ -79,10 +88,7 @@ class Trials:
         """
         mask = int(random_bits(1, self.step.generator)) % 2**64
         name = fingerprint([update, *tree_leaves(tested)])
-        if self.step.processes is not None:  # each rank has records of the test
-            said = self.step.processes.exchange("the name of a trial", [fingerprint([update]), name])
-            check_same_proposal([proposal for proposal, _ in said])
-            name = hashlib.sha256("".join(each for _, each in said).encode()).hexdigest()[:16]
+        name = self.step.reducer.trial_name(update, name)
         return f"{int(name, 16) ^ mask:016x}"
 
     def _accept_or_restore(self, update: Tensor, tested: PhysicalBatches) -> bool:
@@ -108,14 +114,15 @@ class Trials:
     def probe(self, inputs: Any, targets: Any) -> None:
         """Raise if the model keeps something of a record when it is evaluated."""
         with _evaluating(self.step.model):
-            probe(self.step.model, self.step.loss, inputs, targets)
+            probe(self.step.model, self.step.gradients.loss, inputs, targets)
 
     @torch.no_grad()
     def losses(self, tested: PhysicalBatches) -> Tensor:
         """Per-sample losses at the present weights, in double precision, without dropout (sensitive)."""
         step = self.step
-        source = rank_source(step.generator, step.processes, "losses of the test")
-        with _evaluating(step.model):
+        source = step.reducer.own_source(step.generator, "losses of the test")
+        changing = step.gradients.probed.changing_buffers
+        with buffers_restored(step.model, changing), _evaluating(step.model):
             values = [self._per_sample_losses(source, *part) for part in tested]
         empty = torch.zeros(0, dtype=torch.float64, device=step.device)
         return torch.cat([empty, *(value.double().reshape(-1) for value in values)])
@@ -132,13 +139,14 @@ class Trials:
 
         Where units own the records, the mean over those of each unit that are present.
         """
+        gradients = self.step.gradients
         with own_randomness(source, self.step.device):
             losses = per_sample_losses(
-                self.step.model,
-                self.step.loss,
+                gradients.model,
+                gradients.loss,
                 inputs,
                 targets,
-                one_by_one=self.step.probed.one_by_one,
+                one_by_one=gradients.probed.one_by_one,
             )
         if present is not None:
             losses = losses.where(present, torch.zeros_like(losses))
@@ -168,9 +176,7 @@ class Trials:
 
     def _over_ranks(self, total: Tensor) -> Tensor:
         """Sum over the ranks, in their order, so that all have the same number."""
-        if self.step.processes is None:
-            return total
-        shares = self.step.processes.exchange("the test", float(total))
+        shares = self.step.reducer.exchange("the test", float(total))
         return total.new_tensor(math.fsum(shares) if all(map(math.isfinite, shares)) else sum(shares))
 
     def noisy_verdict(self, rise: Tensor) -> bool:
@@ -180,6 +186,23 @@ class Trials:
         sensitivity = release.clip * (2 if release.test == "mean" else 1) * (1 + 2.0**-20)
         noisy = self._noise.privatize(rise.reshape(1), norm=sensitivity, generator=self.step.generator)
         return bool(noisy < release.threshold * release.clip)
+
+    def check_possible(self, steps: int) -> None:
+        """Raise if even the best proposals would most likely all be rejected."""
+        release = self.release
+        lowest, highest = release.acceptance(release.rate * self.step.records)
+        if (1 - highest) ** steps > 0.5 and release.accounting == "per-trial":
+            raise InvalidValue(
+                f"threshold={release.threshold:g} with noise {release.multiplier:g} accepts a proposal "
+                f"with a chance between m={lowest:.3g} and M={highest:.3g}: in {steps} trials, all "
+                "there are, most likely none would be accepted, and the privacy would be spent on "
+                "nothing. Raise the threshold, or change the noise of the test.",
+                key="threshold",
+            )
+
+    def describe(self) -> dict[str, int]:
+        """Number of accepted proposals, if verdicts are public."""
+        return {"accepted": self.step.accepted} if self.release.accounting == "per-trial" else {}
 
 
 @contextmanager
@@ -192,23 +215,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def check_release(plan: Plan, records: int) -> None:
-    """Raise where one run cannot carry out a plan's release rule.
-
-    Args:
-        plan: of the run.
-        records: number of units of privacy.
-    """
-    if isinstance(plan.release, Selective):
-        check_hidden_trials(plan.release, records)
-    if isinstance(plan.release, BestOf):
-        raise Unsupported(
-            "release=BestOf is of a whole selection of runs, and this is a step of one of them: it "
-            "would be charged as if nothing but the best run were released. Call hush.tune, and train "
-            "each trial with its own plan, trial.plan."
-        )
 
 
 def check_hidden_trials(release: Selective, records: int) -> None:
@@ -224,14 +230,12 @@ def check_hidden_trials(release: Selective, records: int) -> None:
         )
 
 
-def check_possible(release: Selective, records: int, trials: int) -> None:
-    """Raise if even the best proposals would most likely all be rejected."""
-    lowest, highest = release.acceptance(release.rate * records)
-    if (1 - highest) ** trials > 0.5 and release.accounting == "per-trial":
-        raise InvalidValue(
-            f"threshold={release.threshold:g} with noise {release.multiplier:g} accepts a proposal with "
-            f"a chance between m={lowest:.3g} and M={highest:.3g}: in {trials} trials, all there "
-            "are, most likely none would be accepted, and the privacy would be spent on nothing. Raise "
-            "the threshold, or change the noise of the test.",
-            key="threshold",
-        )
+def trials_of(step: "PrivateStep") -> Trials:
+    """Trials of a selective step.
+
+    Args:
+        step: Step of a plan whose release is `Selective`.
+    """
+    if not isinstance(step.rule, Trials):
+        raise Unsupported("this step is not selective: pass one whose plan has release=Selective.")
+    return step.rule

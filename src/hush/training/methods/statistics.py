@@ -27,8 +27,8 @@ from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
 from hush.training.data import own_randomness
-from hush.training.distributed.process_group import check_first_rank
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.distributed.processes import check_first_rank
+from hush.training.fingerprint import fingerprint
 
 ROUNDING, MOST_RECORDS = 2.0**-16, 2**21
 """Relative rounding slack on the sensitivity of a sum in double precision, and the number of records up

@@ -31,7 +31,7 @@ from hush.core.parts import Always
 from hush.core.plan import Plan, write_plan
 from hush.core.value import as_path, check_count, check_kind, finite_or_none
 from hush.training import checkpoint
-from hush.training.phases.private_gradient import fingerprint
+from hush.training.fingerprint import fingerprint
 from hush.training.progress import Progress
 from hush.training.run_folder import ANCHOR
 from hush.training.tuning.trial import (

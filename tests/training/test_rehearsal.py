@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.parts import Release
-from hush.training.checks.rehearsal import rehearsal
+from hush.training.rehearsal import rehearsal
 
 DATA = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
 SELECTIVE = hush.Selective(rate=0.5, clip=1.0, multiplier=1.0, test="mean")

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.randomness import SystemSource
-from hush.training.distributed.charge import open_ledger_for
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
@@ -77,15 +76,16 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
     before = Snapshot(step.model, step.optimizer)
     attributes = [(vars(module), dict(vars(module))) for module in step.model.modules()]
     attributes += [(module._buffers, dict(module._buffers)) for module in step.model.modules()]
-    source, ledger, loss = step.generator, step.ledger, step.loss
+    gradients, source, ledger = step.gradients, step.generator, step.ledger
+    loss, probed = gradients.loss, gradients.probed
     state = None if isinstance(source, SystemSource) else source.get_state()
-    counted = step.run, step.steps, step.skipped, step.accepted_trials
+    counted = step.run, step.steps, step.skipped, step.accepted
     bounded, pending = step.rounding_bounded, step.pending_batch
     charged = step.charged_run, step.secrecy
     update = None if step.update is None else step.update.clone()  # its memory is used again
     schedule = step.basis_schedule
     basis = None if schedule is None else schedule.state_dict()
-    step.ledger = open_ledger_for(None, step.plan, step.adjacency, step.processes)
+    step.ledger = step.reducer.open_ledger(None, step.plan, step.adjacency)
     step.pending_batch = None
     try:
         with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
@@ -95,10 +95,11 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
             own.clear()
             own.update(values)
         before.restore()
-        step.generator, step.ledger, step.loss, step.update = source, ledger, loss, update
+        step.generator, step.ledger, step.update = source, ledger, update
+        gradients.loss, gradients.probed = loss, probed
         if not isinstance(source, SystemSource) and state is not None:
             source.set_state(state)
-        step.run, step.steps, step.skipped, step.accepted_trials = counted
+        step.run, step.steps, step.skipped, step.accepted = counted
         step.rounding_bounded, step.pending_batch = bounded, pending
         step.charged_run, step.secrecy = charged
         if schedule is not None and basis is not None and schedule.state_dict() is not basis:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import DataError, PrivacyWarning, Unsupported
 from hush.gradients.recording import record
-from hush.training.checks import probe_batch
-from hush.training.checks.probe_batch import activations, records_that_fit, stand_ins
+from hush.training import memory
+from hush.training.memory import activations, records_that_fit
+from hush.training.synthetic import synthetic_records
 
 RECORDS = 20
 PLAN = hush.Plan(
@@ -30,8 +31,8 @@ def step_of(model: nn.Module, **options: Any) -> hush.PrivateStep:
 def test_they_have_the_shapes_and_types_of_the_records_and_nothing_else() -> None:
     inputs = {"x": torch.full((2, 3, 5), 7.0, dtype=torch.float64), "ids": torch.full((2, 4), 9)}
     targets = torch.tensor([5, 6], dtype=torch.uint8)
-    made_up = stand_ins(inputs, targets)
-    of_zeros = stand_ins({"x": inputs["x"] * 0, "ids": inputs["ids"] * 0}, targets * 0)
+    made_up = synthetic_records(inputs, targets)
+    of_zeros = synthetic_records({"x": inputs["x"] * 0, "ids": inputs["ids"] * 0}, targets * 0)
     for value, of_zero, original in zip(
         (*made_up[0].values(), made_up[1]),
         (*of_zeros[0].values(), of_zeros[1]),
@@ -238,7 +239,7 @@ def test_what_a_forward_pass_keeps_is_counted_once_and_without_the_weights() -> 
 
 
 def test_more_memory_for_each_record_means_fewer_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_batch, "_HOST_MEMORY", 10**6)
+    monkeypatch.setattr(memory, "_HOST_MEMORY", 10**6)
     sizes = []
     for width in (10, 1000, 10**6):
         model = nn.Sequential(nn.Linear(width, 2), nn.Tanh(), nn.Linear(2, 3))
@@ -251,7 +252,7 @@ def test_more_memory_for_each_record_means_fewer_records(monkeypatch: pytest.Mon
 
 
 def test_the_size_is_found_once_the_data_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_batch, "_HOST_MEMORY", 1)
+    monkeypatch.setattr(memory, "_HOST_MEMORY", 1)
     for records_at_once, expected in ((None, 1), (3, 3)):
         model = nn.Linear(4, 3)
         step = hush.PrivateStep(
@@ -272,10 +273,10 @@ def test_a_process_that_shares_a_gpu_keeps_to_its_share(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (800, 1000))
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: share)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 40)
-    assert probe_batch.memory_limit(device) == 200
+    assert memory.memory_limit(device) == 200
     share = 0.1
-    assert probe_batch.memory_limit(device) == 15
-    assert probe_batch.memory_limit(torch.device("cpu")) == 2**27
+    assert memory.memory_limit(device) == 15
+    assert memory.memory_limit(torch.device("cpu")) == 2**27
 
 
 class Sequences(nn.Module):

@@ -15,11 +15,10 @@ from torch import Tensor
 from hush.core.errors import InvalidValue, Unsupported, short_repr
 from hush.gradients.cuda_graph import Replay
 from hush.gradients.tree import tree_leaves, tree_map
-from hush.training.checks.probe_batch import stand_ins
 from hush.training.data import Data, count, held_slots, take
+from hush.training.synthetic import synthetic_records
 
 if TYPE_CHECKING:
-    from hush.training.phases.state import StepState
     from hush.training.step import PrivateStep
 
 _HOST_BOUND = 0.1
@@ -32,20 +31,21 @@ _MEMORY_SHARE = 0.5
 """Share of the free memory of a GPU that a graph may keep."""
 
 
-def check_replay(step: "StepState") -> None:
+def check_replay(step: "PrivateStep") -> None:
     """Raise if `replay` is no choice, or is True and the plan, units or device rule it out."""
-    if step.replay is not None and not isinstance(step.replay, bool):
+    replay = step.gradients.execution.replay
+    if replay is not None and not isinstance(replay, bool):
         raise InvalidValue(
-            f"replay={short_repr(step.replay)} must be True, False or None: whether physical batches "
+            f"replay={short_repr(replay)} must be True, False or None: whether physical batches "
             "are replayed as CUDA graphs. Leave it out, and they are where that is possible and faster.",
             key="replay",
         )
-    reason = why_not(step) if step.replay else None
+    reason = why_not(step) if replay else None
     if reason is not None:
         raise Unsupported(reason)
 
 
-def why_not(step: "StepState") -> str | None:
+def why_not(step: "PrivateStep") -> str | None:
     """Reason why a step's physical batches cannot be replayed, whatever its model; None: they can."""
     sampling = step.plan.sampling
     on_device = (
@@ -58,13 +58,13 @@ def why_not(step: "StepState") -> str | None:
             "on the GPU can be asked for new ones from within. Leave out replay, or pass "
             'arithmetic="assumed" without a generator of your own.'
         )
-    if sampling.coordinate_participation < 1 and step.processes is not None:
+    if sampling.coordinate_participation < 1 and step.reducer.processes:
         return (
             f"replay=True repeats the same work, and {type(sampling).__name__} draws which coordinates "
             "take part from a stream of each rank and step, which a graph does not hold. Leave out "
             "replay, or run the step in one process."
         )
-    if step.sharded is not None:
+    if step.reducer.modules is not None:
         return (
             "replay=True repeats work on weights that stay where they are, and sharded ones are "
             "gathered anew in every pass. Leave out replay."
@@ -96,38 +96,36 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
         physical: records of a physical batch.
         steps: how many are to come; None: many.
     """
-    if step.replay and step.probed.changing_buffers:
-        names = ", ".join(sorted(step.probed.changing_buffers)[:3])
+    gradients = step.gradients
+    required, changing = gradients.execution.replay, gradients.probed.changing_buffers
+    if required and changing:
+        names = ", ".join(sorted(changing)[:3])
         raise Unsupported(
             f"replay=True is for work on the GPU alone, and forward passes change {names}: "
             "Python puts that back, so that each begins from the same state. Leave out replay."
         )
-    if (
-        step.replay is False
-        or step.probed.changing_buffers
-        or step.probed.one_by_one
-        or why_not(step) is not None
-    ):
-        step.replayed = False
+    if required is False or changing or gradients.probed.one_by_one or why_not(step) is not None:
+        gradients.replayed = False
         return None
     replay = Replay(
         step.model,
-        step.loss,
+        gradients.loss,
         step.plan.clipping,
-        step.views,
+        gradients.views,
         most_records=physical,
-        required=step.replay is True,
+        required=required is True,
     )
-    if step.replay:
-        step.replayed = True
-    elif step.replayed is None and (steps is None or steps >= _FEWEST_STEPS):
+    if required:
+        gradients.replayed = True
+    elif gradients.replayed is None and (steps is None or steps >= _FEWEST_STEPS):
         # what Python does in forward() beside launching kernels is not in a graph
         hooked = _hooked(step)
-        step.replayed = not hooked and (not held_slots(data) or _pays(step, replay, data, physical))
-    if step.processes is not None and step.replayed is not None:
+        gradients.replayed = not hooked and (not held_slots(data) or _pays(step, replay, data, physical))
+    if gradients.replayed is not None:
         # one decision for all ranks goes into the checkpoint: a repeated step must round alike
-        step.replayed = all(step.processes.exchange("the choice of replays", step.replayed))
-    return replay if step.replayed else None
+        said = step.reducer.exchange("the choice of replays", gradients.replayed)
+        gradients.replayed = all(said)
+    return replay if gradients.replayed else None
 
 
 def _hooked(step: "PrivateStep") -> bool:
@@ -139,13 +137,13 @@ def _hooked(step: "PrivateStep") -> bool:
 def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> bool:
     """Whether replaying is faster, measured on records of the probe."""
     size = max(2, min(physical, int(step.plan.sampling.expected(step.records))))
-    records = tree_map(take(data, torch.arange(min(2, count(data)))), step.to_device)
+    records = tree_map(take(data, torch.arange(min(2, count(data)))), step.gradients.to_device)
     generator = step.generator if isinstance(step.generator, torch.Generator) else None
     state = None if generator is None else generator.get_state()
     devices = [step.device] if step.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         try:
-            pair = stand_ins(*records)
+            pair = synthetic_records(*records)
             try:
                 replay.clip_padded(*pair, _all(pair, step.device), None)
             except Exception:  # whatever the model raises for an input that it does not take

@@ -7,7 +7,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, rand
 
 import hush
 from hush.core.errors import DataError
-from hush.training.checks.disjoint import check_distinct, check_held_out, check_public
+from hush.training.disjoint import check_distinct, check_held_out, check_public
 
 X, Y = torch.randn(1300, 2, 3, generator=torch.Generator().manual_seed(0)), torch.arange(1300) % 3
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import hush
 from hush.core.errors import BudgetExceeded, LedgerError
-from hush.training.checks.run import checked_ledger, ledger_at
 from hush.training.loop import Run
+from hush.training.run_check import checked_ledger, ledger_at
 
 PLAN = hush.Plan(
     sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)

@@ -12,14 +12,8 @@ from torch import nn
 import hush
 from hush.core.parts import Noise
 from hush.core.randomness import Stream
-from hush.training.phases.private_gradient import (
-    _hash,
-    _place_weights,
-    early_noise,
-    fingerprint,
-    run_in_background,
-    spare_core,
-)
+from hush.training.fingerprint import _hash, _place_weights, fingerprint
+from hush.training.noisy_mean import run_in_background, spare_core
 from tests.training.test_step import LOSS
 
 RECORDS = 20
@@ -29,7 +23,7 @@ def update(
     noise: Noise, monkeypatch: pytest.MonkeyPatch, many: int, rate: float = 0.5
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What one step releases, and the state of its generator then."""
-    monkeypatch.setattr("hush.training.phases.private_gradient._BACKGROUND_SIZE", many)
+    monkeypatch.setattr("hush.training.noisy_mean._BACKGROUND_SIZE", many)
     torch.manual_seed(0)
     model = nn.Linear(60, 30)
     inputs, targets = torch.randn(RECORDS, 60), torch.randint(0, 30, (RECORDS,))
@@ -66,7 +60,7 @@ def update(
 def test_early_noise_is_the_same_noise(
     noise: Noise, rate: float, spare: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hush.training.phases.private_gradient.spare_core", lambda: spare)
+    monkeypatch.setattr("hush.training.noisy_mean.spare_core", lambda: spare)
     late, late_state = update(noise, monkeypatch, 10**9, rate)
     early, early_state = update(noise, monkeypatch, 1, rate)
     assert torch.equal(early, late)
@@ -89,14 +83,14 @@ def test_only_noise_that_does_not_depend_on_the_sum_comes_before_it() -> None:
 def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from one generator, which two threads must not share."""
     early: list[bool] = []
-    monkeypatch.setattr("hush.training.phases.private_gradient._BACKGROUND_SIZE", 1)
+    monkeypatch.setattr("hush.training.noisy_mean._BACKGROUND_SIZE", 1)
     model = nn.Linear(3, 2)
     for sampling in (hush.Poisson(rate=0.5), hush.Twice(rate=0.5, coordinate_rate=0.5)):
         noise = hush.Gaussian(multiplier=1.0)
         plan = hush.Plan(sampling=sampling, clipping=hush.L2(norm=1.0), noise=noise)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         step = hush.PrivateStep(model, LOSS, optimizer, plan, records=9)
-        with early_noise(step.plan, step.layout(), step.generator, step.device) as drawn:
+        with step._mean(None).early() as drawn:
             early.append(drawn() is not None)
     assert early == [True, False]
 
@@ -117,7 +111,7 @@ def test_a_thread_is_not_added_to_as_many_as_there_are_cores(monkeypatch: pytest
 
 @pytest.mark.parametrize("spare", [False, True])
 def test_what_the_work_raises_is_raised(spare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hush.training.phases.private_gradient.spare_core", lambda: spare)
+    monkeypatch.setattr("hush.training.noisy_mean.spare_core", lambda: spare)
 
     def work() -> None:
         raise ValueError("no noise")
@@ -127,7 +121,7 @@ def test_what_the_work_raises_is_raised(spare: bool, monkeypatch: pytest.MonkeyP
 
 
 def test_the_work_is_over_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hush.training.phases.private_gradient.spare_core", lambda: True)
+    monkeypatch.setattr("hush.training.noisy_mean.spare_core", lambda: True)
     done: list[int] = []
 
     def work() -> None:
@@ -140,7 +134,7 @@ def test_the_work_is_over_when_the_block_fails(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_interrupt_waits_for_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hush.training.phases.private_gradient.spare_core", lambda: True)
+    monkeypatch.setattr("hush.training.noisy_mean.spare_core", lambda: True)
     done: list[int] = []
     waits: list[int] = []
 
@@ -154,7 +148,7 @@ def test_an_interrupt_waits_for_the_work(monkeypatch: pytest.MonkeyPatch) -> Non
             raise KeyboardInterrupt
         wait(works)
 
-    monkeypatch.setattr("hush.training.phases.private_gradient.wait", impatient)
+    monkeypatch.setattr("hush.training.noisy_mean.wait", impatient)
     with pytest.raises(KeyboardInterrupt), run_in_background(work):
         pass
     assert done == [1]

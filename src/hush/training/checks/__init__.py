@@ -1,1 +1,0 @@
-"""Checks before, beside and after a private run."""

@@ -1,0 +1,198 @@
+"""Reducers: what a step does alone and with other ranks. `Local` is one process.
+
+`distributed.process_group.ProcessGroup` sums over ranks, and `distributed.sharded.Sharded` also over
+parameters that are split over ranks. A reducer draws the shared randomness, places the data, reduces
+sums, adds the noise once and charges once.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from hush.accounting.ledger import Ledger
+from hush.core.guarantee import Adjacency
+from hush.core.parts import Sampling
+from hush.core.plan import Plan
+from hush.core.randomness import RandomSource, Stream, substream
+from hush.gradients.sharding import ShardedModules
+from hush.training.data import Batch, Data, count
+from hush.training.fingerprint import fingerprint
+from hush.training.noisy_mean import NoisyMean, set_gradients
+from hush.training.run_folder import open_ledger
+
+if TYPE_CHECKING:
+    import torch
+
+    from hush.training.step import PrivateStep
+
+LedgerOrPath = Ledger | str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True)
+class StepStreams:
+    """Sources of the random numbers of one rank in one step, apart from the draw of slots."""
+
+    masks: Stream
+    """Dropout, views and coins of a clipping."""
+    coordinates: RandomSource
+    """Coordinates that take part."""
+    noise: RandomSource
+
+
+class Local:
+    """Reducer of one process. Its subclasses override what several ranks do together."""
+
+    processes: Any = False
+    """Ranks, as an option of a step or a run (`hush.Distributed.processes`)."""
+    rank = 0
+    size = 1
+    shard = False
+    """Whether each rank holds its own part of the data."""
+    modules: ShardedModules | None = None
+    """Modules whose parameters are split over ranks."""
+    description = "1 process"
+    """Who draws the noise of which coordinates; a resumed run with the same description repeats it."""
+
+    # messages between ranks
+
+    def propagate_errors(self) -> AbstractContextManager[None]:
+        """Context whose errors are raised on all ranks."""
+        return nullcontext()
+
+    def exchange(self, phase: str, content: Any = None) -> list[Any]:
+        """Small plain data of each rank, by rank."""
+        return [content]
+
+    def gather(self, phase: str, content: Any) -> list[Any]:
+        """Any object of each rank, by rank."""
+        return [content]
+
+    def broadcast(self, phase: str, make: Callable[[], Any]) -> Any:
+        """Object that rank 0 makes."""
+        return make()
+
+    def copy_of_first(self, phase: str, tensors: list[Tensor]) -> None:
+        """Overwrite tensors with those of rank 0."""
+
+    # before the first step
+
+    def joined(self, step: "PrivateStep", generator: "torch.Generator | None") -> "Local":
+        """Reducer of a new step, after the ranks have compared their steps."""
+        return self
+
+    def open_ledger(self, ledger: LedgerOrPath, plan: Plan, adjacency: Adjacency) -> Ledger:
+        """Ledger of rank 0; a copy in memory on the other ranks."""
+        return open_ledger(ledger, plan, adjacency)
+
+    def shared_source(self, source: RandomSource) -> RandomSource:
+        """Source whose numbers are those of rank 0 on every rank."""
+        return source
+
+    def adopt_weights(self) -> None:
+        """Compare the weights of all ranks before the next sum: they were set outside of the step."""
+
+    def free_whole_weights(self) -> None:
+        """Keep only this rank's shards of sharded weights: evaluation leaves some of them whole."""
+
+    def check_weights(self, step: "PrivateStep") -> None:
+        """Raise unless all ranks have the same weights and optimizer state."""
+
+    # data and draws
+
+    def count(self, data: Data) -> int:
+        """Number of slots of all ranks, before a step is made."""
+        return count(data)
+
+    def slots(self, data: Data) -> int:
+        """Number of slots of all ranks."""
+        return count(data)
+
+    def place(self, data: Data, present: Tensor | None, pending: bool) -> int:
+        """Number of slots, after the ranks have compared their data.
+
+        Args:
+            data: Data of this rank.
+            present: Whether each of its slots holds a record.
+            pending: Whether a drawn batch is not yet used; its records must be in their slots.
+        """
+        return count(data)
+
+    def first_slot(self, data: Data) -> int:
+        """Number of this rank's first slot among those of all ranks."""
+        return 0
+
+    def draw(self, sampling: Sampling, units: int, source: RandomSource) -> Tensor:
+        """Indices drawn for a step, the same on every rank."""
+        return sampling.draw(units, source)
+
+    def share(self, batch: Batch) -> Batch:
+        """Slots of a batch that this rank processes, numbered as in its own data (sensitive)."""
+        return batch
+
+    def streams(self, source: RandomSource) -> StepStreams:
+        """Sources of the next step; the step's source advances equally on every rank."""
+        return StepStreams(substream(source), source, source)
+
+    def own_source(self, source: RandomSource, use: str) -> RandomSource:
+        """Source of one rank's own numbers for one use in a step."""
+        return source
+
+    def probing(self, data: Data) -> AbstractContextManager[None]:
+        """Context of the probe; it gathers weights that are split over ranks."""
+        return nullcontext()
+
+    # one step
+
+    def block_sizes(self, parameters: dict[str, nn.Parameter], sizes: list[int]) -> list[int]:
+        """Sizes of the blocks of a clipped sum that this rank holds."""
+        return sizes
+
+    def tape(self, tape: Any) -> Any:
+        """Tape whose sums are those of this rank's parameters."""
+        return tape
+
+    def sum_share(
+        self, step: "PrivateStep", batch: Batch, compute: Callable[[Batch, int | None], Tensor]
+    ) -> Tensor:
+        """Clipped sum of this rank's share of a batch (sensitive); skipped records are added over ranks.
+
+        Args:
+            step: Step of the batch.
+            batch: Slots drawn, numbered over the data of all ranks.
+            compute: Clipped sum of a share in a number of physical batches, or in as many as it has.
+        """
+        return compute(batch, None)
+
+    def whole_sum(self, total: Tensor) -> Tensor:
+        """Sum of the shares of all ranks (sensitive)."""
+        return total
+
+    def noisy_mean(self, compute: Callable[[], Tensor], mean: NoisyMean) -> Tensor:
+        """Noisy mean of the shares of all ranks; noise is drawn during the computation if that pays."""
+        with mean.early() as drawn:
+            total, ready = compute(), drawn()
+        return mean(total, ready)
+
+    def privatize(self, total: Tensor, mean: NoisyMean) -> Tensor:
+        """Noisy mean of the sum over all ranks, which every rank has; `total` is overwritten."""
+        return mean(total)
+
+    def charge(self, ledger: Ledger, plan: Plan, **details: Any) -> None:
+        """Charge a step on disk; returns only if every rank has the release that is charged."""
+        ledger.charge(plan, **details)
+
+    def set_gradients(self, parameters: list[nn.Parameter], update: Tensor) -> None:
+        """Set the gradients of the parameters from this rank's flat vector."""
+        set_gradients(parameters, update)
+
+    def release_name(self, update: Tensor) -> str:
+        """Fingerprint of a private gradient, the same on every rank."""
+        return fingerprint([update])
+
+    def trial_name(self, update: Tensor, name: str) -> str:
+        """Name of a trial, of the records of the test on all ranks."""
+        return name

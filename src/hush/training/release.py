@@ -1,0 +1,84 @@
+"""Release rules of a step: run its proposal, charge it, and apply or revert it.
+
+A release rule is a frozen part of the plan in `hush.core` and a class that runs it, which the part names
+(`Release.runner`). The class of `Selective` is in `methods/selective.py`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hush.core.errors import Unsupported
+from hush.training.data import Batch
+
+if TYPE_CHECKING:
+    from hush.training.step import PrivateStep
+
+
+class ReleaseRule(Protocol):
+    """Rule of what a step does with its proposals. Its constructor takes the step."""
+
+    def run(self, batch: Batch) -> bool:
+        """Run one step of the plan: propose, charge, and apply or revert.
+
+        Args:
+            batch: Batch of the first proposal.
+
+        Returns:
+            Whether the model moved.
+        """
+        ...
+
+    def probe(self, inputs: Any, targets: Any) -> None:
+        """Raise if the rule cannot be run on the model; two synthetic records are given."""
+        ...
+
+    def check_possible(self, steps: int) -> None:
+        """Raise if a run of so many steps would most likely release nothing."""
+        ...
+
+    def describe(self) -> dict[str, int]:
+        """Metrics of the rule that are public."""
+        ...
+
+
+class EveryUpdate:
+    """Runs `hush.Always`: every update is charged, and then applied."""
+
+    def __init__(self, step: "PrivateStep") -> None:
+        self._step = step
+
+    def run(self, batch: Batch) -> bool:
+        """Charge and apply the update of the batch."""
+        step = self._step
+        update = step.private_gradient(batch)
+        step.charge(step.reducer.release_name(update))
+        step.apply(update)
+        return True
+
+    def probe(self, inputs: Any, targets: Any) -> None:
+        """Any model that has a private gradient can be released."""
+
+    def check_possible(self, steps: int) -> None:
+        """Every step releases its update."""
+
+    def describe(self) -> dict[str, int]:
+        """No metrics beyond those of a step."""
+        return {}
+
+
+class WholeSelection(EveryUpdate):
+    """Refuses `hush.BestOf` in a step: it is a rule of several runs."""
+
+    def __init__(self, step: "PrivateStep") -> None:
+        raise Unsupported(
+            "release=BestOf is of a whole selection of runs, and this is a step of one of them: it "
+            "would be charged as if nothing but the best run were released. Call hush.tune, and train "
+            "each trial with its own plan, trial.plan."
+        )
+
+
+def rule_of(step: "PrivateStep") -> ReleaseRule:
+    """Rule that runs the release of a step's plan."""
+    module, _, name = step.plan.release.runner.partition(":")
+    rule: ReleaseRule = getattr(import_module(module), name)(step)
+    return rule

@@ -1,0 +1,94 @@
+"""Synthetic records for the probe, and checks of the private records before the first draw."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hush.core.errors import DataError
+from hush.gradients.tree import call_model, tree_leaves, tree_map
+from hush.training.data import Data, pair_of
+
+_ROWS = 4096
+
+
+def synthetic_records(inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """Synthetic inputs and targets of the shapes and types of a few records, whatever they contain.
+
+    Inputs are normal and targets uniform on [0, 1). Integers are zeros and ones, which most vocabularies
+    and classes have. No two consecutive rows are alike.
+
+    Args:
+        inputs: Inputs of the records; only shapes, types and devices count.
+        targets: Their targets, likewise.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def synthetic(value: Tensor, draw: Callable[..., Tensor]) -> Tensor:
+        if value.is_floating_point() or value.is_complex():
+            return draw(value.shape, generator=generator).to(value.device, value.dtype)
+        row = torch.randint(0, 2, value.shape[1:], generator=generator)
+        turn = torch.arange(len(value)).reshape(-1, *[1] * row.dim())
+        return ((row + turn) % 2).to(value.device, value.dtype)
+
+    return (
+        tree_map(inputs, partial(synthetic, draw=torch.randn)),
+        tree_map(targets, partial(synthetic, draw=torch.rand)),
+    )
+
+
+@torch.no_grad()
+def check_labels(model: nn.Module, loss: Any, inputs: Any, data: Data) -> None:
+    """Raise if some label is no class, for a loss of classes and data in memory.
+
+    torch's own error would come in the middle of a run and show a private label.
+
+    Args:
+        model: Trained model.
+        loss: Criterion of the loss.
+        inputs: Inputs of a few records, which show the number of classes.
+        data: Private records.
+    """
+    pair = pair_of(data)
+    if pair is None or not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        return
+    outputs = call_model(model, inputs)
+    labels = [part for part in tree_leaves(pair[1]) if not part.is_floating_point()]
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2 or not labels:
+        return
+    classes = outputs.shape[1]
+    for part in labels:
+        wrong = (part < 0) | (part >= classes)
+        if bool((wrong & (part != loss.ignore_index)).any()):
+            raise DataError(
+                f"some labels are not among the model's {classes} classes, 0 to {classes - 1} (which is "
+                "private and not shown): their loss is not defined. Number the classes from 0, or "
+                "give the model more outputs."
+            )
+
+
+@torch.no_grad()
+def check_some_number(data: Data) -> None:
+    """Raise if an entry of the inputs or targets is finite in no record, for data in memory.
+
+    Each record would be left out, and the model trained on noise alone. One record with a number there
+    is enough to pass. Like the other checks of the data, this stops a run before anything is released
+    and is not part of the release.
+    """
+    for part in tree_leaves(pair_of(data) or ()):
+        if not part.is_floating_point():
+            continue
+        missing = ~part[:1].isfinite()[0]
+        for rows in part.split(_ROWS):
+            if not bool(missing.any()):
+                break
+            missing = missing & ~rows.isfinite().any(0)
+        if bool(missing.any()):
+            raise DataError(
+                f"{int(missing.sum())} of the {missing.numel()} entries of a record of shape "
+                f"{tuple(missing.shape)} are NaN or infinite in every record: no gradient would be "
+                "finite, and the model would be trained on noise alone. Leave them out, or fill them in "
+                "from what is public; a mask goes in as booleans."
+            )

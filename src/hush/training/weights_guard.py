@@ -1,0 +1,153 @@
+"""Guard of released weights and buffers: changed outside of a step, or trained on another ledger.
+
+A raw `optimizer.step()` beside the private one, or batch norm running in training mode between two
+steps, changes the released model without a charge. torch counts the writes to each tensor, so a
+comparison costs O(1) per tensor and never waits for a GPU. Writes through `.data` are not counted.
+"""
+
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from hush.accounting.ledger import Ledger
+from hush.core.errors import LedgerError, PrivacyWarning
+from hush.gradients.models import ModuleTree
+from hush.gradients.tree import local_shard
+
+
+class Reading(NamedTuple):
+    """Addresses and write counts of a model's parameters and buffers."""
+
+    parameters: list[tuple[int, int]]
+    buffers: dict[str, tuple[int, int]]
+
+
+class Accepted(NamedTuple):
+    """Reading of a model after a step or an adoption."""
+
+    reading: Reading
+    trained: bool
+    """Whether a step has moved the weights."""
+
+
+_ACCEPTED: "WeakKeyDictionary[nn.Module, dict[str, Accepted]]" = WeakKeyDictionary()
+"""Last reading of each model by the identity of the ledger: several steps on one ledger may train a
+model in turns."""
+
+
+class WeightsGuard:
+    """Detects weights and buffers that no private step has changed."""
+
+    def __init__(self, tree: ModuleTree, may_change: Callable[[], Collection[str]]) -> None:
+        """A guard of the model as it is now.
+
+        Args:
+            tree: Modules and parameters of the model.
+            may_change: Names of buffers that forward passes change independently of the records.
+        """
+        self._tree = tree
+        self._may_change = may_change
+        self._reading = self.read()
+
+    def read(self) -> Reading:
+        """Reading of the weights and buffers as they are now."""
+        buffers = {
+            f"{path}.{name}".lstrip("."): _version(buffer)
+            for path, module in self._tree.modules().items()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        }
+        return Reading([_version(value) for value in self._tree.parameters().values()], buffers)
+
+    def adopt(self, ledger: Ledger, *, trained: bool = False) -> None:
+        """Accept the current weights and buffers in all steps on the ledger.
+
+        Args:
+            ledger: Ledger of the steps.
+            trained: Whether a step charged to it has made them.
+        """
+        self._reading = self.read()
+        known = _ACCEPTED.setdefault(self._tree.model, {})
+        before = known.get(ledger.identity)
+        trained = trained or (before is not None and before.trained)
+        known[ledger.identity] = Accepted(self._reading, trained)
+
+    @contextmanager
+    def unchanged(self, ledger: Ledger) -> Iterator[None]:
+        """Context of passes that leave all values as they were, although torch may count writes."""
+        before = self.read()
+        yield
+        if before == self._reading != (after := self.read()):
+            self._reading = after
+            known = _ACCEPTED.get(self._tree.model, {})
+            if ledger.identity in known and known[ledger.identity].reading == before:
+                known[ledger.identity] = known[ledger.identity]._replace(reading=after)
+
+    def check(self, ledger: Ledger) -> None:
+        """Raise if weights or buffers were changed outside of the steps on the ledger.
+
+        Changed weights void a ledger that has charges.
+        """
+        now = self.read()
+        if now == self._reading:
+            return
+        other = _ACCEPTED.get(self._tree.model, {}).get(ledger.identity)
+        for accepted in (self._reading, *([] if other is None else [other.reading])):
+            if now.parameters == accepted.parameters:
+                names = now.buffers.keys() | accepted.buffers.keys()
+                changed = {name for name in names if now.buffers.get(name) != accepted.buffers.get(name)}
+                changed -= set(self._may_change())
+                if not changed:
+                    self._reading = now
+                    return
+                raise _buffers_changed(sorted(changed))
+        reason = "the model's weights were changed outside of the private step, where nothing is charged"
+        if ledger.counts:  # otherwise nothing was released on it, and nothing is lost
+            ledger.void(reason)
+        raise LedgerError(
+            f"{reason}: no guarantee holds for the model. Only step(batch) may train it: leave out "
+            "other calls of optimizer.step(). If the change did not depend on the records (weights that "
+            "were loaded, averaged or clamped), call step.adopt_weights() right after it."
+        )
+
+    def warn_of_other_ledger(self, ledger: Ledger) -> None:
+        """Warn if the weights are the result of a private run on another ledger."""
+        others = [
+            identity
+            for identity, accepted in _ACCEPTED.get(self._tree.model, {}).items()
+            if identity != ledger.identity
+            and accepted.trained
+            and accepted.reading.parameters == self._reading.parameters
+        ]
+        if others:
+            warnings.warn(
+                "the model's weights came out of an earlier private run, which was charged to another "
+                f"ledger ({', '.join(sorted(others))}): if any record was in both, the two charges add "
+                "up, and what this run reports is for its own steps alone. Make one ledger = "
+                "hush.Ledger(), pass ledger=ledger to both, and report ledger.epsilon(delta); or begin "
+                "with fresh weights.",
+                PrivacyWarning,
+                stacklevel=3,
+            )
+
+
+def _version(value: Tensor) -> tuple[int, int]:
+    value = local_shard(value)
+    address = value.data_ptr() if value.layout is torch.strided and not value.is_meta else id(value)
+    return address, -1 if value.is_inference() else value._version
+
+
+def _buffers_changed(names: list[str]) -> Any:
+    several = f" and {len(names) - 3} others" if len(names) > 3 else ""
+    return LedgerError(
+        f"the model's buffers {', '.join(names[:3])}{several} were changed outside of the private "
+        "step, where nothing is charged: statistics of records there, such as those a batch norm keeps "
+        "when it runs in training mode, are released with the model, without noise. Put back what was "
+        "there. If the change did not depend on the records (buffers that were loaded, or set to what "
+        "is public), call step.adopt_weights() right after it."
+    )
