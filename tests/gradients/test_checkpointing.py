@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from hush.core.errors import Unsupported
 from hush.gradients.recording import record
-from hush.training.checks.probe_batch import activations
+from hush.training.memory import activations
 
 RECORDS = 5
 recomputed = partial(checkpoint, use_reentrant=False)

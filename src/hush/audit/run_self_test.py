@@ -153,7 +153,7 @@ def influence(
 
     def as_bounded(length: float) -> bool:
         factor = 1.0 if length == 1 else length * step.plan.clipping.reference_norm
-        step.loss = lambda outputs, targets: factor * loss(outputs, targets)
+        step.gradients.loss = lambda outputs, targets: factor * loss(outputs, targets)
         whole = total(data, slots >= 0)
         return all(
             _own_share(step, whole, total, data, unit == place)
@@ -161,12 +161,12 @@ def influence(
             for place in emptied
         )
 
-    loss = step.loss
+    loss = step.gradients.loss
     try:
         with rehearsal(step):
             bounded = all(map(as_bounded, lengths))
     finally:
-        step.loss = loss
+        step.gradients.loss = loss
     return Check(name="influence of a unit", p_value=float(bounded))
 
 
