@@ -20,7 +20,7 @@ from torch import nn
 
 import hush
 from hush.accounting.ledger import Ledger
-from hush.training import step as step_module
+from hush.training.distributed.process_group import ProcessGroup
 from hush.training.distributed.processes import Processes
 from hush.training.fingerprint import fingerprint
 from hush.training.step import PrivateStep
@@ -159,14 +159,14 @@ def _watch(job: Job, rank: int) -> None:
         (PrivateStep, "apply", watched(released, "charged", "applied")),
     ]
     if job.hasty:
-        patched.append((step_module, "charge_together", _charge_hastily))
+        patched.append((ProcessGroup, "charge", _charge_hastily))
     for owner, name, function in patched:
         mock.patch.object(owner, name, function).start()
 
 
-def _charge_hastily(processes: Processes, ledger: Ledger, plan: hush.Plan, **details: Any) -> None:
-    processes.exchange("the charge")
-    (ledger.follow if processes.rank else ledger.charge)(plan, **details)
+def _charge_hastily(self: ProcessGroup, ledger: Ledger, plan: hush.Plan, **details: Any) -> None:
+    self.exchange("the charge")
+    (ledger.follow if self.rank else ledger.charge)(plan, **details)
 
 
 def released_by(folder: Path, rank: int) -> list[tuple[int, str]]:

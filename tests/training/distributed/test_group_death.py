@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 import hush
-from hush.training.distributed import charge
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import data_of, seeded, step_of, weights_of
 
@@ -30,7 +29,7 @@ def dies_after_the_second_charge(folder: Path, *, rank: int) -> None:
 
         hush.Ledger.charge = dying  # type: ignore[method-assign]
     elif dist.get_rank() == rank:
-        charge.follow = lambda *_, **__: os._exit(9)  # type: ignore[attr-defined]
+        hush.Ledger.follow = lambda *_, **__: os._exit(9)  # type: ignore[method-assign]
     try:
         for batch in batches:
             step(batch)

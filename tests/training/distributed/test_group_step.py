@@ -15,7 +15,6 @@ import hush
 from hush.audit.draws import draws_independent
 from hush.audit.noise import noise_fresh, noise_law, noise_scale, observe
 from hush.training.data import Batch
-from hush.training.distributed.streams import step_streams
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import (
     RECORDS,
@@ -99,7 +98,7 @@ def _drawn(step: hush.PrivateStep) -> Any:
 
 def noise_streams(folder: Path) -> list[tuple[bytes, bytes, bytes]]:
     step = step_of(randomness=hush.Randomness(generator=seeded()))
-    made = [step_streams(step.generator, step.reducer.processes) for _ in range(3)]
+    made = [step.reducer.streams(step.generator) for _ in range(3)]
     return [(each.masks.key, each.coordinates.key, each.noise.key) for each in made]  # type: ignore[union-attr]
 
 

@@ -24,7 +24,8 @@ from hush.audit.noise import noise_fresh, noise_law, noise_scale, observe
 from hush.audit.run_self_test import charged, influence
 from hush.core.randomness import derive_source
 from hush.training.data import Batch
-from hush.training.distributed import sharded_checkpoint, streams
+from hush.training.distributed import sharded_checkpoint
+from hush.training.distributed.process_group import ProcessGroup
 from hush.training.distributed.sharded import ShardedTape
 from hush.training.step import PrivateStep
 from tests.training.distributed import spawned
@@ -348,10 +349,10 @@ def norm_of_own_shard() -> Iterator[None]:
 def noise_of_one_stream() -> Iterator[None]:
     """Every rank draws the noise of its shard from the same stream."""
 
-    def same(root: Any, use: str, processes: Any) -> Any:
+    def same(self: Any, root: Any, use: str) -> Any:
         return derive_source(root, use.encode())
 
-    with mock.patch.object(streams, "_of_rank", same):
+    with mock.patch.object(ProcessGroup, "_stream", same):
         yield
 
 
