@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -168,7 +167,7 @@ multiplier = 1.0
 
 
 def read_plan(path: Path) -> Plan:
-    """Plan of a TOML file; an error names the line and the key at fault."""
+    """Plan of a TOML file; an error names the key at fault."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -176,14 +175,11 @@ def read_plan(path: Path) -> Plan:
             f"cannot read the plan file {path}: {error}. It should look like this:\n\n{EXAMPLE}"
         ) from None
     try:
-        plain = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        return Plan.from_plain(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
         raise InvalidPlan(f"{path}: not a TOML file: {error}") from None
-    try:
-        return Plan.from_plain(plain)
     except HushError as error:
-        line = _line_of(text, error.key)
-        raise InvalidPlan(f"{path}, line {line}, key {error.key}: {error}", key=error.key) from None
+        raise InvalidPlan(f"{path}, key {error.key}: {error}", key=error.key) from None
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -204,29 +200,3 @@ def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key} = {_toml(item)}' for key, item in value.items())}}}"
     return f'"{value}"' if isinstance(value, str) else repr(value)
-
-
-def _line_of(text: str, key: str) -> int:
-    """Line that sets `key` ("table.setting"), else the line of its table, else the last line."""
-    lines = [line.partition("#")[0] for line in text.splitlines()]
-    parts = key.split(".")
-    for depth in range(len(parts), 0, -1):
-        table = r"\s*\.\s*".join(map(re.escape, parts[:depth]))
-        start = _first(rf"\s*\[?\s*{table}\s*[\]=]", lines)
-        if start is None:
-            continue
-        section = lines[start + 1 :] if lines[start].lstrip().startswith("[") else []
-        section = section[: _first(r"\s*\[", section)]
-        for name in map(re.escape, parts[depth : depth + 1]):
-            # a setting of its own line first: an inline table may hold one of the same name
-            line = _first(rf'\s*"?{name}"?\s*=', section)
-            line = _first(rf'.*\b{name}"?\s*=', section) if line is None else line
-            if line is not None:
-                return start + line + 2
-        return start + 1
-    return max(len(lines), 1)
-
-
-def _first(pattern: str, lines: list[str]) -> int | None:
-    """Index of the first line that begins with the pattern."""
-    return next((i for i, line in enumerate(lines) if re.match(pattern, line)), None)
