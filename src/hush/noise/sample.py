@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _NORM = Range(
     above=0,
     at_most=1e12,
-    why="noise is measured by it, and none of it would hide nothing",
+    why="it is the unit of the noise multiplier, and without noise nothing is private",
     example=1.0,
 )
 
@@ -33,14 +33,14 @@ def sample(
     """Independent draws of a noise, added to a location.
 
     Args:
-        noise: The law.
-        shape: Of the draws.
-        norm: Clipping norm that the noise is scaled for.
-        location: What noise is added to, zero by default; noise on a fixed support needs one.
-        generator: Seeds the draws; who knows the seed knows the noise.
-        device: Where to draw; by default where the location is.
+        noise: Law of the draws.
+        shape: Shape of the draws.
+        norm: Clipping norm that scales the noise.
+        location: Numbers that noise is added to, zero by default; noise on a fixed support needs them.
+        generator: Seed of the draws; whoever knows the seed knows the noise.
+        device: Device of the draws; by default that of the location.
         secure: Whether every random bit comes from the operating system.
-        arithmetic: "assumed" draws with torch's faster generators, on a grid that can be recognised.
+        arithmetic: "assumed" draws with torch's faster generators, on a recognisable grid.
 
     Returns:
         A tensor of `shape`.
@@ -57,16 +57,16 @@ def sample(
         check_kind("location", location, torch.Tensor)
     if location is not None and not location.is_floating_point():
         raise InvalidValue(
-            f"location of type {location.dtype} must be real floating-point numbers: noise on complex "
-            "ones would leave a part of them bare, and whole numbers would round it. Pass e.g. "
+            f"location of type {location.dtype} must be real floating-point numbers: noise would leave "
+            "a part of complex numbers exposed, and integers would round it. Pass e.g. "
             "location.double(), or torch.view_as_real(location).",
             key="location",
         )
     if location is None and not noise.additive:
         raise InvalidValue(
             f"{type(noise).__name__} needs the location: it is drawn around the value on a fixed "
-            "support, and a draw around 0 that is added to the value later would show it by where the "
-            "draws end. Pass location=value.",
+            "support, and the support of a draw around 0 that is added to the value later would reveal "
+            "the value. Pass location=value.",
             key="location",
         )
     try:

@@ -1,7 +1,6 @@
-"""Per-instance (data-dependent) RDP of noisy votes: far below the worst case where teachers agree.
+"""Per-instance (data-dependent) RDP of noisy votes: far below the worst case if teachers agree.
 
-These numbers are computed from the private data and are **sensitive**: publishing one would release
-something that no budget was spent on.
+These numbers are functions of the private data and are **sensitive**: no budget covers their release.
 """
 
 import math
@@ -21,17 +20,15 @@ from hush.core.plan import Plan
 from hush.noise import Gaussian
 from hush.pate.argmax import Confident, NoisyMax, Query, as_scores, planned
 
-# The closed forms below are right to within this absolutely, and to `OUTWARD` relatively.
+# absolute error of the closed forms below; `OUTWARD` bounds the relative error
 _ROUNDING = 1e-12
 
 
 def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None = None) -> Guarantee:
-    """Per-instance guarantee of answering the query on every row of `scores`.
+    """Per-instance guarantee of answering the query on at most `answers` rows of `scores`.
 
-    At most `answers` rows are answered. Never above the charge that does not depend on the data.
-
-    **Guarantee** (sensitive). docs/guarantees/argmax.md, step 4: whichever neighbour the data set at
-    hand is held against, in both directions. Only for Gaussian noise.
+    **Guarantee** (sensitive). docs/guarantees/argmax.md, step 4: for every neighbour of this data set, both
+    directions; never above the data-independent cost. Only for Gaussian noise.
     """
     delta = DELTA["range"].check("delta", delta)
     total = divergences(query, scores, ORDERS).sum(0)
@@ -50,9 +47,9 @@ def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None
 
 
 def divergences(query: Query, scores: Tensor, orders: Array) -> Array:
-    """Upper bounds on the Rényi divergences between an answer on these scores and on neighbouring ones.
+    """Upper bounds on the Rényi divergences between the answers on these and on neighbouring scores.
 
-    One row a query, one column an order.
+    One row per query, one column per order.
     """
     rows = as_scores(scores).numpy()
     if isinstance(query, NoisyMax):
@@ -92,7 +89,7 @@ def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
 
 
 def _confident(query: Confident, scores: Array, orders: Array) -> Array:
-    """The test's two outcomes exactly, one of which is followed by an answer; step 5 of the note."""
+    """The two outcomes of the test exactly, one of them followed by an answer; step 5 of the note."""
     deviation = _deviation(query.test)
     answer = (orders - 1) * _vote(query.vote, scores, orders)
     margin = (scores.max(1) - query.threshold)[:, None] / deviation
@@ -128,7 +125,7 @@ def _deviation(plan: Plan) -> float:
 
 def _no_data_dependent_charge(plan: Plan) -> Unproved:
     return Unproved(
-        f"{type(plan.noise).__name__} noise has no data-dependent charge: what is proved uses that "
-        "every order costs the same multiple of itself, which Gaussian noise alone does. Use "
-        "Gaussian, or the charge that does not depend on the data."
+        f"{type(plan.noise).__name__} noise has no data-dependent charge: the proof requires an RDP "
+        "that is linear in the order, as for Gaussian noise alone. Use Gaussian, or the guarantee that "
+        "does not depend on the data."
     )

@@ -10,31 +10,31 @@ from hush.core.randomness import RandomSource, Stream, random_words
 from hush.noise.exact.layers import DIGITS, LAYERS, PLACE_SHIFT, layers
 
 ATTEMPTS = 8
-"""Blocks that each number has of its own. More are needed with a chance below 2**-60."""
+"""Blocks reserved for each number; more are needed with probability below 2**-60."""
 SIZE = 128
-"""Blocks of proposals that are made together."""
+"""Blocks of proposals that are computed together."""
 WORDS = 8
-"""64-bit words of a block: proposals of as many numbers, or all that one attempt needs."""
+"""64-bit words of a block: proposals of eight numbers, or the words of one attempt."""
 
 
 class RandomWords(Protocol):
-    """Random words that numbers are drawn from."""
+    """Random words of the numbers of one call."""
 
     @property
     def source(self) -> RandomSource:
-        """Of the words that are needed beyond these."""
+        """Source of further words."""
 
     def proposal(self, index: int) -> int:
-        """The first proposal of a number: layer, sign and place."""
+        """First proposal of a number: layer, sign and place."""
 
     def attempt(self, index: int, attempt: int) -> list[int]:
-        """For an attempt to accept a proposal: a height, a strip of the tail, a place in it, a position
-        within the place and the next proposal; then further bits of the height and of the position."""
+        """Words of one attempt to accept a proposal: a height, a strip of the tail, a place in it, a
+        position in the place, the next proposal, further bits of the height and of the position."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """Words of a stream for the numbers of one call: a proposal each, and a block an attempt."""
+    """Words of a stream for the numbers of one call: one per proposal, and a block per attempt."""
 
     source: Stream
     proposals: int
@@ -43,33 +43,33 @@ class Words:
     """Nonce of the blocks for attempts."""
 
     def proposal(self, index: int) -> int:
-        """The first proposal of a number: word k of SIZE blocks is for as many numbers in a row."""
+        """First proposal of a number: word k of SIZE blocks belongs to SIZE consecutive numbers."""
         group, place = divmod(index, WORDS * SIZE)
         word, block = divmod(place, SIZE)
         return self.source.block(self.proposals, group * SIZE + block)[word]
 
     def attempt(self, index: int, attempt: int) -> list[int]:
-        """The words of a block that is this attempt's own."""
+        """Words of the block of this attempt."""
         if attempt < ATTEMPTS:
             return self.source.block(self.attempts, index * ATTEMPTS + attempt)
         return [int(word) for word in random_words(WORDS, self.source)]
 
 
 def reserve(count: int, source: Stream) -> Words:
-    """Words for the next `count` numbers: two nonces, however many attempts there are."""
+    """Words for the next `count` numbers: two nonces, for any number of attempts."""
     return Words(source, source.reserve(count), source.reserve(count * ATTEMPTS * WORDS))
 
 
 def exact_sum(
     location: float, beta: float, scale: float, step: float, words: RandomWords, index: int
 ) -> float:
-    """The rounded sum of a location and the draw that a number's words give.
+    """The rounded sum of a location and the draw of a number's words.
 
     Args:
-        location: What noise is added to.
+        location: Number that noise is added to.
         beta: Exponent of the law.
         scale: Scale of the noise.
-        step: Spacing of the grid, a power of two.
+        step: Grid spacing, a power of two.
         words: Random words of all numbers of the call.
         index: Index of this number.
     """
@@ -86,7 +86,7 @@ def exact_sum(
 
 
 def _drawn(beta: float, words: RandomWords, index: int) -> tuple[Fraction, Fraction, Fraction, Fraction]:
-    """A standard draw: begin and width of its place, the position in it and how much of that is open."""
+    """A standard draw: begin and width of its place, the position in it and its open interval."""
     law = layers(beta)
     word, attempt = words.proposal(index), 0
     while True:
@@ -123,7 +123,7 @@ def _share(word: int, bits: int) -> Fraction:
 
 
 def _leading_zeros(bits: int, source: RandomSource) -> int:
-    """Zeros before the first one of 52 bits, and of further ones if there is none."""
+    """Number of leading zeros of 52 bits, and of further bits if all are zero."""
     return (
         52 - bits.bit_length()
         if bits

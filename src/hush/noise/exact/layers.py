@@ -1,8 +1,8 @@
 """Ziggurat layers: rectangles of equal area that cover exp(-x^beta), the proposal of exact draws.
 
-Layer k has half-width W_k and reaches from height h_k to h_{k+1} = h_k + A / W_k, so every layer has
-the same area exactly, whatever W_k was rounded to. Rounding outward keeps the curve covered; a poor
-table costs speed, never the law. docs/guarantees/sampling.md.
+Layer k has half-width W_k and reaches from height h_k to h_{k+1} = h_k + A / W_k, so all layers have
+exactly the same area for any rounding of W_k. Rounding outward keeps the curve covered; a poor table
+costs speed and does not change the law. docs/guarantees/sampling.md.
 """
 
 import math
@@ -19,15 +19,15 @@ Integers = npt.NDArray[np.int64]
 LAYER_BITS = 10
 LAYERS = 1 << LAYER_BITS
 PLACE_BITS = 36
-"""Bits of the place in a layer, beside its sign. Widths have 17 bits, so places are exact doubles."""
+"""Bits of the place in a layer without its sign. Widths have 17 bits, so places are exact doubles."""
 PLACE_SHIFT = 63 - PLACE_BITS
-"""A word has the layer in its lowest bits, and from this bit on the place with its sign."""
+"""First bit of the signed place in a word; the layer is in the lowest bits."""
 DIGITS = 50
 _WIDTH_BITS = 53 - PLACE_BITS
 _STRIPS = 128
-"""Strips of the tail: what lies beyond has less than 2**-128 of the tail's chance."""
+"""Number of strips of the tail; the rest has less than 2**-128 of its probability."""
 _MARGIN = 2.0**-40
-"""Relative error of an edge in double precision is far below this; edges are moved outward by it."""
+"""Relative outward shift of edges, far above their error in double precision."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class Layers:
     cells: Doubles
     """Width of a place in each layer: W_k / 2**36."""
     inner: Doubles
-    """Places nearer to zero than this have their whole column under the curve."""
+    """Columns of places nearer to zero than this are entirely under the curve."""
     heights: list[Decimal]
     """h_0 = 0, h_1, ..., h_LAYERS >= 1, to 50 digits."""
     edge: float
-    """Where the tail begins; places of layer 0 beyond it are drawn again from the tail."""
+    """Beginning of the tail; places of layer 0 beyond it are redrawn from the tail."""
     strip: float
     """Width of every strip of the tail."""
     strips: Doubles
-    """Where strip j begins: the curve is at most h_1 / 2**j there."""
+    """Beginning of strip j, where the curve is at most h_1 / 2**j."""
     tail_bits: int
     """Bits of the place in a strip, as many as keep it an exact double."""
 
@@ -57,12 +57,12 @@ class Layers:
 
     @cached_property
     def limits(self) -> Doubles:
-        """Places that begin nearer to zero than this, by layer, are under the curve as a whole."""
+        """Per layer: places that begin nearer to zero than this are entirely under the curve."""
         return np.maximum(self.inner - self.cells, 0.0)
 
     @cached_property
     def place_limits(self) -> Integers:
-        """Places from this number on, counted from zero in their layer, need a height."""
+        """Per layer: number of the first place, counted from zero, that needs a height."""
         return np.floor(self.limits / self.cells).astype(np.int64)
 
     @cached_property
@@ -79,7 +79,7 @@ class Layers:
 
 @lru_cache(maxsize=64)
 def layers(beta: float) -> Layers:
-    """Layers for exp(-x^beta), beta >= 1: as small as still reach the peak."""
+    """Layers for exp(-x^beta), beta >= 1: the smallest ones that reach the peak."""
     low, high = 0.05, 40.0  # powers at the edge of the tail: too near the peak, and too far out
     while high - low > 1e-9:
         middle = (low + high) / 2
@@ -115,14 +115,14 @@ def layers_beyond(beta: float, power: float) -> Layers:
 
 
 def _edge_power(edge: float, beta: float) -> float:
-    """A little less than edge^beta, so that the height found from it is no lower than the curve."""
+    """A lower bound on edge^beta, so that the height computed from it is not below the curve."""
     return float(edge**beta * (1 - _MARGIN))
 
 
 def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[float], float, float]:
     """Widths, inner edges and heights of layers whose tail begins about where the curve is exp(-power).
 
-    The part of layer 0 beyond the edge has the area of all strips of the tail together, twice the first.
+    Layer 0 beyond the edge has the area of all strips of the tail together, twice that of the first.
     """
     first_strip = (power + math.log(2)) ** (1 / beta) - power ** (1 / beta)
     share = 1
@@ -144,7 +144,7 @@ def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[fl
 
 
 def _place(beta: float, height: float) -> float:
-    """Where the curve has this height, 0 above its peak."""
+    """Place at which the curve has this height; 0 above its peak."""
     return float(max(-math.log(height), 0.0) ** (1 / beta))
 
 
