@@ -27,8 +27,8 @@ _ROUNDING = 1e-12
 def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None = None) -> Guarantee:
     """Per-instance guarantee of answering the query on at most `answers` rows of `scores`.
 
-    **Guarantee** (sensitive). docs/guarantees/argmax.md, step 4: for every neighbour of this data set, both
-    directions; never above the data-independent cost. Only for Gaussian noise.
+    **Guarantee** (sensitive). docs/guarantees/argmax.md, step 4: for every neighbour of these
+    scores, in both directions; never above the data-independent cost. Only for Gaussian noise.
     """
     delta = DELTA["range"].check("delta", delta)
     total = divergences(query, scores, ORDERS).sum(0)
