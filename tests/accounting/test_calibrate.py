@@ -49,6 +49,28 @@ def test_a_record_that_is_hardly_ever_drawn_needs_no_noise() -> None:
     assert private.noise.multiplier == pytest.approx(1e-3)
 
 
+@pytest.mark.parametrize(
+    ("limit", "needless"),
+    [
+        (hush.Risk(tpr=0.05, fpr=0.01), True),
+        (hush.Risk(tpr=0.03, fpr=0.01), False),
+        (hush.Risk(advantage=0.03), True),
+        (hush.Risk(advantage=0.02), False),
+    ],
+)
+def test_a_risk_that_holds_without_noise_is_refused_at_once(limit: hush.Risk, needless: bool) -> None:
+    """In 3 steps at rate 0.01 a record takes part with probability 0.0297."""
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=0.01), clipping=hush.L2(norm=1.0), noise=Gaussian(multiplier=1.0)
+    )
+    if needless:
+        with pytest.raises(InvalidValue, match="holds without any noise"):
+            calibrate(plan, limit, steps=3)
+    else:
+        found = calibrate(plan, limit, steps=3)
+        assert limit.gain(hush.Attacker({found: 3})) <= limit.max_gain
+
+
 def test_an_impossible_budget_says_so() -> None:
     with pytest.raises(BudgetExceeded, match="Take fewer steps"):
         calibrate(plan(rate=1.0), hush.Budget(epsilon=1e-9, delta=1e-30), steps=10**9)

@@ -217,10 +217,7 @@ def test_calibrate_takes_one_limit() -> None:
         ("", "the limit is missing"),
         ("--epsilon 2 --advantage .1", "--epsilon and --advantage are two limits"),
         ("--tpr .1", "tpr was passed"),
-        (
-            "--tpr .1 --fpr .01 --fit",
-            "rate of 0.1 at 0.01 false positives was asked for",
-        ),
+        ("--tpr .1 --fpr .01 --fit", "rate of 0.1 at 0.01 false positives was asked for"),
     ):
         refused = call("calibrate", *options.split(), *ASKED)
         assert refused.returncode == 2

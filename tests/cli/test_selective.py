@@ -14,19 +14,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_selective_run_says_how_many_trials_were_accepted() -> None:
-    asked = [
-        "train",
-        "--batch-size",
-        "256",
-        "--steps",
-        "12",
-        "--test-batch",
-        "64",
-        "--seed",
-        "1",
-        "--noise",
-        "3",
-    ]
+    asked = ("train", "--batch-size", 256, "--steps", 12, "--test-batch", 64, "--seed", 1, "--noise", 3)
     run = answer(*asked, "--run-dir", "run")
     assert run["steps"] == 12
     assert 0 <= run["accepted"] <= 12

@@ -59,7 +59,8 @@ def calibrate(
 
     **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it
     unless a multiplier of 0.001, the smallest considered, is private enough already. So it is of the
-    gain over a blind guess that a `Risk` allows.
+    gain over a blind guess that a `Risk` allows. A `Risk` that holds without any noise, because a record
+    is unlikely to be sampled at all, raises `InvalidValue`.
 
     >>> import hush
     >>> plan = hush.Plan(
