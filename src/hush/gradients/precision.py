@@ -76,6 +76,7 @@ def to_autocast_dtype(values: Tensor) -> Tensor:
     return values.to(autocast_dtype(values))
 
 
+_PRECISE = (torch.float32, torch.float64)
 _AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -87,11 +88,13 @@ def precise_under_autocast(values: Tensor) -> Tensor:
 
 def precise(values: Tensor) -> Tensor:
     """The values in single precision at least."""
-    return values.to(precise_dtype(values))
+    return values if values.dtype in _PRECISE else values.to(precise_dtype(values))
 
 
 def precise_dtype(values: Tensor) -> torch.dtype:
     """The dtype of `precise` values."""
+    if values.dtype in _PRECISE:
+        return values.dtype
     return torch.promote_types(values.dtype, torch.float32)
 
 

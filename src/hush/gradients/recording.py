@@ -89,10 +89,11 @@ def record(
     if one_by_one:
         return _record_one_by_one(model, loss, inputs, targets, views, trainable, sharded)
     recording = Recording(model, trainable, records, device, sharded=sharded)
-    with torch.enable_grad(), recording.copies_released(), _gathering(sharded):
-        losses = recording.losses(loss, inputs, targets, views)
-        with vmap_errors_translated(model):
-            recording.backward(losses)
+    try:
+        with torch.enable_grad(), _gathering(sharded), vmap_errors_translated(model):
+            recording.backward(recording.losses(loss, inputs, targets, views))
+    finally:
+        recording.release_copies()
     unused = tuple(name for name, uses in recording.terms.items() if not uses)
     for name in unused:
         zero = torch.zeros((), dtype=trainable[name].dtype, device=device)
@@ -130,7 +131,7 @@ def per_sample_losses(
         return torch.stack([*_losses_one_by_one(model, loss, inputs, targets, None, device)])
     trainable = dict(model.named_parameters())
     recording = Recording(model, trainable, records, device, sharded=sharded, losses_only=True)
-    with _gathering(sharded):
+    with _gathering(sharded), vmap_errors_translated(model):
         return recording.losses(loss, inputs, targets)
 
 
@@ -254,31 +255,30 @@ class Recording(TorchFunctionMode):
                 return _loss_of_record(self._model, loss, x, y, views)
 
         try:
-            with vmap_errors_translated(self._model), uncompiled():
+            with uncompiled():
                 losses = torch.vmap(one_loss, randomness="different")(inputs, targets)
                 return losses if views else losses.squeeze(1)
         finally:
             self._last_operand = None
 
-    @contextmanager
-    def copies_released(self) -> Iterator[None]:
-        """Context at whose end per-sample copies are released: each holds the graph that holds it."""
-        try:
-            yield
-        finally:
-            for copy in self._copies.values():
-                copy.release()
-            self._copies = {}
+    def release_copies(self) -> None:
+        """Release per-sample copies: each holds the graph that holds it."""
+        for copy in self._copies.values():
+            copy.release()
+        self._copies = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if _top_saved_tensors_default_hooks(True) != self._hooks:
+            before = self._hooks
             with saved_tensors_hooks(_pack, _unpack):  # see the module's docstring
-                return self._call(func, args, kwargs or {})
-        return self._call(func, args, kwargs or {})
-
-    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+                self._hooks = _top_saved_tensors_default_hooks(True)
+                try:
+                    return self.__torch_function__(func, types, args, kwargs)
+                finally:
+                    self._hooks = before
+        kwargs = kwargs or {}
         rule = RULES.get(func)
         if rule is None and func.__name__ == "__get__":  # an attribute, such as shape
             return func(*args)
