@@ -142,7 +142,7 @@ class Attacker(AttackBounds):
     Args:
         counts: Number of steps of each plan.
         dimension: Number of parameters, where the charge depends on it.
-        adjacency: What the two data sets differ in: one record's slot, unless it says otherwise.
+        adjacency: Adjacency of the two data sets; one record's slot by default.
 
     **Guarantee.** No membership test does better than any of the numbers here:
     docs/guarantees/attacker.md.
@@ -204,7 +204,7 @@ class ApproximateDP(AttackBounds):
         # The profile of the least private mechanism: its tests have errors 0 and 1 - delta, or both
         # alike, or a mixture (Kairouz, Oh and Viswanath 2015). Each point has one; the smallest holds.
         known, deltas = np.array(sorted(self.points), dtype=float).T
-        deltas = np.where(known > _MAX_EPSILON, 1.0, deltas)  # such a point says nothing
+        deltas = np.where(known > _MAX_EPSILON, 1.0, deltas)  # such a point bounds no test
         known = np.minimum(known, _MAX_EPSILON)
         even = (1 - deltas) / (1 + np.exp(known))
         worst = 1 - (1 + np.exp(np.minimum(epsilons, known[:, None]))) * even[:, None]
@@ -225,7 +225,7 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Risk(Value):
-    """Limit on what a membership attack achieves, whatever it computes from what was released.
+    """Limit on the success of every membership attack on a release.
 
     One of three: `tpr` at `fpr`, `advantage`, or `posterior` from `prior`.
 
@@ -308,7 +308,7 @@ class Risk(Value):
         return max(0.0, self.attained(attack) - self._baseline)
 
     def budget(self, delta: float) -> Budget:
-        """The largest epsilon at `delta` from which this limit follows, whatever the mechanism.
+        """The largest epsilon at `delta` that implies this limit for every mechanism.
 
         Args:
             delta: Delta of the budget.

@@ -101,8 +101,8 @@ def calibrate(
     before = cost(budget, spent, adjacency=adjacency) if spent else 0.0
     if before > most:
         raise BudgetExceeded(
-            f"{before / most:.4g} times what {stated(budget)} allows was spent before: what is released "
-            "cannot be taken back. Allow a larger budget."
+            f"{before / most:.4g} times what {stated(budget)} allows was spent before: past releases "
+            "count. Allow a larger budget."
         )
     precision = largest_affordable(
         spend, most, start=1.0, low=1 / _MAX_MULTIPLIER, high=1 / _MIN_MULTIPLIER, whole=False

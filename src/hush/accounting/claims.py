@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A published statement, a case in which it fails, and what holds."""
+    """A published statement, a case in which it fails, and the true value."""
 
     source: str
     statement: str

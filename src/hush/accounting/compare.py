@@ -92,7 +92,7 @@ class Row:
     deviation: float
     """Root mean square noise per coordinate under proved accounting; infinite if none is enough."""
     published: float | None
-    """Deviation under its paper's accounting: larger where that is loose, smaller where it is wrong."""
+    """Deviation under its paper's accounting: larger if that is loose, smaller if it is wrong."""
     variance: float
     """Summed over the coordinates."""
     signal_to_noise: float

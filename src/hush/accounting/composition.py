@@ -115,7 +115,7 @@ def _consistent(lower: float, upper: float) -> Bound:
 
 
 def requires_rdp(steps: Counts) -> bool:
-    """Whether some step has no dominating pair of its own, so that the upper bound is by RDP."""
+    """Whether some step has no dominating pair and needs an upper bound by RDP."""
     pairs: list[object] = [step.dominating_step for step in steps]
     return pairs != list(steps)
 
@@ -358,10 +358,10 @@ def _group_step(step: PairedStep, adjacency: Adjacency) -> Step:
 
 
 def without_sampling(steps: Counts, adjacency: Adjacency) -> Counts | None:
-    """The steps of which one record costs what the change costs of these; None where some are sampled.
+    """Steps whose cost for one record is the cost of the change for `steps`; None if some are sampled.
 
-    Where everyone takes part, a change of k slots shifts the sum by an element of k times the
-    sensitivity set: that is one record under 1/k of the noise.
+    If everyone takes part, a change of k slots shifts the sum by an element of k times the sensitivity
+    set, which is the shift of one record under 1/k of the noise.
     """
     scaled: Counter[ComposableStep] = Counter()
     for step, count in steps.items():

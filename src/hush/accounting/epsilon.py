@@ -93,9 +93,8 @@ def epsilon(
         steps: Number of steps.
         delta: Delta of the guarantee.
         dimension: Number of parameters, as in `hush.rdp`.
-        mode: "published" is what a plan's paper says of it, to be shown beside the proved number (see
-            `hush claims`). For generalized Gaussian noise that is the cost in one dimension whatever
-            the dimension (Appendix B.2).
+        mode: "published" is the statement of the plan's paper, for comparison with the proved number
+            (`hush claims`); for generalized Gaussian noise the cost in one dimension (Appendix B.2).
         group: Number of records that change together (group privacy), e.g. all of one person's.
         neighbours: Adjacency relation: slots emptied (`ZERO_OUT`, `ADD_REMOVE`), or records swapped for
             others (`REPLACE`).
@@ -142,7 +141,7 @@ def epsilon(
 
 
 def _published(plan: Plan, steps: int, delta: float, dimension: int | None) -> Guarantee:
-    """The guarantee that a plan's paper states, where that differs from what is proved."""
+    """The guarantee that a plan's paper states, if it differs from the proved one."""
     if isinstance(plan.release, Selective):
         printed = replace(plan.release, accounting="published")
         return compose({replace(plan, release=printed): steps}, delta, dimension)
@@ -234,10 +233,10 @@ def upper_deltas(
 
 
 def certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
-    """The bound, with no lower end where what is released tells less than the step that is charged.
+    """The bound, without its lower end if the release is less informative than the charged step.
 
-    So it is of a step that another one dominates, and of noisy entries, of which an argmax or a quantile
-    is released (argmax.md).
+    This is the case for noise that other noise dominates, and for noisy entries if only their argmax or
+    a quantile is released (argmax.md).
     """
     if any(
         isinstance(plan.clipping, Entries) or plan.noise.dominating_noise(1.0) is not None
@@ -255,7 +254,7 @@ def _basis(steps: Mapping[ComposableStep, int]) -> Basis:
 def charged(
     counts: Mapping[Plan, int], dimension: Dimension, adjacency: Adjacency
 ) -> tuple[Mapping[ComposableStep, int], Adjacency]:
-    """How often each mechanism runs, and the change to charge: one slot where nothing is sampled."""
+    """How often each step runs, and the change to charge: one slot if no step is sampled."""
     check_kind("adjacency", adjacency, Adjacency)
     steps = _mechanism_counts(counts, dimension, adjacency)
     if adjacency.slots > 1 and (scaled := composition.without_sampling(steps, adjacency)) is not None:

@@ -73,7 +73,7 @@ class TradeOffCurve:
         upper: No larger curve holds.
         gaussian: The curve of mu-GDP, below `lower` down to error rates of 1e-10.
         mu: Distance of two unit normals that are as easy to tell apart as neighbours, or easier.
-        regret: How far mu-GDP is from what holds: the curve moved down and left by so much is below that
+        regret: Distance of mu-GDP from the true curve: the curve moved down and left by it is below that
             of mu-GDP (Kaissis et al. 2024; Gomez et al. 2025). An upper bound.
     """
 

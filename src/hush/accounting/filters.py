@@ -24,10 +24,10 @@ class RenyiFilter:
         orders: Rényi orders, each above 1.
         budget: RDP that a record may spend, at each order.
         records: Number of records, each with a filter of its own.
-        knows: What a record's cost may depend on, beside what was released before. "record": on that
-            record alone, as `individual_gaussian_rdp` does. "location": on all records, as
-            `hush.individual_rdp(..., change=)` does; then only one record may have a filter, as
-            others would be admitted according to records that are not theirs.
+        knows: Information that a record's cost may depend on, besides past releases. "record": that
+            record alone, as in `individual_gaussian_rdp`. "location": all records, as in
+            `hush.individual_rdp(..., change=)`. Then only one record may have a filter: others would be
+            admitted by data that is not theirs.
 
     **Guarantee.** The Rényi divergence of all that is released, with a record and without it, is at
     most the budget: for every record ("record": differential privacy), or for the one that is watched

@@ -178,7 +178,7 @@ def _solve_order(cost: Cost, ranks: Array, order: int, limit: float, start: Arra
         # the scale follows the shape such that the cost stays: d scale = - slopes / sum of slopes
         return _log_total(ranks, scaled), np.exp(_log_shares(ranks, scaled)) - slopes / slopes.sum()
 
-    # The search may end early for want of digits; how far it came is what `residual` says.
+    # The search may end early at the rounding limit; `residual` is the remaining distance.
     solution = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-11})
     objective(solution.x)
     return scaled

@@ -25,7 +25,7 @@ from hush.noise import Gaussian
 
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
-    """The mechanism whose privacy loss bounds that of one step of `plan`.
+    """Mechanism whose privacy loss bounds the privacy loss of one step of `plan`.
 
     **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
     more than its mechanism: docs/guarantees, on the page that `proof_note` gives.

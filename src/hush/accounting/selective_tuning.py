@@ -2,7 +2,7 @@
 
 What a test can see is modelled, not measured: a helpful proposal lowers the loss of a record by
 `signal` standard deviations of that change on average, a harmful one raises it by as much, and half
-of the proposals are helpful. Nothing here looks at data, so nothing here is charged.
+of the proposals are helpful. The model uses no data, so it costs no privacy.
 """
 
 import math

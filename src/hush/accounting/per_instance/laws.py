@@ -123,7 +123,7 @@ class Truncated(Support):
     bound: float
 
     def divergence(self, location: Array, shift: Array, order: float) -> Array:
-        # Reflected so that the location is on the right: everything is then measured from that end.
+        # Reflect the location to the right; distances are measured from the right end.
         side = np.where(location < 0, -1.0, 1.0)
         outside, move = side * location - self.bound, side * shift
         at_location = self._detrended_log_mass(outside, outside)

@@ -302,7 +302,7 @@ def _epsilon_at(curve: PrivacyCurve, bound: Callable[[int], float], delta: float
     starts = sorted({first + (last - first) * part // 16 for part in range(17)})
     exceeding = [place for place, start in enumerate(starts) if bound(start) > delta]
     if not exceeding:
-        # An upper bound is within delta from here on; a lower one that never exceeds it says nothing.
+        # An upper bound is within delta from here on; a lower one that never exceeds it is trivial.
         return curve.epsilon(first) if bound == curve.upper else -math.inf
     if exceeding[-1] == len(starts) - 1:
         return math.inf if bound == curve.upper else curve.epsilon(last)

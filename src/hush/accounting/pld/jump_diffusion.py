@@ -107,7 +107,7 @@ def dominates(diffusion: JumpDiffusion, coordinate_rate: float, shift: float) ->
 
 
 def _size_without_jumps(diffusion: JumpDiffusion, rate: float, shift: float) -> float:
-    """A size up to which the order holds whatever the jumps: step 6 of the proof. 0 if none is sure."""
+    """Largest size with certain order for any jumps: step 6 of the proof. 0 if none is certain."""
     excess = 8 * (math.sqrt(diffusion.variance) - rate)
     if excess <= 0 or diffusion.variance > rate:
         return 0.0

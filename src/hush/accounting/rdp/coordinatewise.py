@@ -90,7 +90,7 @@ def removal_surcharge(v: npt.NDArray[np.int_], a: int, pair: AdjacentPair) -> Ar
 Blocks = tuple[tuple[CoordinateRDP, SensitivitySet], ...]
 
 # Up to this order every whole one is computed: the binomial sum of subsampling magnifies errors. Beyond,
-# orders are 3% apart. They do not depend on the highest one asked for, so that a higher one reuses them.
+# orders are 3% apart, independently of the highest requested one, so that cached values are reused.
 _DENSE = 152
 _COMPUTED_ORDERS: Array = np.unique(
     np.round(np.append(np.arange(2, _DENSE + 1), np.geomspace(_DENSE, 1e6, 298)))
