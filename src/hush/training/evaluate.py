@@ -17,15 +17,13 @@ _BATCH = 1024
 
 
 def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) -> None:
-    """Raise if the model cannot be evaluated: once at the start, not after steps were charged.
-
-    All of it is run, as one record of a wrong kind is enough to stop a run. Nothing is reported.
+    """Raise if the model cannot be evaluated: before the first charge, on all records.
 
     Args:
-        model: The model to train; what evaluating changes in it is the caller's to put back.
-        loss: As it was given.
-        evaluation: Records that have no protection, so that what is wrong with them may be said.
-        data: The private records, of which kinds and shapes are said.
+        model: Model to train; the caller restores its state.
+        loss: Loss of the run.
+        evaluation: Records without protection, which messages may describe.
+        data: Private records; messages contain their dtypes and shapes.
     """
     try:
         count(evaluation)
@@ -39,24 +37,24 @@ def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) 
         reason = str(error).split("\n", maxsplit=1)[0]
         raise DataError(
             f"the evaluation data cannot be evaluated ({reason}): a record of it is "
-            f"{describe_record(evaluation)}, and a training record is {describe_record(data)}. The "
-            "run would stop at its first evaluation, with steps charged; nothing was charged yet. Pass "
-            "evaluation data of the training data's kinds, shapes and classes, or leave it out."
+            f"{describe_record(evaluation)}, and a training record is {describe_record(data)}; nothing "
+            "was charged yet. Pass evaluation data of the training data's kinds, shapes and classes, or "
+            "leave it out."
         ) from error
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
-    """Mean loss, and accuracy where the outputs are scores of classes; NaN where no record counts.
+    """Mean loss, and accuracy if the outputs are class scores; NaN if no record counts.
 
-    A loss of classes has torch's mean: weighted by class, without the targets of `ignore_index`, which
-    are not counted in the accuracy either. Nothing here is charged: pass public or held-out records, not
-    the training set. The model is left as it was.
+    A classification loss has torch's mean: weighted by class, without targets equal to `ignore_index`,
+    which do not count in the accuracy either. There is no charge: pass public or held-out records, not
+    the training set. The model is unchanged.
     """
     unreduced = per_sample_loss(loss)
     ignored = getattr(loss, "ignore_index", None)
     device = next(model.parameters()).device
-    # inside a longer autocast context, copies of the weights before they were last moved
+    # a longer autocast context keeps copies of earlier weights
     torch.clear_autocast_cache()
     total_loss, total_weight, right, classified_records, classified = 0.0, 0.0, 0, 0, True
     with _evaluated(model):
@@ -83,7 +81,7 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
 
 @contextmanager
 def _evaluated(model: nn.Module) -> Iterator[None]:
-    """Context of a model in evaluation mode; modes and buffers are then what they were."""
+    """Context of a model in evaluation mode; restores modes and buffers."""
     before = [(module, module.training, dict(module._buffers)) for module in model.modules()]
     contents = [(buffer, buffer.clone()) for buffer in model.buffers()]
     model.eval()
@@ -99,7 +97,7 @@ def _evaluated(model: nn.Module) -> Iterator[None]:
 
 
 def _summed(unreduced: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
-    """Sum of the losses, and the sum of the weights that its mean divides by."""
+    """Sum of the losses, and the sum of weights that divides it."""
     classes = isinstance(unreduced, PerSampleLoss) and isinstance(unreduced.loss, CLASS_LOSSES)
     if not classes or not isinstance(targets, Tensor) or targets.is_floating_point():
         return float(unreduced(outputs, targets).double().sum()), float(len(next(tree_leaves(targets))))

@@ -44,7 +44,7 @@ class Run:
     skipped: int = field(repr=False)
     """Records left out because their gradient was not finite, over all steps (sensitive)."""
     accepted: int | None = None
-    """How many trials were accepted, where that is public: under a selective plan charged per trial."""
+    """Number of accepted trials of a selective plan charged per trial; None otherwise."""
 
 
 def train(
@@ -171,7 +171,7 @@ def train(
             step.reseed()
         end, stopped = last_step(step, budget, requested)
         step.rule.check_possible(end)
-        # before the folder says that a run exists: refused data must leave the name free
+        # before the folder exists: an error in the data must not use up its name
         batches = step.batches(data, steps=max(0, end - step.steps))
         if evaluation is not None:
             with rehearsal(step):

@@ -19,10 +19,9 @@ _NOTHING: Mapping[str, float] = MappingProxyType({})
 class StepMetrics(Mapping[str, float]):
     """Metrics of the step that was just charged, to be read before the next one.
 
-    As a mapping it has what may be published: `epsilon` and `delta` of everything on the ledger,
-    `learning_rate` (`learning_rate/1` and so on of further parameter groups) that the step was applied
-    with, and `evaluation/...`. Numbers that depend on the records are in none of them: `sensitive(name)`
-    computes one, for whoever may see the records.
+    The entries of the mapping may be published: `epsilon` and `delta` of all charges on the ledger,
+    `learning_rate` of the step (`learning_rate/1` and so on of further parameter groups), and
+    `evaluation/...`. `sensitive(name)` computes a non-private metric of the batch; never publish it.
 
     Args:
         step: after it ran.
@@ -96,7 +95,7 @@ class StepMetrics(Mapping[str, float]):
 
 
 class _NoMetric(InvalidValue, KeyError):
-    """A public metric that there is not: a `KeyError`, as of every mapping, that says what there is."""
+    """`KeyError` of a public metric that does not exist; lists those that do."""
 
     def __init__(self, name: object, step: int, names: tuple[str, ...]) -> None:
         text = (
@@ -119,14 +118,13 @@ def check_sensitive(names: Sequence[str]) -> tuple[str, ...]:
     """Names of sensitive metrics; raises for others.
 
     Args:
-        names: as they are asked for.
+        names: Requested names.
     """
     unknown = [name for name in names if name not in _SENSITIVE]
     if isinstance(names, str) or unknown:
         raise InvalidValue(
             f"sensitive={names!r} must be a list of names among {', '.join(_SENSITIVE)}: a number that "
-            "depends on the records is asked for by name. Everything else that a callback gets is "
-            "public or charged.",
+            "depends on the records is requested by name.",
             key="sensitive",
         )
     return tuple(names)

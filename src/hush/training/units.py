@@ -34,8 +34,8 @@ class UnitTable:
     """Units of privacy (users) that own the records, and how many records of one a step takes at most.
 
     **Guarantee.** docs/guarantees/units.md: a step in which a drawn unit takes part with one clipped
-    gradient, whatever number of its records that is made of, costs one unit what it costs one record in
-    a step of records.
+    gradient, computed from any number of its records, costs one unit as much as a step of records costs
+    one record.
     """
 
     order: Tensor
@@ -56,12 +56,11 @@ class UnitTable:
         """The units that a list of owners makes.
 
         Args:
-            owners: Whose each record is: integers or names, in the order of the records.
-            per_unit: Records of one unit that take part in a step at most, chosen at random anew each
-                time.
-            reduction: Whether a unit's gradient is the mean or the sum of theirs.
-            neighbours: Under `ADD_REMOVE` who owns what is private, and nothing is refused by it: that a
-                run was refused would tell of the one unit that has `per_unit` records.
+            owners: Owner of each record: integers or names, in the order of the records.
+            per_unit: Maximum number of records of one unit in a step, sampled anew each time.
+            reduction: Whether a unit's gradient is the mean or the sum over its records.
+            neighbours: Adjacency. Under `ADD_REMOVE` the owners are private, and `per_unit` is not
+                compared with their largest number of records.
         """
         if reduction not in ("mean", "sum"):
             raise InvalidValue(
@@ -98,7 +97,7 @@ class UnitTable:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of who owns which record, and how many take part: a resumed run has the same."""
+        """Hash of the owners and the options; a resumed run has the same."""
         content = f"{self.per_unit} {self.reduction} ".encode()
         for part in (self.order, self.counts):
             content += part.numpy().tobytes()
@@ -106,18 +105,18 @@ class UnitTable:
 
     @cached_property
     def table(self) -> str:
-        """Hash of who owns which record, whatever the owners are called and however many take part."""
+        """Hash of the assignment of records to owners, independent of their names."""
         first = self.order[self.counts.cumsum(0) - self.counts]  # the sort of records is stable
         return hashlib.sha256(first[self.owners].numpy().tobytes()).hexdigest()[:32]
 
     def draw(self, drawn: Tensor, source: RandomSource) -> tuple[Tensor, Tensor]:
-        """Records with which drawn units take part: `per_unit` of each at random, or all it owns.
+        """Records of the drawn units: `per_unit` of each at random, or all that it owns.
 
-        A unit's choice touches its own gradient alone, so that no charge rests on its law.
+        The choice affects only the unit's own gradient, so no charge depends on its law.
 
         Args:
             drawn: Numbers of the units.
-            source: Of the choice.
+            source: Randomness of the choice.
 
         Returns:
             Numbers of the records, unit by unit and units by rising count, and these counts.
@@ -145,7 +144,7 @@ def units_of(units: Units | None, neighbours: Neighbours) -> UnitTable | None:
 
 
 def adjacency_of(units: UnitTable | None, neighbours: Neighbours) -> Adjacency:
-    """What neighbours of a step differ in; with the table of owners where that is public."""
+    """Adjacency of a step, with the table of owners if it is public."""
     if units is None:
         return Adjacency(neighbours=neighbours)
     table = None if neighbours is Neighbours.ADD_REMOVE else units.table
@@ -153,7 +152,7 @@ def adjacency_of(units: UnitTable | None, neighbours: Neighbours) -> Adjacency:
 
 
 def public_count(records: int | None, units: UnitTable | None, neighbours: Neighbours) -> int:
-    """Number of units of privacy that divides the update: public, as the relation has it."""
+    """Public number of units of privacy, which divides the update."""
     if records is None and units is not None and neighbours is not Neighbours.ADD_REMOVE:
         return len(units)
     if records is None:

@@ -214,7 +214,7 @@ def tune(
             trials=[draw_settings(ranges, pick) for _ in range(number)],
             seeds=[None if seed is None else pick.randrange(2**62) for _ in range(number)],
         )
-        # some more than are tried, so that a space is refused whatever was drawn
+        # more than the trials, so the result does not depend on their draws
         others = [draw_settings(ranges, Random(k)) for k in range(_CHECKED)]
         _check_same_mechanism(plan, [*state.trials, *others], reference)
         if folder is not None:
