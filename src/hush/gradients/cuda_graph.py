@@ -200,7 +200,8 @@ class Replay:
             graph = self._graphs[key]
         if graph is None:
             rows, labels = (tree_map(part, lambda rows: pad(rows, size)) for part in (inputs, targets))
-            slots = pad_with_false(occupied_slots(inputs, present), size)
+            slots = torch.zeros(size, dtype=torch.bool, device=next(tree_leaves(inputs)).device)
+            slots[: records_of(inputs)] = True if present is None else present
             with randomness():
                 return self.clip_padded(rows, labels, slots, mask)
         graph.fill(inputs, targets, present)
@@ -357,18 +358,6 @@ def pad(rows: Tensor, size: int) -> Tensor:
     return torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
 
 
-def pad_with_false(present: Tensor, size: int) -> Tensor:
-    """Which slots of a padded batch hold a record."""
-    return torch.cat([present, present.new_zeros(size - len(present))])
-
-
-def occupied_slots(inputs: Any, present: Tensor | None) -> Tensor:
-    """Whether each slot of a batch holds a record: all do, if nothing is said."""
-    if present is not None:
-        return present
-    return torch.ones(records_of(inputs), dtype=torch.bool, device=next(tree_leaves(inputs)).device)
-
-
 def records_of(inputs: Any) -> int:
     """Number of slots of a batch."""
     return len(next(tree_leaves(inputs)))
@@ -435,7 +424,7 @@ def capture_graph(
     generators = [torch.default_generator, shared, *([] if generator is None else [generator])]
     side = _side_stream(device)
     side.wait_stream(torch.cuda.current_stream())
-    with _undrawn(generators) as undraw, _without_weight_cache(), _without_collection():
+    with _undrawn(generators) as undraw, _capturable():
         try:
             with torch.cuda.stream(side):
                 before = _host_states()
@@ -569,24 +558,18 @@ def _no_waiting() -> Iterator[None]:
 
 
 @contextmanager
-def _without_weight_cache() -> Iterator[None]:
-    """Context in which autocast converts weights anew each time: a graph would use old ones for ever."""
-    before = torch.is_autocast_cache_enabled()
+def _capturable() -> Iterator[None]:
+    """Context without autocast's cache of weights and without garbage collection.
+
+    A graph would use old weights forever, and a freed graph of another step would spoil this one.
+    """
+    cached, collecting = torch.is_autocast_cache_enabled(), gc.isenabled()
     torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Context without garbage collection: a graph of another step that is freed would spoil this one."""
-    collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        torch.set_autocast_cache_enabled(cached)
         if collecting:
             gc.enable()
 
