@@ -5,6 +5,7 @@ import json
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, Self
@@ -77,7 +78,7 @@ class Plan(Value):
                 raise type(error)(str(error), key=f"{name}.{error.key}") from None
         return super().from_plain({"release": Always(), **parts})
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Hash of the plan's content: equal plans have equal digests."""
         text = json.dumps(self.to_plain(), sort_keys=True, separators=(",", ":"))

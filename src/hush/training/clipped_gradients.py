@@ -311,13 +311,15 @@ class ClippedGradients:
                 pair = records
                 tape = self._probed_tape(pair, also)
             self._warn_of_unused()
-            one_view = self._one_view(*pair)
-            check_labels(self.model, criterion_of(self.loss), one_view[0], data)
-            self.reducer.exchange("the labels")
-            expanded = pair if self.views is None else expand_views(self.views, *pair)
-            physical = self.execution.physical_batch or records_that_fit(
-                self.model, self.loss, *expanded, tape
-            )
+            with buffers_restored(self.model, self.probed.changing_buffers):
+                one_view = self._one_view(*pair)
+                check_labels(self.model, criterion_of(self.loss), one_view[0], data)
+                if self.reducer.modules is not None:  # labels of one rank may be wrong
+                    self.reducer.exchange("the labels")
+                expanded = pair if self.views is None else expand_views(self.views, *pair)
+                physical = self.execution.physical_batch or records_that_fit(
+                    self.model, self.loss, *expanded, tape
+                )
         # no unit is split: one may be more than a physical batch, and two batches may hold just one
         together = min(max(physical, per_unit), slots)
         batches = -(-slots // physical) * (2 if per_unit > 1 else 1)

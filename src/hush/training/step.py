@@ -323,14 +323,14 @@ class PrivateStep:
         Raises:
             Unsupported: The model cannot be trained privately.
         """
-        with self.reducer.propagate_errors(), self.reducer.probing(data):
+        unchanged = self._guard.unchanged(self.ledger)
+        with self.reducer.propagate_errors(), unchanged, self.reducer.probing(data):
             # a rank without records has nothing to try, and will have nothing to process
             physical, bounded, held = 1, True, held_slots(data) > 0
             if held:
                 per_unit = 1 if self.units is None else self.units.per_unit
                 slots = self.reducer.slots(data)
-                with self._guard.unchanged(self.ledger):
-                    physical, bounded = self.gradients.probe(data, slots, per_unit, self.rule.probe)
+                physical, bounded = self.gradients.probe(data, slots, per_unit, self.rule.probe)
             changing = held and bool(self.gradients.probed.changing_buffers)
             said = self.reducer.exchange("the probe", [bounded, held, changing])
             self.rounding_bounded = all(each for each, _, _ in said)
@@ -412,6 +412,7 @@ class PrivateStep:
                     "a fresh draw. Loop `for batch in step.batches(data): step(batch)`."
                 )
             self.update = None  # its memory holds the bare clipped sum until noise is added
+            self.reducer.free_whole_weights()
             self._check_model()
             self.check_weights()
             self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since
@@ -607,7 +608,7 @@ class PrivateStep:
         Args:
             update: Result of `private_gradient` or `privatize`.
         """
-        parameters = list(self.trainable().values())
+        parameters = list(self.gradients.layout().parameters.values())
         self.reducer.set_gradients(parameters, update)
         self.optimizer.step()
         for parameter in parameters:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from hush.accounting.ledger import Ledger
 from hush.core.errors import LedgerError, PrivacyWarning
 from hush.gradients.models import ModuleTree
-from hush.gradients.tree import local_shard
 
 
 class Reading(NamedTuple):
@@ -56,13 +55,20 @@ class WeightsGuard:
 
     def read(self) -> Reading:
         """Reading of the weights and buffers as they are now."""
+        modules = self._tree.modules()
+        parameters = [
+            _version(value)
+            for module in modules.values()
+            for value in module._parameters.values()
+            if value is not None
+        ]
         buffers = {
             f"{path}.{name}".lstrip("."): _version(buffer)
-            for path, module in self._tree.modules().items()
+            for path, module in modules.items()
             for name, buffer in module._buffers.items()
             if buffer is not None
         }
-        return Reading([_version(value) for value in self._tree.parameters().values()], buffers)
+        return Reading(parameters, buffers)
 
     def adopt(self, ledger: Ledger, *, trained: bool = False) -> None:
         """Accept the current weights and buffers in all steps on the ledger.
@@ -137,7 +143,7 @@ class WeightsGuard:
 
 
 def _version(value: Tensor) -> tuple[int, int]:
-    value = local_shard(value)
+    value = getattr(value, "_local_tensor", value)  # the shard of a parameter that is split over ranks
     address = value.data_ptr() if value.layout is torch.strided and not value.is_meta else id(value)
     return address, -1 if value.is_inference() else value._version
 
