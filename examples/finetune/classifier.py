@@ -62,7 +62,7 @@ class TextClassifier(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings of length one, as the encoder was trained to give."""
         mask = tokens != PADDING
-        # of four dimensions: the library would test whether one of two masks anything, record by record
+        # four dimensions: of a mask of two, the library tests whether it masks anything
         attended = mask[:, None, None, :]
         outputs = self.encoder(input_ids=tokens, attention_mask=attended).last_hidden_state
         summed = (outputs.float() * mask[..., None]).sum(1)

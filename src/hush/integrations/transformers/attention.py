@@ -15,7 +15,7 @@ def vectorize_attention(model: nn.Module) -> None:
     attention implementation that is `sdpa` without the test. Other implementations are left as they are.
 
     Args:
-        model: A transformers model, or a module that contains some.
+        model: Model of the transformers library, or a module that contains some.
     """
     from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
     from transformers.masking_utils import sdpa_mask
