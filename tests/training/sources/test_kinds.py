@@ -1,5 +1,6 @@
 """Tensors, data sets, memory-mapped arrays and tables: the same records train alike, bit for bit."""
 
+import gc
 from collections import UserDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -257,4 +258,5 @@ def test_several_targets_are_one_vector_or_several_by_name() -> None:
 def _no_leftover_workers() -> Iterator[None]:
     """Workers end with their source."""
     yield
+    gc.collect()
     assert torch.multiprocessing.active_children() == []

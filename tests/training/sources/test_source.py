@@ -24,6 +24,12 @@ from tests.training.sources.problems import Files, Noisy, batches, rows, step_fo
 LENGTHS = [3, 1, 5, 2, 4, 2]
 
 
+@pytest.fixture(autouse=True)
+def _workers_of_this_test_alone() -> None:
+    """A step is part of a reference cycle, and so are the workers that its last batch refers to."""
+    gc.collect()
+
+
 class Sentences(Dataset[Any]):
     """Ragged records, as lists of tokens: record i has LENGTHS[i] of them, all i + 1."""
 
