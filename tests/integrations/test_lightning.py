@@ -207,7 +207,8 @@ def test_weights_that_something_else_moves_end_the_guarantee() -> None:
     class Clamp(Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
             if trainer.global_step == 4:
-                pl_module.net[0].weight.data.clamp_(-0.01, 0.01)
+                with torch.no_grad():
+                    pl_module.net[0].weight.clamp_(-0.01, 0.01)
 
     for epochs in (1, 2):  # after the last step, and before another
         loader = PoissonLoader((X, Y), PLAN, BUDGET)
