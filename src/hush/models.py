@@ -1,4 +1,4 @@
-"""Networks by name: two that take any records, and those of other distributions."""
+"""Networks by name: two for records of any shape, and networks of other distributions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ class Network:
     factory: Callable[[int, tuple[int, ...]], nn.Module]
     """Function from the number of classes and the shape of a record to a new network."""
     default_for: tuple[str, ...] = ()
-    """Data sets whose default network it is."""
+    """Data sets with this network as the default."""
     features: str | None = None
     """Features of the data that it takes. None: the records as they are."""
     shape: tuple[int | None, ...] | None = None

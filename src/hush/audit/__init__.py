@@ -1,4 +1,4 @@
-"""Attacks on what the library runs: what they find never exceeds what is charged."""
+"""Attacks on private steps and runs: lower bounds on epsilon, and a self-test."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ _modules = lazy_modules(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    # when it is first used: most of what is here needs no torch
+    # on first use: the lower bounds need no torch
     if name != "self_test":
         return _modules(name)
     from hush.audit.run_self_test import self_test

@@ -1,4 +1,4 @@
-"""Private runs with canaries: records of the auditor, whose gradients are as visible as clipping allows.
+"""Private runs with canaries: records of the auditor with gradients as visible as clipping allows.
 
 A canary that is out leaves its slot empty, as neighbours are zero-out.
 """
@@ -168,10 +168,9 @@ def run_with_canaries(
     owned: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> CanaryRun:
-    """Train with the canaries whose coin is true, and score all of them.
+    """Train with the canaries of true coins, and score all canaries.
 
-    With `units` a canary is an owner, whose records are in or out by one coin. `PrivateStep` describes
-    the arguments that it takes as well.
+    With `units` a canary is an owner, and one coin includes all of its records.
 
     Args:
         model: Module to train, in place.
@@ -265,7 +264,7 @@ def ignoring_canary_index(loss: Loss) -> Loss:
 
 
 class CanaryStep(PrivateStep):
-    """Private step in which the per-sample gradient of a canary is its direction."""
+    """Private step that uses the direction of a canary as its per-sample gradient."""
 
     directions: Directions | None = None
     _basis_used: PublicBasis | None = None
@@ -329,8 +328,8 @@ class CanaryStep(PrivateStep):
         basis: PublicBasis | None,
         mask: CoordinateMask | None,
     ) -> ClippedSum:
-        """Clipped sum of the directions of canaries `who`, of which each unit has `counts` in turn."""
-        # longer than every bound, so that all of them are clipped
+        """Clipped sum of the directions of canaries `who`; consecutive `counts` of them form a unit."""
+        # longer than every bound: all of them are clipped
         length = 2 * max(block.norm for block in self.plan.clipping.sensitivity(self.dimension))
         rows = directions.rows(who, length)
         trained = self.trainable()

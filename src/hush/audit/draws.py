@@ -33,7 +33,7 @@ _FAR = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Result of a check: its p-value if the step does what is charged."""
+    """Result of a check: its p-value under the charged plan."""
 
     name: str
     p_value: float
@@ -121,7 +121,7 @@ def number_of_units(step: PrivateStep, data: Data) -> int:
 def public_divisor(step: PrivateStep, data: Data) -> float:
     """Expected number of units drawn, which divides a noisy sum.
 
-    If the number of units is public it is counted, so that a step with another divisor fails.
+    A public number of units is counted here, so a step with another divisor fails.
     """
     private = step.adjacency.neighbours is Neighbours.ADD_REMOVE
     return step.plan.sampling.expected(step.records if private else number_of_units(step, data))
@@ -208,7 +208,7 @@ def joint_draws(table: npt.NDArray[np.bool_], rate: float) -> float:
 
 
 def sizes(counts: Array, thrown: int, rate: float) -> float:
-    """P-value of the number of counts far from their mean, each count of `thrown` coins: exact.
+    """Exact p-value of the number of counts far from their mean, each count of `thrown` coins.
 
     Coins that depend on each other spread more or less than independent ones.
     """

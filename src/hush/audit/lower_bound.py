@@ -73,7 +73,7 @@ def epsilon_lower(
 ) -> float:
     """Lower bound on epsilon at `delta` from the errors of a distinguishing test.
 
-    The test said "present" for `true_positives` of `positives` runs with the record, and for
+    The test accepted `true_positives` of `positives` runs with the record, and
     `false_positives` of `negatives` runs without it.
 
     **Guarantee.** With probability `confidence` no guarantee of a smaller epsilon holds, if the test was
@@ -103,14 +103,14 @@ class Guesses:
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryBound:
-    """What canaries refute, each number with the confidence asked for."""
+    """Lower bounds refuted by canaries, each with the confidence of the audit."""
 
     epsilon: float
     """No (epsilon, delta) guarantee below this holds, for any mechanism."""
     separation: float
     """No Gaussian trade-off curve with a smaller separation holds."""
     gaussian_epsilon: float
-    """Epsilon of that curve at delta: an estimate, unless the noise is normal and nothing is sampled."""
+    """Epsilon of that curve at delta: an estimate, unless the noise is normal and the batch is full."""
     guesses: Guesses | None = None
     """Guesses that epsilon follows from. None: many runs of one canary."""
 
@@ -126,7 +126,7 @@ def many_runs(
         inside: Scores in the runs with the canary.
         outside: Scores in the runs without it.
         delta: Delta of the bound.
-        confidence: Probability with which each bound holds on its own.
+        confidence: Probability of each bound separately.
     """
     DELTA["range"].check("delta", delta)
     scores = [np.asarray(values, dtype=np.float64) for values in (inside, outside)]
@@ -235,7 +235,7 @@ def one_run(
         scores: Score of each canary, larger if it seems to be in.
         included: Coin of each canary.
         delta: Delta of the bound.
-        confidence: Probability with which each bound holds on its own.
+        confidence: Probability of each bound separately.
         shares: Shares of the canaries to guess; each is tested at its part of 1 - confidence.
     """
     DELTA["range"].check("delta", delta)
@@ -257,11 +257,11 @@ def one_run(
 
 
 def _largest_refuted(guesses: Guesses, level: float, curve: Callable[[float], InverseCurve]) -> float:
-    """Largest value of a fixed grid of epsilons or separations whose curve is refuted; 0 if none is.
+    """Largest refuted value on a fixed grid of epsilons or separations; 0 if none is refuted.
 
     The grid is searched upwards, in strides and then in steps, to the first value that is not refuted. A
     bound above the truth means that the first stride or step above the truth was refuted wrongly. Both
-    are events "at least so many right", and one contains the other: there is one chance of error.
+    are events "at least k right", and one contains the other, so the errors do not add up.
     """
     last = 0
     for stride in (_STRIDE, 1):
@@ -273,7 +273,7 @@ def _largest_refuted(guesses: Guesses, level: float, curve: Callable[[float], In
 
 
 def refutes_curve(guesses: Guesses, level: float, inverse: InverseCurve) -> bool:
-    """Whether so many right guesses have probability below `level` under a trade-off curve.
+    """Whether this number of right guesses has probability below `level` under a trade-off curve.
 
     Suppose the probability of `right` or more is `level`. The curve bounds from below the probabilities
     of fewer right guesses; if their sum exceeds 1, the supposition was wrong.

@@ -1,7 +1,6 @@
 """Checks that the noise of a private step has the law that is charged: exact p-values.
 
-Each takes a step as it is and data that need no protection. A check that passes found no error of a size
-that it can see; docs/guarantees/audit.md lists what that is.
+The data must need no protection. docs/guarantees/audit.md lists the errors that each check can detect.
 """
 
 from collections.abc import Sequence
@@ -166,7 +165,7 @@ def repeats(noise: Array) -> float:
 def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
     """Clipped sum to which the next private gradient of this batch adds noise, on the CPU.
 
-    The state of the randomness is restored, so that dropout, coins and masks are those of the step.
+    Restores the state of the randomness, so the step repeats dropout, coins and masks.
     """
     source = step.generator
     if isinstance(source, SystemSource):

@@ -69,8 +69,8 @@ def self_test(step: PrivateStep, data: Data) -> None:
         passed = [check.passed for check in _checks(step, data)]  # always all of them
     if not all(passed):
         raise Unsupported(
-            "The self-test found that this step does not do what is charged. The failed check is not "
-            "named, as it may depend on the records; nothing was charged and the model has not moved. "
+            "The self-test found that this step does not do what is charged. The error does not name "
+            "the check, as that may depend on the records; ledger and model are unchanged. "
             "Run the checks of docs/guarantees/audit.md on data that need no protection."
         )
 

@@ -73,7 +73,7 @@ class Dataset:
 
 
 def names() -> tuple[str, ...]:
-    """Names of the data sets that `load` reads: the bundled digits, and those of other distributions."""
+    """Names for `load`: the bundled digits, and data sets of other distributions."""
     return ("digits", *extensions("datasets"))
 
 

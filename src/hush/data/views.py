@@ -36,5 +36,7 @@ def flips_and_shifts(count: int, *, shift: int = 4) -> "Callable[[torch.Tensor],
         mirrored = torch.rand(count, 1, 1, 1, device=image.device) < 0.5
         return torch.where(mirrored, shifted.flip(-1), shifted)
 
-    views.__qualname__ = f"flips_and_shifts({count}, shift={shift})"  # by which a run knows them again
+    views.__qualname__ = (
+        f"flips_and_shifts({count}, shift={shift})"  # identifies the views of a resumed run
+    )
     return views
