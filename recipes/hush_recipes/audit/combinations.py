@@ -66,14 +66,14 @@ def plans() -> Iterator[tuple[Plan, int]]:
 
 def refused() -> list[Plan]:
     """Plans without a proof: the accountant must refuse them."""
-    return [plan for plan, touched in plans() if _attack_on(plan, touched) is None]
+    return [plan for plan, touched in plans() if attack_on(plan, touched) is None]
 
 
 def attacks() -> list[Attack]:
     """An attack on everything that is charged."""
     listed = []
     for plan, touched in plans():
-        attack = _attack_on(plan, touched)
+        attack = attack_on(plan, touched)
         if attack is not None:
             whole = isinstance(plan.release, Selective)
             runs = STEPS if whole else 5 * ROWS if factored(plan) else ROWS
@@ -81,7 +81,7 @@ def attacks() -> list[Attack]:
     return [*listed, *_other_attacks()]
 
 
-def _attack_on(plan: Plan, touched: int) -> Callable[..., Audit] | None:
+def attack_on(plan: Plan, touched: int) -> Callable[..., Audit] | None:
     """The attack on a plan, None where it is refused."""
     try:
         mechanism(plan, touched)
