@@ -352,3 +352,24 @@ def test_of_many_parameters_that_are_not_used_a_few_are_named() -> None:
     step = step_of(Unused())
     with pytest.warns(PrivacyWarning, match=r", others\.1\.weight and 5 others for"):
         step.batches((torch.randn(RECORDS, 3), TARGETS))
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.linear(x if x.sum() > 0 else -x)
+        return output
+
+
+def test_a_model_that_runs_one_record_at_a_time_is_warned_of() -> None:
+    model = Branching()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
+    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=4)
+    data = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
+    with pytest.warns(hush.PrivacyWarning, match="one record at a time.*vectorize_attention"):
+        step(next(step.batches(data)))
+    assert step.arithmetic == "assumed"

@@ -310,7 +310,7 @@ class ClippedGradients:
             if not usable:
                 pair = records
                 tape = self._probed_tape(pair, also)
-            self._warn_of_unused()
+            self._warn_of_probe()
             with buffers_restored(self.model, self.probed.changing_buffers):
                 one_view = self._one_view(*pair)
                 check_labels(self.model, criterion_of(self.loss), one_view[0], data)
@@ -353,7 +353,8 @@ class ClippedGradients:
         with buffers_restored(self.model, self.probed.changing_buffers):
             return self.record(*pair)
 
-    def _warn_of_unused(self) -> None:
+    def _warn_of_probe(self) -> None:
+        """Warn of parameters that receive noise only, and of a model that runs one record at a time."""
         unused: Sequence[str] = self.probed.unused
         if unused:
             more = f" and {len(unused) - 3} others" if len(unused) > 3 else ""
@@ -361,6 +362,15 @@ class ClippedGradients:
                 f"the loss does not depend on {', '.join(unused[:3])}{more} for synthetic records: a "
                 "parameter that it never reaches receives noise only. Freeze it with "
                 "requires_grad_(False), or use it in forward().",
+                PrivacyWarning,
+                stacklevel=5,
+            )
+        if self.probed.one_by_one:
+            warnings.warn(
+                "the model runs one record at a time, as torch.vmap cannot run it (it branches on a "
+                "value, for example): steps are slow, and the guarantee says arithmetic: assumed. Use "
+                "torch.where in place of branches; for a model of the transformers library, call "
+                "hush.integrations.transformers.vectorize_attention(model).",
                 PrivacyWarning,
                 stacklevel=5,
             )
