@@ -3,19 +3,7 @@
 import csv
 from pathlib import Path
 
-from hush.report.text import Table
 from hush_recipes.figure import Figure
-
-TABLE = Table(header=["a", "bee"], rows=[["1", "<2>"], ["three", "4"]])
-
-
-def test_markdown_is_aligned() -> None:
-    assert TABLE.markdown().split("\n") == [
-        "| a     | bee |",
-        "| ----- | --- |",
-        "| 1     | <2> |",
-        "| three | 4   |",
-    ]
 
 
 def test_a_figure_leaves_a_table_and_a_picture(tmp_path: Path) -> None:

@@ -1,6 +1,3 @@
-import pytest
-
-from hush.core.errors import InvalidValue
 from hush_recipes.selection import select
 
 WAYS = {"twice": 1, "plain": 2, "plain, larger batch": 3, "subspaces, twice": 4}
@@ -12,8 +9,3 @@ def test_a_name_stands_for_itself_and_what_is_none_for_all_that_have_it() -> Non
     assert list(select(WAYS, "plain; twice")) == ["twice", "plain"]
     assert list(select(WAYS, "larger;subspaces")) == ["plain, larger batch", "subspaces, twice"]
     assert list(select(WAYS, "lain")) == ["plain", "plain, larger batch"]
-
-
-def test_what_is_in_no_name_is_refused() -> None:
-    with pytest.raises(InvalidValue, match=r"'momentum' in its name: choose from twice; plain"):
-        select(WAYS, "plain; momentum")

@@ -1,35 +1,16 @@
-import signal
 from pathlib import Path
 
 import pytest
 
-from hush.core.errors import InvalidValue, PerformanceWarning
+from hush.core.errors import PerformanceWarning
 from hush_recipes import workers as module
-from hush_recipes.workers import CACHE, _share, cached_result, code_digest, workers
-
-
-def test_processes_take_a_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[tuple[float, int | None]] = []
-    monkeypatch.setattr(
-        "torch.cuda.set_per_process_memory_fraction",
-        lambda share, device: taken.append((share, device)),
-    )
-    for device in ("cpu", "cuda", "cuda:1"):
-        _share(9, device)
-    assert [share for share, _ in taken] == pytest.approx([0.1, 0.1])
-    assert [device for _, device in taken] == [None, 1]
+from hush_recipes.workers import CACHE, cached_result, code_digest, workers
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_map_over_processes_is_a_map(processes: int) -> None:
     with workers(processes, "cpu") as over:
         assert list(over(abs, [-1, 2, -3])) == [1, 2, 3]
-
-
-def test_processes_end_with_the_recipe_that_is_stopped() -> None:
-    with workers(2, "cpu") as over:
-        assert list(over(signal.getsignal, [signal.SIGINT])) == [signal.SIG_DFL]
-    assert signal.getsignal(signal.SIGINT) is not signal.SIG_DFL
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -69,39 +50,6 @@ def test_results_are_cached_by_code_function_and_argument(
     assert len(list(tmp_path.iterdir())) == 4
 
 
-@pytest.mark.parametrize("damage", [b"", b"0" * 10, b"0" * 100])
-def test_a_damaged_result_is_computed_again(
-    damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(CACHE, str(tmp_path))
-    assert cached_result(abs, -3) == 3
-    (path,) = tmp_path.iterdir()
-    intact = path.read_bytes()
-    path.write_bytes(damage)
-    assert cached_result(abs, -3) == 3
-    assert path.read_bytes() == intact
-
-
-def test_a_cache_that_takes_no_files_is_refused_before_the_first_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv(CACHE, str(tmp_path / "file" / "runs"))
-    with (
-        pytest.raises(InvalidValue, match=r"HUSH_RUNS=.*file/runs must be a folder"),
-        workers(1, "cpu"),
-    ):
-        pytest.fail("it began")
-
-
-def test_a_result_that_cannot_be_kept_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(CACHE, str(tmp_path / "removed"))
-    with pytest.warns(PerformanceWarning, match=r"not kept .* \(No such file or directory\)"):
-        assert cached_result(abs, -3) == 3
-
-
 @pytest.fixture
 def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in place of the code that results follow from."""
@@ -111,20 +59,6 @@ def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "b.py").write_text("three\n")
     monkeypatch.setattr(module, "_CODE", (folder,))
     return folder
-
-
-def test_the_digest_tells_where_a_line_is_and_which_torch(
-    code: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    digests = {code_digest(), code_digest()}
-    assert len(digests) == 1
-    (code / "a.py").write_text("one\n")
-    (code / "b.py").write_text("two\nthree\n")
-    digests.add(code_digest())
-    (code / "b.py").rename(code / "c.py")
-    digests.add(code_digest())
-    monkeypatch.setattr("torch.__version__", "1.0")
-    assert len(digests | {code_digest()}) == 4
 
 
 def test_results_of_code_that_has_changed_since_its_import_are_not_kept(

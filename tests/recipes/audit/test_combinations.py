@@ -5,12 +5,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hush
-from hush.accounting.mechanism import mechanism
-from hush.core.errors import HushError, InvalidPlan, Unproved
 from hush.core.parts import Clipping, Noise, Release, Sampling
 from hush.training.methods.selective import Trials
 from hush_recipes.audit.combinations import (
@@ -62,31 +59,10 @@ def test_every_part_there_is_takes_part() -> None:
         assert used == defined, "a new part needs an attack"
 
 
-def test_what_nobody_has_proved_is_refused_by_charge_and_step() -> None:
-    unproved = refused()
-    attacked = {plan for plan, _ in plans()} - set(unproved)
-    assert len(unproved) > 5 * len(attacked) > 500, "most combinations are refused"
-    for plan, touched in plans():
-        if plan in attacked:
-            mechanism(plan, touched)
-            continue
-        with pytest.raises(Unproved):
-            hush.epsilon(plan, steps=1, delta=0.01, dimension=touched)
-        model = nn.Linear(touched, 1, bias=False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(HushError):
-            hush.PrivateStep(model, nn.MSELoss(), optimizer, plan, records=4)
-    with pytest.raises(InvalidPlan, match="not proved"):
-        hush.Selective(rate=0.5, clip=1.0, multiplier=1.0, test="summed", accounting="per-acceptance")
-
-
 def plan(noise: Noise, sampling: Sampling | None = None, clipping: Clipping | None = None) -> hush.Plan:
     return hush.Plan(
         sampling=sampling or hush.FullBatch(), clipping=clipping or hush.L2(norm=1.0), noise=noise
     )
-
-
-GAUSSIAN = hush.Gaussian(multiplier=0.8)
 
 
 def drawn() -> list[Any]:
@@ -147,26 +123,6 @@ def test_a_verdict_without_noise_is_found_out(monkeypatch: pytest.MonkeyPatch) -
     assert attack_steps(chosen, runs=80).holds
     monkeypatch.setattr(Trials, "noisy_verdict", lambda self, number: bool(number < 0))
     assert not attack_steps(chosen, runs=80).holds
-
-
-def test_records_that_always_take_part_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = plan(GAUSSIAN, sampling=hush.Poisson(rate=0.3))
-    assert audit(chosen, confidence=CONFIDENCE).holds
-    monkeypatch.setattr(hush.Poisson, "draw", lambda self, *args: hush.FullBatch().draw(*args))
-    assert not audit(chosen, confidence=CONFIDENCE).holds
-
-
-def test_coordinates_that_always_take_part_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = plan(GAUSSIAN, hush.Coordinate(rate=0.25), hush.L2Linf(l2=1.0, linf=0.5))
-    assert audit(chosen, touched=4, runs=4000, confidence=CONFIDENCE).holds
-    monkeypatch.setattr(hush.Coordinate, "mask_coordinates", lambda self, values, generator: values)
-    assert not audit(chosen, touched=4, runs=4000, confidence=CONFIDENCE).holds
-
-
-def test_clipping_to_three_times_the_norm_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert audit(plan(GAUSSIAN), confidence=CONFIDENCE).holds
-    monkeypatch.setattr(hush.L2, "clip", lambda self, *args: hush.Lp(p=2.0, norm=3.0).clip(*args))
-    assert not audit(plan(GAUSSIAN), confidence=CONFIDENCE).holds
 
 
 def test_the_charge_at_hand_is_found_out_where_it_is_for_another_place() -> None:

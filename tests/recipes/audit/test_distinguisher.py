@@ -8,7 +8,6 @@ import pytest
 from scipy import stats
 
 import hush
-from hush.core.errors import Unsupported
 from hush.core.parts import Clipping, Noise, Sampling
 from hush_recipes.audit import copies
 from hush_recipes.audit.distinguisher import clipped, log_ratio
@@ -56,22 +55,6 @@ def test_a_row_is_a_run_of_the_plan(
     assert np.abs(together - np.eye(len(together))).max() < 5 / RUNS**0.5, "rows tell nothing of others"
 
 
-def test_records_beside_move_the_place_in_both_worlds() -> None:
-    chosen = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=0.01))
-    draws = copies.released(chosen, runs=50, others=-2)
-    assert draws.absent.mean() == pytest.approx(-2, abs=0.01)
-    assert draws.present.mean() == pytest.approx(-1, abs=0.01)
-
-
-def test_several_steps_are_several_columns() -> None:
-    chosen = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=0.01), hush.Poisson(rate=0.5))
-    draws = copies.released(chosen, runs=400, steps=3)
-    taken = draws.present > 0.5
-    assert taken.shape == (400, 3)
-    assert len({tuple(row) for row in taken.tolist()}) == 8, "each step draws anew"
-    assert (np.abs(draws.absent) < 0.1).all()
-
-
 def test_the_score_against_a_sum_over_all_masks() -> None:
     sampling = hush.Twice(rate=0.3, coordinate_rate=0.25)
     chosen = plan(hush.L2Linf(l2=1.0, linf=0.6), hush.Gaussian(multiplier=0.7), sampling)
@@ -90,25 +73,3 @@ def test_the_score_against_a_sum_over_all_masks() -> None:
         for row in outputs
     ]
     assert log_ratio(chosen, outputs, shift, np.zeros(2)) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("beta", [1.0, 1.5, 3.0])
-def test_the_score_of_other_noise(beta: float) -> None:
-    noise = (
-        hush.Laplace(multiplier=1.5)
-        if beta == 1
-        else hush.GeneralizedGaussian(beta=beta, multiplier=1.5)
-    )
-    chosen = plan(hush.Lp(p=min(beta, 2.0), norm=2.0), noise)
-    law = stats.gennorm(beta, scale=3.0)
-    at = np.linspace(-5, 5, 7)[:, None]
-    expected = law.logpdf(at - 1.9 - 0.5)[:, 0] - law.logpdf(at - 0.5)[:, 0]
-    ratio = log_ratio(chosen, at, np.array([1.9]), np.array([0.5]))
-    assert ratio == pytest.approx(expected)
-
-
-def test_noise_without_a_density_has_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hush.Gaussian, "exponential_power", lambda self, norm: None)
-    chosen = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0))
-    with pytest.raises(Unsupported, match="Gaussian has neither"):
-        log_ratio(chosen, np.zeros((1, 1)), np.ones(1), np.zeros(1))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import hush
 from hush.accounting.rdp.conversion import rdp_to_epsilon
-from hush_recipes.bounded import fig3, fig3_cifar10, fig4
+from hush_recipes.bounded import fig3_cifar10, fig4
 from hush_recipes.bounded import probe as bounded_probe
 from hush_recipes.bounded.probe import CLIP, ORDERS, GridPoint, accuracy, descent
 
@@ -46,15 +46,6 @@ def test_what_is_charged_is_the_sum_over_the_steps(kind: str) -> None:
     assert run.charged() < rdp_to_epsilon(3 * worst, ORDERS, 1e-5)
 
 
-def test_the_gaussian_s_charge_does_not_depend_on_the_records() -> None:
-    x, y, *_ = records()
-    run = descent(GridPoint(kind="Gaussian", scale=20.0, bound=None), x, y, seed=0)
-    *_, _last = run.run(2)
-    worst = hush.rdp(run.plan, ORDERS, dimension=40)
-    assert run.paper() == pytest.approx(run.charged(), rel=1e-9)
-    assert run.charged() == pytest.approx(rdp_to_epsilon(2 * worst, ORDERS, 1e-5), rel=1e-9)
-
-
 def test_ratios_are_of_the_lowest_epsilon_that_reaches_a_target() -> None:
     def row(kind: str, reached: float, paper: float, charged: float) -> list[object]:
         return [kind, 1.0, 1.0, reached, paper, charged, 9.0]
@@ -68,28 +59,6 @@ def test_ratios_are_of_the_lowest_epsilon_that_reaches_a_target() -> None:
     ]
     assert fig3_cifar10.lowest_ratios(rows, 78.0) == [78.0, 0.5, 0.75, None, None]
     assert fig3_cifar10.lowest_ratios(rows, 70.0) == [70.0, 0.4, 0.6, 0.5, 0.5]
-
-
-def test_epsilons_are_interpolated_between_the_runs_of_a_law() -> None:
-    points = {
-        "Gaussian": ((70, 1.0), (80, 4.0), (75, 9.0)),
-        "rectified": ((70, 1.0), (80, 1.0)),
-        "truncated": ((72, 1.0), (80, 2.0)),
-    }
-    rows = [
-        [kind, 1.0, 1.0, reached, epsilon, 2 * epsilon, 9.0]
-        for kind, runs in points.items()
-        for reached, epsilon in runs
-    ]
-    # half way to a fourfold epsilon is the double; a run that is beaten by a cheaper one is left out
-    assert fig3.ratios_at(rows, 75.0) == pytest.approx([75.0, 0.5, 0.5, 2**0.375 / 2, 2**0.375 / 2])
-    assert fig3.ratios_at(rows, 71.0)[3:] == [None, None], "no run of the truncated law is so cheap"
-    assert fig3.ratios_at(rows, 81.0) == [81.0, None, None, None, None]
-
-
-def test_the_frontier_leaves_out_what_is_beaten() -> None:
-    rows = [["a", 1, 1, *point] for point in ((70, 1.0, 0.1), (69, 2.0, 0.2), (75, 3.0, 0.3))]
-    assert fig4.frontier(rows, "a", 4) == [(1.0, 70), (3.0, 75)]
 
 
 def test_losses_against_a_jacobian_that_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 import hush
-from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Noise
 from hush_recipes.bounded.sampled import sampled_rdp
 
@@ -70,30 +69,3 @@ def test_coordinates_add_and_a_rate_of_one_is_no_sampling() -> None:
     assert float(sampled_rdp(plan(noise, 1.0), [0.3], [4])[0]) == pytest.approx(
         float(hush.individual_rdp(full, [0.3], [4])[0]), rel=1e-8
     )
-
-
-@pytest.mark.parametrize("outside", [6.0, 30.0, 1e3])
-def test_far_outside_at_a_rate_of_one_it_is_the_closed_form(outside: float) -> None:
-    for noise in (hush.Truncated(scale=1.0, bound=2.0), hush.Rectified(scale=1.0, bound=2.0)):
-        full = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=0.5), noise=noise)
-        for order in (2.0, 30.0):
-            closed = float(hush.individual_rdp(full, [-2 - outside], [order])[0])
-            assert float(sampled_rdp(plan(noise, 1.0), [-2 - outside], [order])[0]) == pytest.approx(
-                closed, rel=1e-4, abs=1e-14
-            )
-
-
-def test_never_above_the_charge_at_worst() -> None:
-    noise = hush.Rectified(scale=1.0, bound=1.0)
-    sampled = plan(noise, 0.25, norm=0.2)
-    divergences = sampled_rdp(sampled, np.linspace(-3, 3, 50), [2, 8])
-    assert (divergences <= hush.rdp(sampled, [2, 8], dimension=50) * (1 + 1e-6)).all()
-
-
-def test_what_is_not_a_product_is_refused() -> None:
-    noise = hush.Rectified(scale=1.0, bound=1.0)
-    poisson = hush.Plan(sampling=hush.Poisson(rate=0.5), clipping=hush.Linf(norm=1.0), noise=noise)
-    with pytest.raises(Unproved, match="the output a product"):
-        sampled_rdp(poisson, [0.0], [2])
-    with pytest.raises(InvalidValue, match="at most 256"):
-        sampled_rdp(plan(noise, 0.5), [0.0], [1000])

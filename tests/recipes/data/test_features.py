@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from hush.core.errors import DataError
 from hush.data import Dataset, load, with_features
 from hush_recipes.data import features
-from hush_recipes.data.features import cache_directory, cached
 from hush_recipes.data.scattering import scatter
 
 
@@ -87,46 +85,3 @@ def test_other_records_are_another_file(digits: Dataset, computed: list[int], tm
     recomputed = with_features(altered, "scattering", cache=tmp_path)
     assert computed == [200, 70, 200]
     torch.testing.assert_close(torch.from_numpy(recomputed.x_train), scatter(torch.from_numpy(changed)))
-
-
-def test_the_kind_and_shape_of_the_source_count(tmp_path: Path) -> None:
-    source = np.arange(16, dtype=np.float32)
-    for number, each in enumerate((source, source.reshape(4, 4), source.view(np.int32))):
-        value = np.full(3, number, dtype=np.float32)
-        assert np.array_equal(cached(tmp_path, "x", each, (3,), value.copy), value)
-
-
-def test_a_failure_while_making_leaves_nothing(tmp_path: Path) -> None:
-    def fail() -> Any:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        cached(tmp_path, "x", np.zeros(2), (2,), fail)
-    assert not list(tmp_path.iterdir())
-
-
-def test_where_nothing_can_be_written_says_so_before_the_work(
-    digits: Dataset, computed: list[int], tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="HUSH_CACHE"):
-        with_features(digits, "scattering", cache=tmp_path / "file")
-    assert computed == []
-
-
-def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HUSH_CACHE", "/a/b")
-    assert cache_directory() == Path("/a/b")
-    monkeypatch.delenv("HUSH_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
-    assert cache_directory() == Path("/c/hush")
-
-
-def test_what_has_no_features_is_refused(digits: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"No features are called 'fourier'\. There are efficientnet-lite0, scattering"
-    ):
-        with_features(digits, "fourier", cache=tmp_path)
-    flat = Dataset(**{**vars(digits), "x_train": np.zeros((200, 104)), "x_test": np.zeros((70, 104))})
-    with pytest.raises(DataError, match="104 cannot be scattered"):
-        with_features(flat, "scattering", cache=tmp_path)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from hush.core.errors import DataError
 from hush_recipes.data import scattering
 from hush_recipes.data.scattering import scatter
 
@@ -56,33 +55,3 @@ def test_another_wavelet_is_seen(
     assert (scatter(inputs) - theirs).abs().max() > 1e-3
     monkeypatch.undo()
     scattering._filters.cache_clear()
-
-
-def test_each_image_is_alone_and_double_precision_is_taken() -> None:
-    inputs = images(5, 3, 32)
-    together = scatter(inputs)
-    torch.testing.assert_close(together[3:4], scatter(inputs[3:4]), atol=1e-6, rtol=0)
-    torch.testing.assert_close(together, scatter(inputs.double()), atol=0, rtol=0)
-
-
-def test_a_grey_image_has_an_average_and_nothing_else() -> None:
-    features = scatter(torch.full((1, 1, 28, 28), 0.7))
-    torch.testing.assert_close(features[:, 0], torch.full((1, 7, 7), 0.7))
-    assert features[:, 1:].abs().max() < 1e-5
-
-
-def test_a_quarter_turn_turns_the_angles() -> None:
-    inputs = images(1, 1, 28)
-    fine = scatter(inputs)[0, 1:9]
-    # About a pixel, not about the middle of four; averages then move by one place.
-    turned = scatter(inputs.rot90(1, (2, 3)).roll(1, 2))[0, 1:9, 3:6, 2:5]
-    # Eight angles over half a turn: a quarter turn is four of them. Away from the padding.
-    for angles in range(8):
-        off = (fine.roll(angles, 0).rot90(1, (1, 2))[:, 2:5, 2:5] - turned).abs().max()
-        assert off < 1e-4 if angles == 4 else off > 1e-2
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 28, 27), (1, 1, 30, 30), (1, 1, 4, 4), (1, 28, 28), (2, 104)])
-def test_what_is_no_such_image_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(DataError, match="cannot be scattered"):
-        scatter(torch.zeros(shape))

@@ -2,15 +2,13 @@
 
 import math
 import os
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import InvalidValue, LedgerError
-from hush_recipes.dpsur import adaptive
+from hush.core.errors import LedgerError
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent, clip_loss_changes
 from tests.gradients.oracle import one_at_a_time
 
@@ -139,92 +137,6 @@ def test_entry_by_entry_bounds_alone_would_be_caught() -> None:
     assert worst[0, 1] == worst[0, 2] > 0.5
 
 
-def test_where_no_step_helps_the_same_gradient_is_measured_again() -> None:
-    """Labels at random and steps that are far too long: staying is best, and precision grows."""
-    inputs, _ = data(300)
-    targets = torch.randint(0, 2, (300,), generator=seeded(5))
-    run = watched(inputs, targets, replace(SETTINGS, longest=500.0, splits=12, growth=0.5))
-    list(run.run())
-    pairs = [
-        (one, ask, two)
-        for one, ask, two in zip(run.seen, run.seen[1:], run.seen[2:], strict=False)
-        if one[1] == two[1] == SETTINGS.clip and torch.equal(one[0], two[0])
-    ]
-    # the first gradient, an answer that none helps, the same gradient with half as much budget
-    first, _, repeated = pairs[0]
-    assert repeated[2] == pytest.approx(first[2] / 2)
-    # steps are then chosen along the average of least variance
-    average = (first[2] * first[3] + repeated[2] * repeated[3]) / (first[2] + repeated[2])
-    assert any(torch.allclose(one, average, rtol=1e-5) for one in run.directions)
-    plain = (first[3] + repeated[3]) / 2
-    assert not any(torch.allclose(one, plain, rtol=1e-2) for one in run.directions)
-    assert sum(entry[2] for entry in run.seen) <= run.filter.precision
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_trials_of_step_sizes_leave_the_released_weights(
-    fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run may end after one, as where more of the budget is asked for than there is."""
-    run = descent(*data())
-    next(run.run())
-    before = [parameter.clone() for parameter in run.step.model.parameters()]
-    direction = torch.ones(10, dtype=torch.float64)
-    if fails:
-        monkeypatch.setattr(adaptive, "per_sample_losses", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run.loss_changes(direction, [1.0, 0.0])
-    else:
-        assert float(run.loss_changes(direction, [1.0, 0.0])[1]) != 0
-    assert all(map(torch.equal, before, run.step.model.parameters()))
-    assert run.spent(1e-5).epsilon.upper <= BUDGET.epsilon
-
-
-def test_weights_that_were_moved_between_steps_void_the_run() -> None:
-    run = descent(*data(600))
-    moves = run.run()
-    next(moves)
-    with torch.no_grad():
-        next(run.step.model.parameters()).add_(1.0)
-    with pytest.raises(LedgerError, match="changed outside of the private step"):
-        next(moves)
-
-
-@pytest.mark.parametrize("last", [False, True])
-def test_buffers_that_records_get_into_between_steps_are_refused(last: bool) -> None:
-    inputs, targets = data()
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
-    run = AdaptiveDescent(
-        model, nn.CrossEntropyLoss(), (inputs, targets), BUDGET, SETTINGS, generator=seeded()
-    )
-    moves = run.run()
-    next(moves)
-    if last:
-        for _ in moves:
-            pass
-    model.train()
-    model(inputs)
-    model.eval()
-    with pytest.raises(LedgerError, match=r"num_batches_tracked were changed outside"):
-        run.spent(1e-5) if last else next(moves)
-
-
-def test_a_move_that_is_stopped_half_way_is_a_released_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = descent(*data())
-    monkeypatch.setattr(run, "_choose_length", lambda *_: 0.1)
-    shift = run._shift
-
-    def stopped(direction: Tensor, length: float) -> None:
-        shift(direction, length / 2)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run, "_shift", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        next(run.run())
-    assert 0 < run.spent(1e-5).epsilon.upper <= BUDGET.epsilon
-
-
 def test_the_whole_budget_is_on_the_ledger_before_anything_is_drawn() -> None:
     ledger = hush.Ledger()
     run = descent(*data(), ledger=ledger)
@@ -237,10 +149,3 @@ def test_the_whole_budget_is_on_the_ledger_before_anything_is_drawn() -> None:
     with pytest.raises(LedgerError):
         next(refused.run())
     assert all(map(torch.equal, before, refused.step.model.parameters()))
-
-
-def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="sizes"):
-        Adaptive(clip=1.0, sizes=0)
-    with pytest.raises(InvalidValue, match="growth"):
-        Adaptive(clip=1.0, growth=0.0)

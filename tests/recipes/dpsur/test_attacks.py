@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hush.core.errors import BudgetExceeded, InvalidValue
 from hush_recipes.dpsur import attacked as dpsur_attacked
-from hush_recipes.dpsur.attacked import Case, pooled
-from hush_recipes.dpsur.attacks import CPU, attack, attacked, dpsur_table4, row
+from hush_recipes.dpsur.attacked import Case
+from hush_recipes.dpsur.attacks import CPU, attack, attacked, row
 from hush_recipes.dpsur.runs import Method
 
 LINEAR = Method(name="DPSGD-HF", model="scattering-linear", batch=100, rates=(4.0, 4.0, 4.0, 4.0))
@@ -54,22 +53,3 @@ def test_the_papers_numbers_stand_beside_ours() -> None:
         row(replace(case, data="cifar10", level=1.0), result, verdict) for verdict in result.verdicts
     ]
     assert [line[-1] for line in lines] == [None, 0.504, 0.500, None]
-
-
-def test_records_are_pooled_once_each() -> None:
-    x, y, classes = pooled("digits", "cpu", None)
-    assert (len(x), len(y), classes) == (1797, 1797, 10)
-    assert len(x.flatten(1).unique(dim=0)) > 1700
-    some, _, _ = pooled("digits", "cpu", 30)
-    assert len(some) == 30
-
-
-def test_what_is_not_in_the_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidValue, match="cuda"):
-        dpsur_table4()
-    with pytest.raises(InvalidValue, match="not in the table"):
-        attacked("x", "digits", "cpu", [5.0], 1, None, TINY)
-    short = replace(TESTED, noise=(0.1, 0.1, 0.1, 0.1))
-    monkeypatch.setattr(dpsur_attacked, "METHODS", {"digits": (LINEAR, short)})
-    with pytest.raises(BudgetExceeded, match="one trial"):
-        attack(Case(data="digits", method="DPSUR", level=1.0, seed=0, device="cpu", size=TINY))

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from hush.core.errors import DataError
 from hush_recipes.dpsur.membership import (
     Candidates,
     Verdict,
@@ -97,22 +96,3 @@ def test_what_is_seen_against_one_record_at_a_time() -> None:
         np.testing.assert_allclose(np.exp(from_inside[k, 6:10]), norms, rtol=1e-3, atol=1e-30)
     assert np.isfinite(confidences(model, (x, y))).all()
     assert from_inside.shape == (7, 4 + 1 + 1 + 4 + 64)
-
-
-def test_the_parts_are_apart_and_two_to_one() -> None:
-    parts = split(100, torch.Generator().manual_seed(0))
-    pieces = [parts.target_train, parts.target_test, parts.shadow_train, parts.shadow_test]
-    assert [len(piece) for piece in pieces] == [32, 16, 32, 16]
-    assert len(torch.cat(pieces).unique()) == 96
-    assert len(parts.shadow) == 48
-    with pytest.raises(DataError, match="2:1:2:1"):
-        split(20, torch.Generator())
-
-
-def test_what_cannot_be_judged_is_refused() -> None:
-    x, y = noise(4, 0)
-    with pytest.raises(DataError, match="even"):
-        Candidates(members=(x, y), others=(x[:1], y[:1]))
-    candidates = Candidates(members=(x, y), others=(x, y))
-    with pytest.raises(DataError, match="shadow"):
-        lira(network(0), candidates, [])

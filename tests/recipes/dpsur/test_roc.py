@@ -6,7 +6,6 @@ from scipy.special import ndtr, ndtri
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from hush.accounting.pld import analytic_gaussian
-from hush.core.errors import DataError, InvalidValue
 from hush_recipes.dpsur.roc import Roc, ceiling
 
 
@@ -23,14 +22,6 @@ def test_the_curve_and_its_area_against_scikit_learn(ties: bool) -> None:
     np.testing.assert_allclose(roc.rates[0], false)
     np.testing.assert_allclose(roc.rates[1], true)
     assert roc.at(0.05).value == pytest.approx(true[false <= 0.05].max())
-
-
-def test_a_threshold_that_was_found_is_the_one_that_separates() -> None:
-    roc = Roc(np.array([3.0, 2.0, 1.0]), np.array([0.0, 2.5, -1.0]))
-    assert 0.0 < roc.best_threshold < 1.0
-    assert roc.accuracy(roc.best_threshold).value == pytest.approx(5 / 6)
-    nothing = Roc(np.array([0.0]), np.array([1.0]))
-    assert nothing.accuracy(nothing.best_threshold).value == 0.5
 
 
 def test_intervals_hold_as_often_as_they_say() -> None:
@@ -62,14 +53,3 @@ def test_no_normal_mechanism_is_above_its_ceiling_which_it_touches() -> None:
             assert (above - exact).min() < 1e-6
             # with half of that delta the ceiling is broken
             assert (exact > ceiling(false, epsilon, delta / 2)).any()
-
-
-def test_what_cannot_be_scored_is_refused() -> None:
-    with pytest.raises(DataError, match="members"):
-        Roc(np.array([]), np.array([1.0]))
-    with pytest.raises(DataError, match="others"):
-        Roc(np.array([1.0]), np.array([np.nan]))
-    with pytest.raises(DataError, match="as many of each"):
-        Roc(np.array([1.0]), np.array([1.0, 2.0])).accuracy(0.0)
-    with pytest.raises(InvalidValue, match="false_positive_rate"):
-        ceiling([1.5], 1.0, 1e-5)

@@ -39,24 +39,6 @@ def test_a_run_learns_and_is_charged_soundly() -> None:
     assert accuracy > 0.77, "more than always answering no, which is right for 76.4%"
 
 
-def test_held_out_records_choose_the_clipping_norm_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made_up(run: Run) -> float:
-        assert run.held_out == (0 if run.seed else 5000), "no seed that chooses is scored"
-        assert run.held_out or run.clip == 0.5, "the others are not run to their end"
-        return {0.1: 0.2, 0.5: 0.6, 2.0: 0.3}[run.clip] + run.seed / 100
-
-    monkeypatch.setattr(beta_sgd, "accuracy", made_up)
-    setting = replace(fig4.ADULT, data="digits")
-    figure = fig4.gg_fig4(setting, betas=(1.0, 2.0), epsilons=(2.0,), processes=1)
-    assert [row[1] for row in figure.rows] == [1.0, 2.0]
-    for row in figure.rows:
-        assert row[3] == 0.5
-        assert row[4] == pytest.approx(0.62)
-        assert row[6] == pytest.approx(2.0, rel=0.01), "up to beta 2 one dimension is nearly enough"
-    assert "the best of 3 on 5,000 held-out" in figure.notes[0]
-    assert "clipping norm 0.1" in beta_sgd.clip_note(fig4.IMDB)
-
-
 def test_a_run_that_chooses_sees_no_test_record(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 

@@ -3,8 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import Unsupported
-from hush.models import build, default_model, networks
-from hush_recipes.models.networks import ImdbLstm
+from hush.models import build, networks
 
 SHAPES = {
     "digits": ((1, 8, 8), 10),
@@ -92,54 +91,6 @@ def test_features_are_normalised_record_by_record() -> None:
     network, inputs, _ = network_and_inputs("scattering-mnist", "mnist/scattering", records=4)
     scale = torch.tensor([1.0, 3.0, 10.0, 0.5]).view(4, 1, 1, 1)
     torch.testing.assert_close(network(inputs * scale + scale), network(inputs), atol=1e-3, rtol=0)
-
-
-def test_padding_counts_for_nothing_in_the_mean() -> None:
-    torch.manual_seed(0)
-    network = ImdbLstm(2, vocabulary=50)
-    # A bidirectional LSTM that reads backwards meets the padding first: silence that half.
-    with torch.no_grad():
-        for name, parameter in network.lstm.named_parameters():
-            if name.endswith("reverse"):
-                parameter.zero_()
-    review = torch.randint(1, 50, (1, 6))
-    padded = torch.cat([review, torch.zeros(1, 9, dtype=torch.int64)], dim=1)
-    torch.testing.assert_close(network(review), network(padded))
-    assert torch.isfinite(network(torch.zeros(1, 4, dtype=torch.int64))).all()
-
-
-def test_every_data_set_has_a_default_network() -> None:
-    assert {model for model, _ in PAIRS} == set(networks())
-    defaults = {
-        ("digits", None): "logistic",
-        ("mnist", None): "mnist-cnn",
-        ("fashion-mnist", None): "mnist-cnn",
-        ("cifar10", None): "cifar-cnn",
-        ("adult", None): "mlp",
-        ("imdb", None): "imdb-lstm",
-        ("digits", "scattering"): "scattering-linear",
-        ("fashion-mnist", "scattering"): "scattering-mnist",
-        ("cifar10", "scattering"): "scattering-cifar",
-        ("cifar10", "efficientnet-lite0"): "efficientnet-linear",
-        ("adult", "scattering"): "mlp",
-    }
-    assert {key: default_model(*key) for key in defaults} == defaults
-
-
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [
-        ("mnist-cnn", (1, 8, 8)),
-        ("cifar-cnn", (1, 28, 28)),
-        ("imdb-lstm", (1, 8, 8)),
-        ("scattering-mnist", (1, 28, 28)),
-        ("scattering-linear", (3, 32, 32)),
-    ],
-)
-def test_a_wrong_shape_names_what_would_fit(model: str, shape: tuple[int, ...]) -> None:
-    written = " x ".join(map(str, shape))
-    with pytest.raises(Unsupported, match=f"{model} takes records of .*, not {written}.*logistic"):
-        build(model, classes=10, shape=shape)
 
 
 @pytest.mark.parametrize(

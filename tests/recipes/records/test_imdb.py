@@ -3,13 +3,11 @@
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from hush.accounting.epsilon import epsilon
 from hush.clipping import L2
@@ -18,9 +16,8 @@ from hush.data.dataset import Dataset
 from hush.gradients.rules.embedding import RowFactors
 from hush.noise import Gaussian
 from hush.sampling import Poisson
-from hush.training.evaluate import evaluate
 from hush_recipes.records import imdb
-from hush_recipes.records.bag_of_words import BagOfWords, SparseLogistic
+from hush_recipes.records.bag_of_words import BagOfWords
 from hush_recipes.records.imdb import Settings
 from hush_recipes.records.protocol import DELTA, FIRST_FINAL_SEED, Job, Outcome
 
@@ -86,17 +83,6 @@ def test_features_are_those_of_each_review_alone(bag: BagOfWords) -> None:
         assert len(used) == np.count_nonzero(values)
 
 
-def test_scores_are_weighted_sums_of_the_features() -> None:
-    index, value = SMALL(made_up(20, 3)[0])
-    model = SparseLogistic(SMALL.size)
-    assert not model(index, value).any()
-    weight = torch.randn(SMALL.size, generator=torch.Generator().manual_seed(0))
-    model.weight.weight.data = weight.unsqueeze(1)
-    dense = torch.zeros(20, SMALL.size).scatter_add_(1, index, value)
-    expected = torch.stack([torch.zeros(20), dense @ weight], dim=1)
-    torch.testing.assert_close(model(index, value), expected)
-
-
 def test_a_run_spends_its_budget_on_its_steps_and_learns() -> None:
     outcome = imdb.run(job())
     plan = Plan(
@@ -110,46 +96,11 @@ def test_a_run_spends_its_budget_on_its_steps_and_learns() -> None:
     assert imdb.run(job(level=100.0)).accuracy > 0.9
 
 
-def test_unused_weights_are_noise_of_the_size_that_is_shrunk_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    models: list[nn.Module] = []
-
-    def kept(model: nn.Module, loss: Any, data: Any) -> dict[str, float]:
-        models.append(model)
-        return evaluate(model, loss, data)
-
-    monkeypatch.setattr(imdb, "evaluate", kept)
-    # of 90,000 pairs few are among the reviews
-    many = Settings(features=BagOfWords(words=40), learning_rate=20.0, steps=5)
-    imdb.run(job(settings=many))
-    (weight,) = models[0].parameters()
-    # the share of a normal law within half a standard deviation
-    assert float((weight == 0).float().mean()) == pytest.approx(math.erf(0.5 / math.sqrt(2)), abs=0.01)
-
-
-def test_noise_gain_is_that_of_the_optimizer() -> None:
-    settings = Settings(learning_rate=3.0, steps=30, momentum=0.8)
-    responses = nn.Parameter(torch.zeros(settings.steps))
-    optimizer = torch.optim.SGD([responses], lr=settings.learning_rate, momentum=settings.momentum)
-    for impulse in torch.eye(settings.steps):
-        responses.grad = impulse
-        optimizer.step()
-    assert imdb.noise_gain(settings) == pytest.approx(float(responses.detach().norm()), rel=1e-5)
-
-
 def test_sums_over_a_physical_batch_round_within_what_is_paid_for() -> None:
     bag = BagOfWords()
     positions = torch.zeros(1, bag.most_words + bag.most_pairs, dtype=torch.int64)
     term = RowFactors(positions, positions.float().unsqueeze(-1), torch.Size([bag.size, 1]))
     assert term.rounding_bounded(imdb._PHYSICAL_BATCH)
-
-
-def test_held_out_reviews_are_neither_trained_on_nor_test_reviews(reviews: Dataset) -> None:
-    (_, y), ((index, value), y_held_out) = imdb._parts("imdb", 50, SMALL, "cpu")
-    assert (len(y), len(y_held_out)) == (350, 50)
-    rows = {(*i.tolist(), *v.tolist()) for i, v in zip(*SMALL(reviews.x_train), strict=True)}
-    assert all((*i.tolist(), *v.tolist()) in rows for i, v in zip(index, value, strict=True))
-    _, (_, y_test) = imdb._parts("imdb", 0, SMALL, "cpu")
-    assert y_test.tolist() == reviews.y_test.tolist()
 
 
 def test_the_search_never_scores_test_reviews_and_final_runs_have_fresh_seeds(

@@ -43,20 +43,3 @@ def averages(responses: PatchResponses, image: NDArray[np.float64]) -> NDArray[n
     # 29 places: the two halves share the one in the middle
     halves = (slice(0, 15), slice(14, 29))
     return np.array([[maps[:, rows, columns].mean((1, 2)) for columns in halves] for rows in halves])
-
-
-def test_features_are_of_one_image_each_and_of_its_mirror_image(drawn: torch.Tensor) -> None:
-    responses = SMALL.fit(drawn)
-    torch.testing.assert_close(responses(drawn[:9].flip(3)), responses(drawn[:9]))
-    torch.testing.assert_close(responses(drawn[:20])[17:18], responses(drawn[17:18]))
-
-
-def test_patches_are_compared_in_white_coordinates(drawn: torch.Tensor) -> None:
-    """Responses of a filter on the drawn patches have about one variance, whichever was taken."""
-    responses = Patches(count=40, side=4).fit(drawn)
-    rows = SMALL.normalised(drawn)
-    rows = rows[torch.linalg.vector_norm(rows, dim=2) > 0.3 * SMALL.side]
-    white = (rows @ responses.filters + responses.offset).std(0)
-    plain = (rows @ torch.nn.functional.normalize(responses.filters, dim=0)).std(0)
-    assert float(white.max() / white.min()) < 0.5 * float(plain.max() / plain.min())
-    assert not torch.equal(Patches(count=5, side=4, seed=1).fit(drawn).filters, SMALL.fit(drawn).filters)

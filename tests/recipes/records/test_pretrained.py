@@ -1,7 +1,6 @@
 """The record with ImageNet weights: the published network, of which a part is trained."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,19 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hush.data.dataset import Dataset
-from hush_recipes.data.efficientnet import FEATURES, embed, network
+from hush_recipes.data.efficientnet import FEATURES
 from hush_recipes.dpsur.inputs import Inputs
 from hush_recipes.records import pretrained
 from hush_recipes.records.pretrained import (
     LastBlocks,
     Settings,
-    activations,
-    centre_projection,
-    random_views,
-    rectified_moments,
 )
-from hush_recipes.records.protocol import Job, Outcome
-from hush_recipes.registry import all_recipes
+from hush_recipes.records.protocol import Job
 
 RECORDS, CHANNELS, CLASSES = 300, 6, 3
 
@@ -64,57 +58,6 @@ def made_up(*_: Any) -> Inputs:
     x[torch.arange(RECORDS), labels] += 1.0
     both = torch.stack([x, x.flip(3)], 1)
     return Inputs(classes=CLASSES, train=(x.half(), labels), test=(both.half(), labels))
-
-
-def test_moments_after_the_last_activation_against_simulation() -> None:
-    norm = nn.BatchNorm2d(3)
-    with torch.no_grad():
-        norm.weight.copy_(torch.tensor([1.0, -2.0, 4.0]))
-        norm.bias.copy_(torch.tensor([-1.0, 0.5, 5.0]))
-    normal = torch.randn(400_000, 1, generator=torch.Generator().manual_seed(0))
-    drawn = functional.relu6(norm.bias + norm.weight * normal).detach()
-    mean, deviation = rectified_moments(norm)
-    torch.testing.assert_close(mean, drawn.mean(0), rtol=0, atol=0.02)
-    torch.testing.assert_close(deviation, drawn.std(0), rtol=0, atol=0.02)
-
-
-@pytest.mark.real_data("efficientnet-lite0")
-def test_blocks_one_after_another_are_the_published_network() -> None:
-    images = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    expected = embed(network(), images)
-    stored = activations(network(), images, 11, "cpu")
-    assert stored.shape == (2, 112, 14, 14)
-    for centred in (False, True):
-        model = LastBlocks(network(), Settings(rate=1.0, centred=centred), CLASSES).eval()
-        with torch.no_grad():
-            features = model.widen(model.blocks(stored.float())).mean((2, 3))
-            assert torch.equal(model(stored), torch.zeros(2, CLASSES))
-        torch.testing.assert_close(features, expected, rtol=0, atol=0.01)
-
-
-def test_a_centred_projection_computes_what_it_did_from_inputs_around_zero() -> None:
-    torch.manual_seed(2)
-    plain: Any = Block().eval()
-    centred: Any = Block().eval()
-    with torch.no_grad():
-        for norm in (plain._bn1, plain._bn2):
-            norm.running_mean.normal_()
-            norm.weight.uniform_(0.5, 1.5)
-            norm.bias.uniform_(1.0, 2.0)
-    centred.load_state_dict(plain.state_dict())
-    centre_projection(centred)
-    seen: list[Tensor] = []
-    centred._project_conv.convolution.register_forward_hook(lambda _, x, __: seen.append(x[0]))
-    # each channel as the norm before the projection expects it: its mean, and variance 1
-    mixed = torch.randn(4000, CHANNELS, 4, 4)
-    before = mixed + plain._bn1.running_mean[:, None, None]
-    with torch.no_grad():
-        for block in (plain, centred):
-            block._expand_conv = block._depthwise_conv = nn.Identity()
-        torch.testing.assert_close(centred(before), plain(before), rtol=1e-4, atol=1e-4)
-        inner = functional.relu6(plain._bn1(before))
-    assert float(seen[0].mean((0, 2, 3)).abs().max()) < 0.03
-    assert float(inner.mean((0, 2, 3)).min()) > 0.5, "without centring the mean is far from zero"
 
 
 @pytest.mark.parametrize("projections", [False, True])
@@ -196,34 +139,3 @@ def test_either_view_of_a_record_counts_in_its_gradient(
     outcome = pretrained.run(job)
     assert outcome.epsilon <= 8.0
     assert outcome.accuracy > 0.7
-
-
-@pytest.mark.parametrize("multiplicity", [1, 2])
-def test_a_step_takes_neighbouring_views_of_each_record(multiplicity: int) -> None:
-    torch.manual_seed(0)
-    records, choices = torch.arange(4).expand(400, 4), 4 // multiplicity
-    chosen = torch.vmap(partial(random_views, multiplicity=multiplicity), randomness="different")
-    taken = chosen(records)
-    assert torch.equal(taken, taken[:, :1] + torch.arange(multiplicity))
-    counts = torch.bincount(taken[:, 0], minlength=4)[::multiplicity]
-    assert int(counts.sum()) == 400
-    assert float((counts - 400 / choices).abs().max()) < 40, "each as often"
-
-
-def test_what_is_chosen_was_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[Job[Settings]] = []
-
-    def run(job: Job[Settings]) -> Outcome:
-        jobs.append(job)
-        return Outcome(accuracy=0.5, epsilon=job.epsilon, multiplier=1.0)
-
-    monkeypatch.setattr(pretrained, "run", run)
-    recipes = all_recipes()
-    recipes["records-cifar10-imagenet"](seeds=1)
-    (chosen,) = jobs
-    assert chosen.held_out == 0
-    jobs.clear()
-    recipes["records-cifar10-imagenet-search"](seeds=1)
-    assert {job.held_out for job in jobs} == {5000}
-    assert [job.settings for job in jobs].count(chosen.settings) == 1
-    assert len({job.settings for job in jobs}) == len(jobs)

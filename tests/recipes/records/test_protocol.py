@@ -1,35 +1,18 @@
-import numpy as np
 import pytest
 
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush.data import load
 from hush_recipes.records.protocol import (
     FIRST_FINAL_SEED,
     Job,
     Outcome,
     final,
     search,
-    with_held_out,
-    with_settings,
 )
-from hush_recipes.registry import all_recipes
 
 
 def told(job: Job[float]) -> Outcome:
     """Accuracy as the settings say; what the run was given is in the others."""
     return Outcome(accuracy=job.settings, epsilon=job.seed / 1000, multiplier=float(job.held_out))
-
-
-def test_held_out_records_are_training_records_that_are_not_trained_on() -> None:
-    whole = load("digits")
-    split = with_held_out(whole, 300)
-    assert len(split.y_test) == 300
-    parts = np.concatenate([split.x_train, split.x_test])
-    rows = {row.tobytes() for row in whole.x_train}
-    assert len(parts) == len(whole.x_train)
-    assert {row.tobytes() for row in parts} == rows
-    assert not {row.tobytes() for row in split.x_test} & {row.tobytes() for row in split.x_train}
-    assert with_held_out(whole, 0) is whole
 
 
 def test_a_search_scores_held_out_records_and_final_runs_have_seeds_of_their_own() -> None:
@@ -53,12 +36,3 @@ def test_a_run_above_its_epsilon_is_no_record_and_searches_leave_final_seeds_alo
         final("f", told, "digits", {0.101: ("dear", 0.5)}, seeds=3, device="cpu", processes=1)
     with pytest.raises(InvalidValue, match="at most 100"):
         search("s", told, "digits", {}, held_out=9, seeds=101, device="cpu", processes=1)
-
-
-@pytest.mark.parametrize("data", ["imdb", "cifar10"])
-def test_an_epsilon_without_settings_is_refused(data: str) -> None:
-    for name in (f"records-{data}", f"records-{data}-search"):
-        with pytest.raises(InvalidValue, match=r"no settings for epsilon 2: choose from 1, 3, 8\."):
-            all_recipes()[name](epsilons=(1.0, 2.0), processes=1)
-    assert with_settings([3.0], {1.0: "a", 3.0: "b"}) == [3.0]
-    assert with_settings(None, {1.0: "a", 3.0: "b"}) == [1.0, 3.0]

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from hush.clipping.blocks import Principal
-from hush.core.errors import DataError, InvalidValue
 from hush.training.methods.public_bases import principal_basis
 from hush_recipes.twice.thresholds import Norms, public_thresholds
 from tests.gradients.oracle import one_at_a_time
@@ -56,33 +55,3 @@ def test_expected_norms_share_the_whole_and_entries_are_capped_at_a_quantile() -
         clipped = [e * min(1.0, bound / n) for e, n in zip(linf[:, j], l2[:, j], strict=True)]
         assert 0.989 <= sum(bool(e <= cap) for e in clipped) / 4000 <= 0.991
         assert 0 < cap <= bound
-
-
-def test_records_that_are_not_finite_do_not_count() -> None:
-    l2 = torch.ones(10, 2, dtype=torch.float64)
-    spoilt = l2.clone()
-    spoilt[3, 0] = math.inf
-    clean = public_thresholds(Norms(l2=l2, linf=l2 / 3), norm=1.0)
-    assert public_thresholds(Norms(l2=spoilt, linf=spoilt / 3), norm=1.0) == clean
-    with pytest.raises(DataError, match="as good as zero"):
-        public_thresholds(Norms(l2=l2 * math.nan, linf=l2), norm=1.0)
-
-
-def test_a_frame_made_of_the_same_records_is_noticed() -> None:
-    # 30 records, 30 directions: the frame leaves nothing of them, and of others nearly everything.
-    model, (x, y), size = problem(60)
-    fitted, unfitted = (x[:30], y[:30]), (x[30:], y[30:])
-    frame = principal_basis(
-        model, EACH, fitted, (30, size - 30), Principal(groups=1), torch.Generator().manual_seed(0)
-    )
-    with pytest.raises(DataError, match="not made of"):
-        public_thresholds(Norms.of(model, EACH, fitted, frame), norm=1.0)
-    fair = public_thresholds(Norms.of(model, EACH, unfitted, frame), norm=1.0)
-    assert fair.l2[1] > 0.2
-
-
-@pytest.mark.parametrize(("norm", "quantile"), [(0.0, 0.5), (math.nan, 0.5), (1.0, 0.0), (1.0, 1.0)])
-def test_numbers_out_of_range_are_refused(norm: float, quantile: float) -> None:
-    ones = torch.ones(3, 1, dtype=torch.float64)
-    with pytest.raises(InvalidValue, match=r"norm=|quantile="):
-        public_thresholds(Norms(l2=ones, linf=ones), norm=norm, quantile=quantile)
