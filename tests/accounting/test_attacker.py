@@ -4,7 +4,6 @@ from scipy.stats import norm
 
 import hush
 from hush.accounting.attacker import Attacker
-from hush.core.errors import InvalidValue
 
 
 def plan(rate: float, multiplier: float) -> hush.Plan:
@@ -72,14 +71,3 @@ def test_the_curve_falls_and_is_consistent() -> None:
     for x, missed_rate in zip((0.0, *RATES, 1.0), missed, strict=True):
         assert 1 - missed_rate - x <= attacker.advantage + 1e-12
     assert attacker.success == (1 + attacker.advantage) / 2
-
-
-def test_plain_words() -> None:
-    assert str(Attacker({plan(1.0, 1e9): 1})).endswith("right at most 50.0% of the time")
-    assert str(Attacker({plan(1.0, 1e-3): 1})).endswith("right at most 100.0% of the time")
-
-
-@pytest.mark.parametrize("bad", [-0.1, 1.1, float("nan")])
-def test_a_rate_is_a_probability(bad: float) -> None:
-    with pytest.raises(InvalidValue, match="false_positive_rate"):
-        Attacker({plan(1.0, 1.0): 1}).true_positive_rate(bad)

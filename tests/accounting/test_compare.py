@@ -9,7 +9,6 @@ import pytest
 import hush
 from hush.accounting import compare as module
 from hush.accounting.compare import Setting, compare
-from hush.core.errors import BudgetExceeded, InvalidValue
 
 SETTING = Setting(
     records=50_000,
@@ -117,31 +116,3 @@ def test_plans_to_paste_keep_the_budget(rows: dict[str, module.Row]) -> None:
         share = 0.02 / plan.sampling.participation
         multiplier = plan.noise.to_plain()["multiplier"]
         assert rows[name].deviation == pytest.approx(multiplier * unit * share)
-
-
-def test_bad_settings() -> None:
-    with pytest.raises(InvalidValue, match=r"ranks that add up to dimension=10.*residual"):
-        replace(SETTING, dimension=10, cap=None)
-    with pytest.raises(InvalidValue, match="cap=2 must be"):
-        replace(SETTING, cap=2)
-    smallest = SETTING.dimension**-0.5
-    with pytest.raises(InvalidValue, match=r"must be at least 1/sqrt\(\d+\) = .*Pass e\.g\. cap="):
-        replace(SETTING, cap=0.99 * smallest)
-    assert replace(SETTING, cap=smallest).cap == smallest
-    with pytest.raises(InvalidValue, match="steps=0"):
-        replace(SETTING, steps=0)
-
-
-def test_a_mechanism_for_which_no_noise_is_enough_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_is_enough(*_: object, **__: object) -> float:
-        raise BudgetExceeded("no noise is enough")
-
-    monkeypatch.setattr(module, "SMALL_BETAS", ())
-    monkeypatch.setattr(module, "LARGE_BETAS", ())
-    monkeypatch.setattr(module, "COORDINATE_RATES", (0.5,))
-    monkeypatch.setattr(module, "charged_variance", none_is_enough)
-    tiny = replace(SETTING, budget=hush.Budget(epsilon=0.001, delta=1e-5), subspaces=())
-    last = compare(tiny)[-1]
-    assert last.mechanism.endswith("twice sampling at 0.500")
-    assert last.deviation == last.published == last.cost == math.inf
-    assert last.signal_to_noise == 0

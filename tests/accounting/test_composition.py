@@ -1,28 +1,24 @@
 """Composition of steps: RDP or dominating pairs, groups and replacement, and questions that raise."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 import hush
-from hush.accounting import attacker, composition
+from hush.accounting import composition
 from hush.accounting.attacker import Attacker
-from hush.accounting.calibrate import max_rate, max_steps
-from hush.accounting.composition import delta_upper, delta_uppers, epsilon_upper, requires_rdp
-from hush.accounting.epsilon import charged, compose, delta
+from hush.accounting.composition import epsilon_upper, requires_rdp
+from hush.accounting.epsilon import compose, delta
 from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant, analytic_gaussian
-from hush.accounting.selective import Trial
 from hush.accounting.steps import ComposableStep, SampledGaussian, SampledNoise
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Adjacency
 
 REPLACE = hush.Neighbours.REPLACE
-BUDGET = hush.Budget(epsilon=3.0, delta=1e-5)
 POISSON = hush.Poisson(rate=0.05)
 GAUSSIAN = hush.Plan(sampling=POISSON, clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0))
 VOTES = hush.Plan(
@@ -81,12 +77,6 @@ def test_without_sampling_the_shift_is_multiplied(change: Adjacency, shift: int)
     assert found.lower == pytest.approx(exact.lower, rel=1e-9)
 
 
-def test_pairs_do_not_wait_for_the_group_property() -> None:
-    for paired in (GAUSSIAN, PLANS[2]):
-        bound = hush.epsilon(paired, 10, 1e-5, group=3, neighbours=REPLACE).epsilon
-        assert bound.upper - bound.lower < 2e-3
-
-
 def test_the_group_property_bounds_what_is_known_exactly() -> None:
     one = {SampledGaussian(1.0, 10.0): 10}
     for changes in (2, 3, 5):
@@ -97,20 +87,6 @@ def test_the_group_property_bounds_what_is_known_exactly() -> None:
         curve = composition.chained_delta(lambda e: accountant.delta(one, e).upper, changes, chained)
         assert curve <= 1e-5 * (1 + 1e-6)
         assert curve >= accountant.delta({SampledGaussian(1.0, 10.0 / changes): 10}, chained).lower
-
-
-def test_the_group_property_ends_where_nothing_is_bounded() -> None:
-    assert composition.chained_epsilon(lambda d: math.inf, 2, 1e-5) == math.inf
-    assert composition.chained_epsilon(lambda d: 0.0, 2, 1e-5) <= 2e-3
-    assert composition.chained_delta(lambda e: 0.3, 5, 2000.0) == 1.0
-
-
-def test_group_of_one_is_what_it_was() -> None:
-    alone = hush.epsilon(GAUSSIAN, 100, 1e-5)
-    assert hush.epsilon(GAUSSIAN, 100, 1e-5, group=1) == alone
-    added = hush.epsilon(GAUSSIAN, 100, 1e-5, neighbours=hush.Neighbours.ADD_REMOVE)
-    assert added.epsilon == alone.epsilon
-    assert added.neighbours == "add/remove"
 
 
 def test_guarantees_name_the_relation_and_the_group() -> None:
@@ -131,26 +107,6 @@ def test_attackers_of_groups_do_better() -> None:
     assert "which of two records took part" in str(swapped)
 
 
-def test_rarely_drawn_groups_cost_nothing_at_a_larger_delta() -> None:
-    rare = plan(sampling=hush.Poisson(rate=1e-8), noise=hush.Gaussian(multiplier=0.5))
-    assert hush.epsilon(rare, 10, 1e-5, group=10).epsilon.upper == 0
-
-
-@pytest.mark.parametrize("group", [0, -1, 2.5, math.nan, "5", True, None, 10**6])
-def test_bad_groups_are_refused(group: object) -> None:
-    with pytest.raises(InvalidValue, match="group="):
-        hush.epsilon(GAUSSIAN, 10, 1e-5, group=group)  # type: ignore[arg-type]
-
-
-def test_other_bad_questions_are_refused() -> None:
-    with pytest.raises(InvalidValue, match="neighbours='swap'"):
-        hush.epsilon(GAUSSIAN, 10, 1e-5, neighbours="swap")  # type: ignore[arg-type]
-    with pytest.raises(InvalidValue, match="published"):
-        hush.epsilon(GAUSSIAN, 10, 1e-5, mode="published", group=2)
-    with pytest.raises(InvalidValue, match="at most the 3 units"):
-        Adjacency(group=4).check_records(3)
-
-
 def test_ledgers_charge_groups_and_know_how_many_records_there_are() -> None:
     ledger = hush.Ledger()
     ledger.charge(GAUSSIAN, run="run", step=1, release="0" * 64, records=50)
@@ -162,34 +118,6 @@ def test_ledgers_charge_groups_and_know_how_many_records_there_are() -> None:
         ledger.epsilon(1e-5, group=51)
     with pytest.raises(Unproved, match="number of slots is public here"):
         ledger.epsilon(1e-5, neighbours=hush.Neighbours.ADD_REMOVE)
-
-
-def test_an_attacker_without_a_finite_epsilon_is_still_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds by the group property may have no finite end; any epsilon bounds the error rates."""
-    expected = Attacker({GAUSSIAN: 20}).true_positive_rate(0.01)
-    monkeypatch.setattr(attacker, "upper_epsilon", lambda *_: math.inf)
-    bounded = Attacker({GAUSSIAN: 20}).true_positive_rate(0.01)
-    assert bounded == pytest.approx(expected, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda wrong: hush.calibrate(GAUSSIAN, BUDGET, 10, adjacency=wrong),
-        lambda wrong: max_steps(GAUSSIAN, BUDGET, adjacency=wrong),
-        lambda wrong: max_rate(GAUSSIAN, BUDGET, 10, adjacency=wrong),
-        lambda wrong: compose({GAUSSIAN: 10}, 1e-5, adjacency=wrong),
-        lambda wrong: delta({GAUSSIAN: 10}, 1.0, adjacency=wrong),
-        lambda wrong: Attacker({GAUSSIAN: 10}, adjacency=wrong),
-    ],
-)
-@pytest.mark.parametrize("wrong", ["replace", 5, None])
-def test_what_is_no_adjacency_is_refused_with_one(
-    ask: Callable[[object], object], wrong: object
-) -> None:
-    said = rf'adjacency={wrong!r} must be an Adjacency, .*hush\.Adjacency\(neighbours="replace"\)'
-    with pytest.raises(InvalidValue, match=said):
-        ask(wrong)
 
 
 @dataclass(frozen=True)
@@ -233,42 +161,6 @@ def test_sampled_laplace_and_selective_steps_compose() -> None:
     assert compose({selective: 20}, 1e-5).epsilon.upper < composed
     # basic composition: epsilons and deltas add
     assert composed < sum(compose({plan: 20}, 5e-6).epsilon.upper for plan in (laplace, selective))
-
-
-def test_deltas_at_many_epsilons_are_those_at_each() -> None:
-    """With a dominating pair beside the Rényi divergences, and without one."""
-    noise = hush.GeneralizedGaussian(beta=3.0, multiplier=3.0)
-    for clipping in (hush.L2(norm=1.0), hush.Lp(p=3.0, norm=1.0)):
-        plan = hush.Plan(sampling=hush.Poisson(rate=0.1), clipping=clipping, noise=noise)
-        steps, _ = charged({plan: 5}, 40, hush.Adjacency())
-        epsilons = [0.0, 0.3, 1.0, 2.0]
-        alone = [delta_upper(steps, epsilon) for epsilon in epsilons]
-        np.testing.assert_allclose(delta_uppers(steps, epsilons), alone, rtol=1e-3)
-        assert alone == sorted(alone, reverse=True)
-        assert alone[0] > 2 * alone[-1]
-
-
-PAIRED: dict[ComposableStep, int] = {SampledGaussian(0.1, 1.0): 3}
-TRIALS: dict[ComposableStep, int] = {Trial(SampledGaussian(0.1, 2.0), SampledGaussian(0.1, 3.0), 0.0): 3}
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda: epsilon_upper(PAIRED, 1e-5),
-        lambda: delta_upper(PAIRED, 1.0),
-        lambda: delta_uppers(PAIRED, [0.0, 1.0]),
-    ],
-)
-def test_rdp_composition_is_for_steps_without_a_dominating_pair(ask: Callable[[], object]) -> None:
-    with pytest.raises(InvalidValue, match="has a dominating pair"):
-        ask()
-
-
-@pytest.mark.parametrize("steps", [PAIRED, TRIALS])
-def test_epsilons_must_increase(steps: dict[ComposableStep, int]) -> None:
-    with pytest.raises(InvalidValue, match="increasing order"):
-        composition.delta_bounds(steps, Adjacency(), [1.0, 10.0, 2.0, 3.0])
 
 
 @pytest.mark.parametrize("change", [Adjacency(group=2), Adjacency(neighbours=REPLACE)], ids=str)

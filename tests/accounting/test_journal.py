@@ -1,11 +1,8 @@
 """Ledger files: torn and damaged lines, compaction, crashes, full disks and other processes."""
 
-import errno
 import json
 import os
 import signal
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -54,17 +51,6 @@ def test_a_torn_charge_that_is_repeated_counts_once(path: Path, cut: int) -> Non
     assert counts(path) == {PLAN: 5, OTHER: 1}
 
 
-def test_a_charge_torn_twice_and_then_repeated_counts_once(path: Path) -> None:
-    charge(path, PLAN, range(1, 4))
-    for cut in (30, 60):
-        charge(path, PLAN, range(3, 4))
-        path.write_bytes(path.read_bytes()[:-cut])
-        hush.Ledger(path).close()
-    assert counts(path) == {PLAN: 4}, "what is left of both counts, as long as neither is repeated"
-    charge(path, PLAN, range(3, 4))
-    assert counts(path) == {PLAN: 3}
-
-
 def test_a_torn_charge_is_not_repeated_with_another_release(path: Path) -> None:
     charge(path, PLAN, range(1, 3))
     with hush.Ledger(path) as ledger:
@@ -87,21 +73,6 @@ def test_a_line_torn_before_its_plan_is_readable_is_charged_to_every_plan(path: 
     with path.open("ab") as file:
         file.write(b'{"cha')
     assert counts(path) == {PLAN: 3, OTHER: 2}
-
-
-def test_zeros_after_a_power_failure_are_a_torn_line(path: Path) -> None:
-    charge(path, PLAN, range(1, 3))
-    with path.open("ab") as file:
-        file.write(b"\0" * 64)
-    assert counts(path) == {PLAN: 3}
-
-
-def test_a_torn_note_may_itself_be_torn(path: Path) -> None:
-    charge(path, PLAN, range(1, 3))
-    with path.open("ab") as file:
-        file.write(b'{"charge": "' + PLAN.digest.encode() + b'", "ru\n{"torn": ["')
-    assert counts(path) == {PLAN: 3}
-    assert counts(path) == {PLAN: 3}
 
 
 def test_a_void_note_cut_short_still_voids(path: Path) -> None:
@@ -164,15 +135,6 @@ def test_a_torn_first_line_leaves_the_run_resumable(path: Path, keep: int) -> No
         assert (resumed.identity == identity) == (keep >= 56), "a whole id is kept"
         resumed.charge(PLAN, run="r", step=1, release="1")
     assert counts(path) == {PLAN: 1}
-
-
-@pytest.mark.parametrize("content", [b"", b"\0" * 50, b"garbage", b'{"ledger": "hush", "version": 1}\n'])
-def test_a_file_that_does_not_begin_like_a_ledger_is_refused(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    for read_only in (False, True):
-        with pytest.raises(LedgerError, match="damaged at line 1"):
-            hush.Ledger(path, read_only=read_only)
-    assert path.read_bytes() == content
 
 
 def damage_middle(lines: list[bytes]) -> list[bytes]:
@@ -332,43 +294,6 @@ def test_a_fork_does_not_charge(path: Path) -> None:
     assert counts(path) == {PLAN: 1}
 
 
-def full_disk(*_: object) -> int:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_ledger_that_cannot_be_created_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "write", full_disk)
-    with pytest.raises(OSError, match=f"No space left.*{path.name}"):
-        hush.Ledger(path)
-    assert not list(path.parent.iterdir())
-
-
-def test_a_void_note_that_cannot_be_written_holds_for_this_process(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with hush.Ledger(path) as ledger:
-        ledger.charge(PLAN, run="r", step=1, release="a")
-        monkeypatch.setattr(os, "write", full_disk)
-        with pytest.raises(LedgerError, match=f"{path}.*No space left"):
-            ledger.void("moved")
-        with pytest.raises(LedgerError, match="is void"):
-            ledger.epsilon(1e-5)
-
-
-def test_a_ledger_that_lives_until_python_ends_says_nothing_then(path: Path) -> None:
-    code = f"""
-import hush, torch
-plan = hush.Plan.from_plain({PLAN.to_plain()!r})
-model, loss = torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-step = hush.PrivateStep(model, loss, optimizer, plan, records=4, ledger={str(path)!r})
-for batch in step.batches((torch.zeros(4, 2), torch.zeros(4).long()), steps=1):
-    step(batch)
-"""
-    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert ended.stderr == ""
-
-
 @pytest.fixture(autouse=True)
 def a_few_lines_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MIN_FOLDED", 5)
@@ -449,51 +374,6 @@ def test_a_fold_keeps_what_the_guarantee_says_of_its_assumptions(path: Path) -> 
         assert "arithmetic: assumed, randomness: seeded, delta: above 1/30" in before
 
 
-def test_nothing_is_folded_unless_asked_for_or_worth_it(path: Path) -> None:
-    with hush.Ledger(path) as ledger:
-        fill(ledger, range(1, 21))
-        long = path.read_bytes()
-        for run, step in (("r", 4), ("r", 21), ("unknown", 10)):
-            ledger.compact(run, step)
-            assert path.read_bytes() == long
-
-
-def test_a_torn_charge_is_settled_over_a_fold(path: Path) -> None:
-    with hush.Ledger(path) as ledger:
-        fill(ledger, range(1, 21))
-    path.write_bytes(path.read_bytes()[:-60])
-    with hush.Ledger(path) as ledger:
-        ledger.compact("r", 19)
-    with hush.Ledger(path) as ledger:
-        assert ledger.counts == {PLAN: 20}
-        assert ledger.counts_repeating(PLAN, "r", 20) == {PLAN: 19}
-        fill(ledger, range(20, 21))
-        assert ledger.counts == {PLAN: 20}
-
-
-def test_the_compacted_file_is_locked_too(path: Path) -> None:
-    with hush.Ledger(path) as ledger:
-        fill(ledger, range(1, 21))
-        ledger.compact("r", 20)
-        with pytest.raises(LedgerError, match="is open already"):
-            hush.Ledger(path)
-        fill(ledger, range(21, 22))
-    with hush.Ledger(path) as ledger:
-        assert ledger.counts == {PLAN: 21}
-
-
-@pytest.mark.parametrize("lost", [1, 2, 3])
-def test_a_compacted_ledger_that_lost_a_line_is_refused(path: Path, lost: int) -> None:
-    with hush.Ledger(path) as ledger:
-        fill(ledger, range(1, 21))
-        ledger.compact("r", 20)
-        fill(ledger, range(21, 24))
-    whole = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(whole[:lost] + whole[lost + 1 :]))
-    with pytest.raises(LedgerError, match=r"damaged at line \d"):
-        hush.Ledger(path)
-
-
 @pytest.mark.few(3)
 @pytest.mark.parametrize("moment", range(1, 9))
 def test_a_crash_while_compacting_loses_no_charge(path: Path, moment: int) -> None:
@@ -534,45 +414,3 @@ ledger.charge(plan, run="r", step=21, release="15")
     with hush.Ledger(path) as ledger:
         assert ledger.counts == {PLAN: 22}
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_a_full_disk_while_compacting_is_named_and_loses_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with hush.Ledger(path) as ledger:
-        fill(ledger, range(1, 21))
-        long = path.read_bytes()
-
-        def full(*_: object) -> int:
-            raise OSError(28, "No space left on device")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "write", full)
-            with pytest.raises(OSError, match=rf"No space left on device.*no charge was lost.*{path}"):
-                ledger.compact("r", 20)
-        assert path.read_bytes() == long
-        with pytest.raises(LedgerError, match="Open it again"):
-            fill(ledger, range(21, 22))
-    with hush.Ledger(path) as ledger:
-        assert ledger.counts == {PLAN: 20}
-
-
-def test_a_void_ledger_stays_void(path: Path) -> None:
-    with hush.Ledger(path) as ledger:
-        fill(ledger, range(1, 21))
-        ledger.void("moved")
-        ledger.compact("r", 20)
-    assert hush.Ledger(path, read_only=True).voided == "moved"
-
-
-def test_a_link_to_the_file_and_its_permissions_stay(tmp_path: Path) -> None:
-    link, real = tmp_path / "link.jsonl", tmp_path / "elsewhere" / "real.jsonl"
-    link.symlink_to(real)
-    with hush.Ledger(link) as ledger:
-        real.chmod(0o640)
-        fill(ledger, range(1, 21))
-        ledger.compact("r", 20)
-        fill(ledger, range(21, 22))
-    assert link.is_symlink()
-    assert real.stat().st_mode & 0o777 == 0o640
-    assert hush.Ledger(real, read_only=True).counts == {PLAN: 21}

@@ -25,14 +25,6 @@ def test_poisson_gaussian_is_the_sampled_gaussian() -> None:
     assert mechanism(plan()) == SampledGaussian(0.1, 2.0)
 
 
-def test_full_batch_is_rate_one() -> None:
-    assert mechanism(plan(sampling=hush.FullBatch())) == SampledGaussian(1.0, 2.0)
-
-
-def test_the_norm_cancels() -> None:
-    assert mechanism(plan(clipping=hush.L2(norm=7.0))) == mechanism(plan())
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Rounded(hush.Gaussian):
     """A subclass that may do anything: it is not what was proved."""
@@ -56,12 +48,6 @@ def test_a_refusal_says_what_why_and_which_part_to_change() -> None:
     sampling, release = hush.Coordinate(rate=0.5), hush.Selective(rate=0.1, clip=1.0, multiplier=1.0)
     with pytest.raises(Unproved, match="README"):
         mechanism(plan(clipping=hush.Importance(norm=1.0), release=release, sampling=sampling))
-
-
-def test_bounded_noise_is_not_proved_for_the_best_of_many_runs() -> None:
-    noise = hush.Rectified(scale=1.0, bound=1.0)
-    with pytest.raises(Unproved, match="x Rectified x BestOf"):
-        mechanism(plan(noise=noise, release=hush.BestOf(steps=10, mean=5.0)), 8)
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,6 @@ def test_a_published_number_is_that_of_one_dimension_and_says_so(rate: float) ->
     assert vector > 4 * scalar
 
 
-def test_no_other_mode() -> None:
-    with pytest.raises(InvalidValue, match=r'mode=.* must be "proved" or "published"'):
-        hush.epsilon(plan(), steps=1, delta=DELTA, dimension=2, mode="hoped")  # type: ignore[arg-type]
-
-
 def lower_bound(multiplier: float, trials: int = 40_000) -> float:
     """An epsilon that the mechanism provably exceeds, up to a chance of 1e-6, by attacking it.
 

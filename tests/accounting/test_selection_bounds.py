@@ -127,15 +127,3 @@ def test_charges_that_forget_something_are_caught() -> None:
     for wrong in (of_one_trial, without_shifts, of_fewer_trials):
         assert excess(wrong, number) > 1e-3, wrong
     assert excess(right, oracle.law("fixed", 0.0, 10.0)) > 1e-2, "a fixed number of trials costs more"
-
-
-def test_a_trial_of_pure_differential_privacy_costs_two_and_the_shape_times_as_much() -> None:
-    """Papernot and Steinke 2022, Corollary 3: epsilon (2 + shape), at delta 0."""
-    odds = math.exp(0.5)
-    first, second = np.array([1, odds]) / (1 + odds), np.array([odds, 1]) / (1 + odds)
-    for shape in (0.0, 1.0, 2.0):
-        bound = selection_profile(
-            exact_profile(first, second), charged_law("negative-binomial", shape, 20.0)
-        )
-        assert bound(0.5 * (2 + shape) + 0.03) < 1e-8
-        assert bound(0.5 * (1.5 + shape)) > 1e-4

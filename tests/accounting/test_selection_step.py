@@ -12,12 +12,11 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 import hush
-from hush.accounting.epsilon import compose, delta
+from hush.accounting.epsilon import delta
 from hush.accounting.mechanism import mechanism
 from hush.accounting.pld import accountant
 from hush.accounting.selection import _ORDERS, Profile, Selection, SelectionProfile, selection_rdp
 from hush.accounting.steps import SampledGaussian
-from hush.core.errors import InvalidPlan, InvalidValue, Unproved
 from tests.accounting import selection_oracle as oracle
 from tests.accounting.selection_oracle import Array
 from tests.accounting.test_selection_bounds import LAWS, charged_law
@@ -88,29 +87,12 @@ def test_the_charge_is_below_that_of_dp_accounting(kind: str, shape: float, mean
     assert ours.epsilon.upper < theirs.get_epsilon(1e-5)
 
 
-def test_selections_compose_with_other_charges() -> None:
-    plan = selected(MANY)
-    alone = hush.epsilon(plan, 1, 1e-5).epsilon.upper
-    twice = hush.epsilon(plan, 2, 1e-5).epsilon.upper
-    beside = compose({plan: 1, ONE: 1}, 1e-5).epsilon.upper
-    assert alone < beside < alone + hush.epsilon(ONE, 1, 1e-6).epsilon.upper + 1
-    assert alone < twice < 2.5 * alone
-
-
 def test_a_score_costs_what_a_held_out_record_tells_and_not_on_top() -> None:
     free = hush.epsilon(selected(MANY), 1, 1e-5).epsilon.upper
     noisy = hush.epsilon(selected(MANY, score=10.0), 1, 1e-5).epsilon.upper
     exposed = hush.epsilon(selected(MANY, score=0.5), 1, 1e-5).epsilon.upper
     assert free == pytest.approx(noisy, rel=1e-6)
     assert exposed > 2 * free
-
-
-def test_calibrated_noise_keeps_the_budget() -> None:
-    budget = hush.Budget(epsilon=3.0, delta=1e-5)
-    plan = hush.calibrate(selected(MANY), budget, steps=1)
-    assert 2.99 < hush.epsilon(plan, 1, 1e-5).epsilon.upper <= 3.0
-    single = hush.calibrate(MANY, budget, steps=500)
-    assert plan.noise.multiplier > 1.1 * single.noise.multiplier  # type: ignore[attr-defined]
 
 
 def test_the_profile_of_a_trial_is_the_accountants() -> None:
@@ -128,30 +110,3 @@ def test_the_profile_of_a_trial_is_the_accountants() -> None:
         <= between
         <= 1.02 * accountant.delta(counts, 1.2345).upper
     )
-
-
-def test_hardly_any_noise_is_no_privacy() -> None:
-    loud = selected(replace(ONE, noise=hush.Gaussian(multiplier=1e-6)), steps=1)
-    assert hush.epsilon(loud, 1, 1e-5).epsilon.upper > 1e3
-
-
-def test_groups_and_other_parts_are_refused() -> None:
-    with pytest.raises(Unproved, match="no proved cost for group=2"):
-        hush.epsilon(selected(MANY), 1, 1e-5, group=2)
-    with pytest.raises(Unproved, match="no proved guarantee"):
-        hush.epsilon(replace(selected(MANY), clipping=hush.Linf(norm=1.0)), 1, 1e-5, dimension=3)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"law": "fixed"}, "as many times the budget"),
-        ({"mean": 1.0}, "selects nothing"),
-        ({"shape": -0.5}, "shape"),
-        ({"score": 0.0}, "reveals the held-out records"),
-        ({"steps": 0}, "a trial takes them all"),
-    ],
-)
-def test_settings_that_mean_nothing(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises((InvalidPlan, InvalidValue), match=message):
-        selected(MANY, **settings)

@@ -8,11 +8,9 @@ import pytest
 
 import hush
 from hush.accounting import epsilon as charge
-from hush.accounting.mechanism import mechanism
 from hush.accounting.pld import accountant
 from hush.accounting.rdp import gaussian
-from hush.accounting.steps import Composition, SampledGaussian
-from hush.core.errors import InvalidPlan, Unproved
+from hush.accounting.steps import SampledGaussian
 from hush.core.release import GIVEN_UP
 
 RECORDS = 60_000
@@ -108,27 +106,3 @@ def test_hidden_trials_that_never_end_are_in_delta() -> None:
     assert (1 - lowest) ** chosen.release.most_trials <= GIVEN_UP
     tight = hush.epsilon(chosen, steps=100, delta=50 * GIVEN_UP).epsilon
     assert tight.upper == np.inf
-
-
-def test_calibrate_and_delta_know_trials() -> None:
-    budget = hush.Budget(epsilon=1.5, delta=1e-5)
-    calibrated = hush.calibrate(plan(), budget, steps=800)
-    assert calibrated.release == plan().release
-    assert 0.999 * 1.5 <= upper(calibrated, 800) <= 1.5
-    delta = charge.delta({calibrated: 800}, 1.5)
-    assert delta.upper <= 1e-5 * (1 + 1e-6)
-
-
-def test_other_noise_is_not_proved() -> None:
-    with pytest.raises(Unproved, match="Laplace x Selective"):
-        hush.rdp(replace(plan(), noise=hush.Laplace(multiplier=1.0)), orders=[2])
-
-
-def test_the_default_is_the_summed_test_charged_as_two_steps() -> None:
-    default = replace(plan(), release=hush.Selective(rate=0.01, clip=0.001, multiplier=1.3))
-    assert isinstance(default.release, hush.Selective)
-    assert default.release.test == "summed"
-    assert isinstance(mechanism(default), Composition)
-    for accounting in ("per-acceptance", "published"):
-        with pytest.raises(InvalidPlan, match='test="mean"'):
-            replace(default.release, accounting=accounting)

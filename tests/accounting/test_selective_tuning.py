@@ -8,7 +8,6 @@ import pytest
 
 import hush
 from hush.accounting.selective_tuning import SelectiveTuning, tune_selective
-from hush.core.errors import InvalidValue
 
 START = hush.Plan(
     sampling=hush.Poisson(rate=2048 / 60_000),
@@ -65,10 +64,3 @@ def test_at_equal_epsilon_and_power_the_summed_test_leaves_less_training_noise()
     summed, mean = noise(tuned("summed")), noise(tuned("mean"))
     assert 0.998 * plain.noise.multiplier <= summed < 1.03 * plain.noise.multiplier
     assert mean > 1.2 * summed
-
-
-def test_what_no_test_can_do_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="contrast"):
-        tuned("mean", signal=0.001, contrast=50.0)
-    with pytest.raises(InvalidValue, match="acceptance"):
-        tuned("mean", acceptance=1.0)

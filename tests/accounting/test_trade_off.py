@@ -11,7 +11,7 @@ from riskcal.analysis import get_advantage_from_pld, get_bayes_risk_from_pld, ge
 from scipy.stats import norm
 
 import hush
-from hush.accounting.attacker import ApproximateDP, Attacker
+from hush.accounting.attacker import Attacker
 from hush.accounting.explanation import (
     MIN_ERROR_RATE,
     PRIORS,
@@ -144,29 +144,6 @@ def test_many_steps_against_the_profile_of_another_library(
         assert 1 - get_beta_from_pld(loss, alpha=x) < power
 
 
-def test_certain_and_hopeless_cases() -> None:
-    nothing = trade_off_curve(PrivacyProfile(epsilons=(0.0,), lower=(0.0,), upper=(0.0,)))
-    assert max(nothing.mu, nothing.regret) < 1e-12
-    assert nothing.lower == pytest.approx([1 - x for x in nothing.false_positive_rates], abs=1e-14)
-    everything = trade_off_curve(privacy_profile({plan(1.0, 1e-3): 1}))
-    assert math.isinf(everything.mu)
-    assert max(everything.lower) <= 1e-9
-
-
-def test_an_explanation_is_worse_by_epsilon_alone() -> None:
-    counts = {plan(0.01, 1.0): 1000}
-    meaning = explain(hush.epsilon(plan(0.01, 1.0), 1000, 1e-5), counts)
-    pairs = zip(
-        meaning.attack.true_positive_rates, meaning.from_epsilon.true_positive_rates, strict=True
-    )
-    assert all(exact < implied for exact, implied in pairs)
-    assert meaning.attack.posterior < meaning.from_epsilon.posterior
-    loss = peer(0.01, 1.0, 1000)
-    ends = zip(meaning.profile.epsilons, meaning.profile.lower, meaning.profile.upper, strict=True)
-    for epsilon, lower, upper in list(ends)[::16]:
-        assert lower * 0.98 <= loss.get_delta_for_epsilon(epsilon) <= upper * 1.02
-
-
 def test_a_profile_that_is_loose_at_epsilon_zero_is_mended_by_its_other_points() -> None:
     """Of a selection nothing is known near epsilon 0, and its best attack is bounded all the same."""
     selection = hush.Plan(
@@ -190,10 +167,3 @@ def test_a_profile_that_is_loose_at_epsilon_zero_is_mended_by_its_other_points()
     assert at_even == pytest.approx(meaning.attack.posterior)
     for rate, power in zip((0.1, 0.01, 0.001), meaning.attack.true_positive_rates, strict=True):
         assert power <= loose.true_positive_rate(rate)
-
-
-def test_an_infinite_epsilon_bounds_nothing() -> None:
-    bounds = ApproximateDP([(math.inf, 1e-5)])
-    assert bounds.advantage == bounds.posterior(0.7) == bounds.true_positive_rate(0.1) == 1
-    both = ApproximateDP([(1.0, 1e-5), (math.inf, 1e-6)])
-    assert both.advantage == ApproximateDP([(1.0, 1e-5)]).advantage

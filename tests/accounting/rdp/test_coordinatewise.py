@@ -11,7 +11,6 @@ from hush.accounting.rdp import gaussian
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
 from hush.accounting.steps import SampledGaussian
-from hush.core.errors import InvalidValue
 from hush.core.parts import SensitivitySet
 
 ORDERS = np.arange(2, 40)
@@ -81,11 +80,3 @@ def test_coordinate_sampling_of_a_one_hot_change_is_input_sampling() -> None:
     assert divergences == pytest.approx(
         gaussian.renyi_divergence(SampledGaussian(0.1, 1.3), [2, 5, 20]), rel=1e-3
     )
-
-
-def test_orders_are_whole_under_sampling() -> None:
-    block = (CoordinateRDP(law=NoiseDensity(beta=1, scale=1)), SensitivitySet(p=1, norm=1))
-    assert coordinatewise_rdp([block], 1.0, [1.5, 2.5]).shape == (2,)
-    for orders in ([1.5], [2.5]):
-        with pytest.raises(InvalidValue, match=r"whole numbers >= 2 under sampling.*Pass e\.g\."):
-            coordinatewise_rdp([block], 0.5, orders)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
-from hush.core.errors import InvalidValue
 
 BETAS = st.one_of(st.sampled_from([1.0, 2.0, 2.33, 4.0]), st.floats(1, 4))
 ORDERS = st.floats(-1, 1.2).map(lambda power: 1 + 10**power)
@@ -85,11 +84,3 @@ def test_normal_noise_at_whole_orders(order: int, shift: float, rate: float, sca
     assert truth * (1 - 1e-14) <= divergence <= truth * (1 + 1e-11)
     by_quadrature = float(CoordinateRDP(law=law, rate=rate)([order, order + 0.5], shift)[0])
     assert truth * (1 - 1e-14) <= by_quadrature <= truth * (1 + 1e-8)
-
-
-@pytest.mark.parametrize("rate", [0, -0.1, 1.1, math.nan])
-def test_rates_are_probabilities(rate: float) -> None:
-    with pytest.raises(
-        InvalidValue, match=r"rate=.* must be .*<= 1: it is the probability.*Pass e\.g\."
-    ):
-        CoordinateRDP(law=NoiseDensity(beta=2, scale=1), rate=rate)

@@ -63,15 +63,6 @@ def test_twice_sampling_is_charged_by_the_theorems(order: int, q1: float, q2: fl
     assert hush.rdp(two, [order])[0] >= expected * (1 - 1e-9)
 
 
-def test_at_odd_orders_the_last_term_counts_twice_at_most() -> None:
-    # the remove direction: docs/guarantees/coordinate-wise.md, "Input sampling"
-    sampling = hush.Twice(rate=0.06, coordinate_rate=1 / 3)
-    capped = plan(sampling, hush.L2Linf(l2=2.0, linf=0.2), hush.Gaussian(multiplier=0.8))
-    for order in (3, 7):
-        expected = printed(order, [(100, 0.2 / 1.6)], 0.06, 85 / 256)
-        assert expected < hush.rdp(capped, [order])[0] < 1.6 * expected
-
-
 def test_without_thinning_one_number_decides() -> None:
     poisson = hush.Poisson(rate=0.1)
     linf = plan(poisson, hush.Linf(norm=0.5), hush.Gaussian(multiplier=40.0))
@@ -88,15 +79,6 @@ def test_without_thinning_one_number_decides() -> None:
     assert mechanism(plain).multiplier == pytest.approx(2.0)  # type: ignore[union-attr]
     whole = plan(hush.Twice(rate=0.1, coordinate_rate=1.0), blocks, hush.Gaussian(multiplier=2.0))
     assert mechanism(whole) == mechanism(plain)
-
-
-def test_a_single_coordinate_is_sampled_with_its_record() -> None:
-    twice, noise = hush.Twice(rate=0.1, coordinate_rate=0.5), hush.Gaussian(multiplier=2.0)
-    assert mechanism(plan(twice, hush.L2(norm=3.0), noise), 1) == SampledGaussian(0.05, 2.0)
-    assert mechanism(plan(twice, hush.Linf(norm=3.0), noise), 1) == SampledGaussian(0.05, 2.0)
-    assert mechanism(plan(twice, hush.Box(bounds=(3.0,)), noise), 1) == SampledGaussian(0.05, 2.0)
-    assert not isinstance(mechanism(plan(twice, hush.L2(norm=3.0), noise), 2), SampledGaussian)
-    assert not isinstance(mechanism(plan(twice, hush.L2(norm=3.0), noise)), SampledGaussian)
 
 
 @pytest.mark.parametrize("coordinate_rate", [1 / 256, 1 / 3, 255 / 256])

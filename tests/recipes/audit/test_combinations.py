@@ -17,7 +17,6 @@ from hush_recipes.audit.combinations import (
     attack_on,
     attacks,
     plans,
-    refused,
 )
 from hush_recipes.audit.distinguisher import audit
 from hush_recipes.audit.whole_steps import attack_steps
