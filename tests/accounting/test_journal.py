@@ -374,6 +374,31 @@ def test_a_fold_keeps_what_the_guarantee_says_of_its_assumptions(path: Path) -> 
         assert "arithmetic: assumed, randomness: seeded, delta: above 1/30" in before
 
 
+def test_a_torn_charge_is_settled_over_a_fold(path: Path) -> None:
+    with hush.Ledger(path) as ledger:
+        fill(ledger, range(1, 21))
+    path.write_bytes(path.read_bytes()[:-60])
+    with hush.Ledger(path) as ledger:
+        ledger.compact("r", 19)
+    with hush.Ledger(path) as ledger:
+        assert ledger.counts == {PLAN: 20}
+        assert ledger.counts_repeating(PLAN, "r", 20) == {PLAN: 19}
+        fill(ledger, range(20, 21))
+        assert ledger.counts == {PLAN: 20}
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_compacted_ledger_that_lost_a_line_is_refused(path: Path, lost: int) -> None:
+    with hush.Ledger(path) as ledger:
+        fill(ledger, range(1, 21))
+        ledger.compact("r", 20)
+        fill(ledger, range(21, 24))
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole[:lost] + whole[lost + 1 :]))
+    with pytest.raises(LedgerError, match=r"damaged at line \d"):
+        hush.Ledger(path)
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize("moment", range(1, 9))
 def test_a_crash_while_compacting_loses_no_charge(path: Path, moment: int) -> None:
@@ -414,3 +439,11 @@ ledger.charge(plan, run="r", step=21, release="15")
     with hush.Ledger(path) as ledger:
         assert ledger.counts == {PLAN: 22}
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_void_ledger_stays_void(path: Path) -> None:
+    with hush.Ledger(path) as ledger:
+        fill(ledger, range(1, 21))
+        ledger.void("moved")
+        ledger.compact("r", 20)
+    assert hush.Ledger(path, read_only=True).voided == "moved"

@@ -10,18 +10,12 @@ import hush
 from hush.accounting.pld import analytic_gaussian
 from hush.audit.canaries import (
     CanaryRun,
-    Signs,
-    Spikes,
     directions_for,
-    mislabelled,
-    quietness,
     run_with_canaries,
 )
 from hush.audit.lower_bound import one_run
-from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import RandomSource
 from hush.noise import Gaussian
-from tests.gradients.oracle import one_at_a_time
 
 DELTA, CANARIES = 1e-5, 24
 POISSON, FULL, NORMAL = hush.Poisson(rate=0.3), hush.FullBatch(), hush.Gaussian(multiplier=2.0)
@@ -167,50 +161,6 @@ def test_noise_over_four_is_caught_and_what_runs_is_not(monkeypatch: pytest.Monk
     bound = one_run(broken.scores, included, delta=DELTA)
     assert bound.separation > 0.25
     assert bound.gaussian_epsilon > charge
-
-
-def test_input_canaries_are_learned_by_heart_only_without_noise() -> None:
-    x, y = records(60)
-    own = mislabelled(*records(40, 3), 40, 2, torch.Generator().manual_seed(0))
-    assert (own[1] != (own[0][:, 0] > 0).long()).all()
-    bounds = {}
-    for multiplier in (1e-3, 1e3):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(10, 200), nn.Tanh(), nn.Linear(200, 2))
-        included = torch.rand(40, generator=torch.Generator().manual_seed(5)) < 0.5
-        run = run_with_canaries(
-            model,
-            nn.CrossEntropyLoss(),
-            torch.optim.SGD(model.parameters(), lr=0.5 if multiplier < 1 else 1e-3, momentum=0.9),
-            plan_of(multiplier),
-            (x, y),
-            own,
-            included,
-            steps=150,
-            delta=DELTA,
-            generator=torch.Generator().manual_seed(2),
-        )
-        bounds[multiplier] = one_run(run.scores, included, delta=DELTA).epsilon
-    assert bounds[1e3] == 0.0
-    assert bounds[1e-3] > 0.5
-
-
-def test_directions_suit_the_clipping() -> None:
-    generator, data, per_sample = torch.Generator(), records(20), nn.CrossEntropyLoss(reduction="none")
-    model = nn.Linear(10, 5)
-    with torch.no_grad():
-        data[0][:, 4] = 0.0  # nobody moves the weights of this input
-    directions = directions_for(plans()["L2"], model, per_sample, data, 5, generator)
-    assert isinstance(directions, Spikes)
-    assert sorted((directions.coordinates % 10).tolist()) == [4] * 5
-    quiet = quietness(model, per_sample, data)
-    rows = one_at_a_time(model, per_sample, *data, 20)
-    torch.testing.assert_close(quiet, rows.abs().mean(0))
-    assert isinstance(directions_for(plans()["Linf"], model, per_sample, data, 5, generator), Signs)
-    with pytest.raises(InvalidValue, match="at most the 55"):
-        directions_for(plans()["L2"], model, per_sample, data, 56, generator)
-    with pytest.raises(DataError, match="at most 20"):
-        mislabelled(*data, 21, 5, generator)
 
 
 def test_absent_canaries_leave_no_trace_in_a_selective_test() -> None:

@@ -11,7 +11,6 @@ import hush
 from hush.accounting.pld import analytic_gaussian
 from hush.audit.canaries import CanaryRun, directions_for, run_with_canaries
 from hush.audit.lower_bound import CanaryBound, many_runs, one_run
-from hush.core.errors import DataError, InvalidValue
 from hush.core.parts import Clipping, Noise, Release, Sampling
 from tests.audit import sabotage_units
 
@@ -167,47 +166,3 @@ def test_owners_of_many_records_find_out_that_records_are_drawn_or_clipped(
     claimed, bound = found(kind(plan, **settings))
     assert claimed == charge
     assert bound.epsilon > 1.5 * charge
-
-
-PLANS = {
-    "Subspaces": plan_of(
-        hush.Poisson(rate=0.3), 2.0, clipping=hush.Subspaces(ranks=(30, 25), l2=(1.0, 0.5))
-    ),
-    "Rectified": plan_of(clipping=hush.Linf(norm=0.1), noise=hush.Rectified(scale=2.0, bound=9.0)),
-    "Selective": plan_of(
-        hush.Poisson(rate=0.3),
-        2.0,
-        release=hush.Selective(rate=0.3, clip=0.1, multiplier=3.0, threshold=0.0, test="summed"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PLANS)
-def test_every_kind_of_plan_can_be_audited_for_owners(name: str) -> None:
-    run, included = planted(PLANS[name], steps=4, canaries=24, owned=3, per_unit=2, others=True)
-    assert run.steps == 4
-    expected = hush.epsilon(PLANS[name], 4, DELTA, dimension=55).epsilon.upper
-    assert run.charge.epsilon.upper == pytest.approx(expected)
-    assert one_run(run.scores, included, delta=DELTA).epsilon <= expected
-
-
-def test_what_does_not_fit_together_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="owned=3 needs owners"):
-        planted(RARE, steps=1, canaries=4, owned=3, per_unit=2, units=None)
-    with pytest.raises(InvalidValue, match="owned=0"):
-        planted(RARE, steps=1, canaries=4, owned=0, per_unit=2)
-    model = nn.Linear(10, 2)
-    with pytest.raises(DataError, match="4 coins"):
-        run_with_canaries(
-            model,
-            nn.CrossEntropyLoss(),
-            torch.optim.SGD(model.parameters(), lr=0.5),
-            RARE,
-            (torch.randn(20, 10), torch.arange(20) % 2),
-            (torch.randn(10, 10), torch.zeros(10).long()),
-            torch.ones(4, dtype=torch.bool),
-            steps=1,
-            delta=DELTA,
-            units=hush.Units(owners=ORDINARY, per_unit=2),
-            owned=3,
-        )

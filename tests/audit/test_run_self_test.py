@@ -88,18 +88,6 @@ def test_it_passes_and_the_run_is_the_one_without_it(name: str) -> None:
     assert all(map(torch.equal, actual, expected))
 
 
-def test_it_passes_on_other_sources_and_in_public_bases() -> None:
-    # what dropout draws anew is far more than this noise, and must not pass for it
-    self_test(
-        step_of(plan_of(noise=hush.Gaussian(multiplier=0.1)), randomness=hush.Randomness(secure=True)),
-        records(),
-    )
-    self_test(step_of(plan_of(), randomness=hush.Randomness(arithmetic="assumed")), records())
-    subspaces = hush.Subspaces(ranks=(4, 41), l2=(1.0, 0.5), bases=hush.Principal(groups=1))
-    step = step_of(plan_of(clipping=subspaces), public=records(5))
-    self_test(step, records())
-
-
 QUICK = {
     sabotage.a_quarter_of_the_noise,
     sabotage.no_clipping_far_out,

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 import hush
 from hush.audit import self_test
 from hush.audit.draws import Check, batch_of_units, draws_independent, fresh_test_batches, largest_units
 from hush.audit.noise import noise_at_any_size, noise_scale, observe
-from hush.audit.run_self_test import charged, influence, length_hidden, nothing_kept
+from hush.audit.run_self_test import influence, length_hidden
 from hush.core.errors import Unsupported
 from hush.core.parts import Release
 from tests.audit import sabotage, sabotage_units
@@ -131,15 +130,6 @@ def test_records_clipped_apart_are_caught_where_they_cancel(monkeypatch: pytest.
     assert not influence(step, batch).passed
 
 
-class Rows(Dataset[Any]):
-    def __len__(self) -> int:
-        return ROWS
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = records()
-        return inputs[index], targets[index]
-
-
 STEPS: dict[str, dict[str, Any]] = {
     "owners": {},
     "owners, selective": {"release": SELECTIVE},
@@ -183,11 +173,3 @@ def test_the_self_test_stops_what_is_not_as_charged(
     with pytest.raises(Unsupported, match="does not do what is charged"):
         self_test(step, records())
     assert not step.ledger.counts
-
-
-def test_other_checks_and_data_sets_do_with_owners() -> None:
-    assert charged(step_of(), records(), 3).passed
-    assert nothing_kept(step_of(), records(), 2).passed
-    assert length_hidden(step_of(**PRIVATE_LENGTH), Rows()).passed
-    with pytest.raises(Unsupported, match="neighbours=ADD_REMOVE"):
-        length_hidden(step_of(), records())

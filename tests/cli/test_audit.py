@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 import hush
-from hush.cli.experiment import Settings
 from hush.core.plan import plan_text
-from hush.core.randomness import RandomSource, source_for
+from hush.core.randomness import RandomSource
 from hush.noise import Gaussian
 from tests.cli.command import call
 
@@ -36,34 +34,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = call(*asked, "--lr", 0.5, "--momentum", 0.5, cwd=folder)
     assert result.returncode == 0, result.stderr
     return folder / "run"
-
-
-def test_settings_of_a_run_are_stored(run: Path) -> None:
-    settings = Settings.read(run)
-    assert (settings.data, settings.model) == ("digits", "logistic")
-    assert (settings.learning_rate, settings.momentum) == (0.5, 0.5)
-    assert Settings.from_plain(settings.to_plain()) == settings
-
-
-def test_features_come_from_the_folder_that_is_named(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directories = []
-
-    def embedded(images: Any, shape: tuple[int, ...], device: str, directory: Path | None) -> Any:
-        directories.append(directory)
-        return torch.randn(*shape).numpy()
-
-    monkeypatch.setenv("HUSH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("hush_recipes.data.features._embedded", embedded)
-    copied = tmp_path / "run"
-    shutil.copytree(run, copied)
-    settings = Settings.read(run).to_plain()
-    features = {"features": "efficientnet-lite0", "model": "efficientnet-linear"}
-    (copied / "settings.json").write_text(json.dumps({**settings, **features}))
-    result = audit(copied, "--data-dir", tmp_path, "--no-others", "--canaries", 8)
-    assert result["canaries"] == 8
-    assert directories == [tmp_path, tmp_path]  # of training and of test records
 
 
 def test_the_charge_says_seeded_where_the_audit_was_given_a_seed(run: Path) -> None:
@@ -97,16 +67,6 @@ def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyP
     assert result["lower_bound"] > result["charge"]["epsilon"]["upper"]
     text = call("audit", run, "--seed", 1, "--no-others").stdout
     assert "THE BOUND IS ABOVE THE CHARGE" in text
-
-
-def test_the_text_says_what_was_done(run: Path, tmp_path: Path) -> None:
-    text = call("audit", run, "--canaries", 20, "--seed", 1).stdout
-    for words in ("20 gradient canaries", "1437 other records", "not the weights", "0.95", "sensitive"):
-        assert words in text
-    short = tmp_path / "run"
-    call("train", "--plan", run / "plan.toml", "--steps", 1, "--seed", 0, "--run-dir", short)
-    text_of_many_runs = call("audit", short, "--runs", 32, "--no-others", "--seed", 1).stdout
-    assert "32 runs, one gradient canary in every other" in text_of_many_runs
 
 
 @pytest.mark.parametrize("relation", ["replace", "add/remove"])
@@ -151,19 +111,3 @@ def test_a_folder_without_charges_or_settings_is_refused(run: Path, tmp_path: Pa
     for name, value in (("learning_rate", -1), ("momentum", 5), ("delta", 2)):
         (tmp_path / "settings.json").write_text(json.dumps({**written, name: value}))
         assert name in call("audit", tmp_path).stderr
-
-
-def test_a_secure_run_is_audited_with_the_secure_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call("train", "--secure", "--epochs", 1, "--run-dir", tmp_path / "run")
-    assert Settings.read(tmp_path / "run").secure
-    asked = []
-
-    def recording(*args: Any, secure: bool, **kwargs: Any) -> RandomSource:
-        asked.append(secure)
-        return source_for(*args, secure=secure, **kwargs)
-
-    monkeypatch.setattr("hush.training.step.source_for", recording)
-    assert call("audit", tmp_path / "run", "--canaries", 8).returncode == 0
-    assert asked == [True]

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hush
 from hush.cli.options import MODELS
 from tests.cli.command import answer, call
 
@@ -35,10 +34,6 @@ def test_claims_are_listed_with_their_tests() -> None:
     text = call("claims").stdout
     assert len(claims) == text.count("  test     tests/accounting/test_claims.py::test_")
     assert all(claim["statement"] in text for claim in claims)
-
-
-def test_the_version_is_the_packages() -> None:
-    assert call("--version").stdout.strip() == hush.__version__
 
 
 def test_help_names_every_command() -> None:

@@ -1,18 +1,10 @@
 """`hush pate` as a user meets it."""
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import pytest
-
-from hush.accounting.ledger import Ledger
 from tests.cli.command import answer, call
 
-COMMAND = [sys.executable, "-m", "hush", "pate"]
 SMALL = ("--teachers", "30", "--queries", "40", "--epochs", "10", "--model", "logistic", "--lr", "0.05")
 
 
@@ -36,27 +28,6 @@ def test_a_run_prints_what_may_be_published_and_what_may_not(tmp_path: Path) -> 
         spent = answer("account", *named)
         assert spent["epsilon"] == value["guarantee"]["epsilon"]
         assert "of a PATE run, whose answers are on the ledger alone" in spent["notes"][1]
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    arguments = [*SMALL, "--threshold", "12", "--answers", "20", "--run-dir", str(run), "--json"]
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while len(list(run.glob("teachers/*.safetensors"))) < 5:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    written = {path: path.stat().st_mtime_ns for path in run.glob("teachers/*.safetensors")}
-    result = call("pate", *arguments, "--resume")
-    assert result.returncode == 0, result.stderr
-    assert {path: path.stat().st_mtime_ns for path in written} == written
-    value = json.loads(result.stdout)
-    assert 0 < value["answered"] <= 20
-    spent = Ledger(run / "ledger.jsonl", read_only=True).epsilon(1e-5)
-    assert spent.epsilon.upper <= value["guarantee"]["epsilon"]["upper"]
 
 
 def test_users_are_protected_where_their_records_are_named(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 import hush
 from hush.cli.options import plan_of
-from hush.core.guarantee import Adjacency
 from hush.core.plan import EXAMPLE, read_plan
 from tests.cli.command import answer, call
 
@@ -116,21 +115,6 @@ def test_a_run_is_answered_for_at_its_own_delta(tmp_path: Path) -> None:
     assert "delta: above 1/1437, one record of 1437 published" in marked.stdout
 
 
-def test_a_ledger_without_a_delta_says_which_one_is_used(tmp_path: Path) -> None:
-    with hush.Ledger(tmp_path / "own.jsonl") as ledger:
-        charged = hush.Plan(
-            sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=9.0)
-        )
-        users = Adjacency(per_unit=2)
-        ledger.charge(charged, run="r", step=1, release="x", adjacency=users)
-    asked = ("account", "--ledger", "own.jsonl")
-    text = call(*asked, cwd=tmp_path).stdout
-    assert "at delta 1e-05 (dp, zero-out one user, at most 2 records a step, proved" in text
-    assert "an attacker who guesses whether a user took part" in text
-    assert "delta 1e-05 by default: the ledger does not say what the run was made for" in text
-    assert "delta 0.001, as asked for\n" in call(*asked, "--delta", "1e-3", cwd=tmp_path).stdout
-
-
 @pytest.mark.slow
 def test_compare_lists_the_mechanisms(tmp_path: Path) -> None:
     asked = ("compare", "--records", 9000, "--dimension", 100, "--batch-size", 90, "--steps", 100)
@@ -156,23 +140,6 @@ def test_account_of_groups_and_of_replaced_records() -> None:
     assert replaced["attacker"]["advantage"] > answer(*asked)["attacker"]["advantage"]
     sizes = ("--noise", "1", "--records", "100", "--batch-size", "5", "--steps", "10")
     assert "at most the 100 units" in call("account", *sizes, "--group", "101").stderr
-
-
-def test_calibrate_for_groups_and_replaced_records() -> None:
-    asked = ("calibrate", "--epsilon", "2", "--rate", "0.01", "--steps", "500")
-    usual, replaced = answer(*asked), answer(*asked, "--neighbours", "replace")
-    together = answer(*asked, "--group", "3")
-    noises = [answered["plan"]["noise"]["multiplier"] for answered in (usual, replaced, together)]
-    assert noises == sorted(noises)
-    relation = {"neighbours": hush.Neighbours.REPLACE}
-    for found, options in ((replaced, relation), (together, {"group": 3})):
-        plan = hush.Plan.from_plain(found["plan"])
-        exact = hush.epsilon(plan, 500, 1e-5, **options).epsilon.upper
-        assert found["epsilon"]["upper"] == exact
-        assert 0.999 * 2 <= exact <= 2
-    refused = call(*asked, "--fit", "--group", "3")
-    assert refused.returncode == 2
-    assert "3 records together (zero-out) was asked for" in refused.stderr
 
 
 @pytest.mark.parametrize("option", ["--steps 5", "--rate .3", "--noise 2", "--dimension 9"])
@@ -212,21 +179,6 @@ def test_calibrate_to_a_risk(options: str, risk: hush.Risk, tmp_path: Path) -> N
     assert f"# at most {risk}: {attained:.5g}" in path.read_text()
 
 
-def test_calibrate_takes_one_limit() -> None:
-    for options, message in (
-        ("", "the limit is missing"),
-        ("--epsilon 2 --advantage .1", "--epsilon and --advantage are two limits"),
-        ("--tpr .1", "tpr was passed"),
-        ("--tpr .1 --fpr .01 --fit", "rate of 0.1 at 0.01 false positives was asked for"),
-    ):
-        refused = call("calibrate", *options.split(), *ASKED)
-        assert refused.returncode == 2
-        assert message in " ".join(refused.stderr.split())
-    steps = answer("calibrate", "--advantage", ".1", "--noise", "2", "--rate", ".01")
-    assert "through_epsilon" not in steps["risk"]
-    assert steps["risk"]["attained"] <= 0.1
-
-
 def test_explain_says_what_the_best_attack_achieves() -> None:
     asked = ("explain", "--noise", "1", *ASKED)
     told, plan = answer(*asked), plan_of(hush.Poisson(rate=0.01), 1.0)
@@ -245,19 +197,3 @@ def test_explain_says_what_the_best_attack_achieves() -> None:
     # a rate is rounded up where it is printed
     printed = float(text.split("1% false alarms")[1].split("|")[1].strip(" %"))
     assert rates[1] <= printed / 100 <= rates[1] * 1.01
-
-
-def test_explain_of_other_questions(tmp_path: Path) -> None:
-    replaced = call("explain", "--noise", "5", "--rate", "1", "--steps", "3", "--neighbours", "replace")
-    assert "which of two records took part" in replaced.stdout
-    few = ("explain", "--noise", "2", "--records", "500", "--batch-size", "50", "--steps", "3")
-    marked = call(*few, "--delta", "0.01")
-    assert "delta=0.01 is above 1/500" in marked.stderr
-    assert answer(*few)["delta"] == 1e-5
-    refused = call(*few, "--delta", "0.5")
-    assert refused.returncode == 2
-    assert "delta=0.5 must be" in refused.stderr
-    with hush.Ledger(tmp_path / "own.jsonl") as ledger:
-        ledger.charge(plan_of(hush.FullBatch(), 9.0), run="r", step=1, release="x")
-    told = answer("explain", "--ledger", tmp_path / "own.jsonl")
-    assert told["gaussian"]["mu"] == pytest.approx(1 / 9, rel=1e-3)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import answer, call
+from tests.cli.command import call
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +28,3 @@ def test_a_run_is_reported_as_a_page_and_as_json(run: Path, tmp_path: Path) -> N
     assert said["accuracy"]["private"] == said["metrics"][-1]["accuracy"]
     assert said["settings"]["data"] == "digits"
     assert said["statements"]["for_lawyers"] in page.read_text()
-
-
-def test_json_alone_writes_nothing(run: Path) -> None:
-    before = sorted(run.iterdir())
-    said = answer("report", run)
-    assert sorted(run.iterdir()) == before
-    assert said["guarantee"]["epsilon"] == answer("account", run)["epsilon"]
-    assert said["attack"]["advantage"] <= said["from_epsilon"]["advantage"]
-    secret = {file["name"] for file in said["files"] if not file["publishable"]}
-    assert secret == {"checkpoint.safetensors"}

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import hush
-from tests.cli.command import answer, call
+from tests.cli.command import answer
 
 SHORT = ("tune", "--steps", "3", "--trials", "2", "--delta", "1e-4", "--seed", "1")
 
@@ -23,10 +23,3 @@ def test_a_search_leaves_the_best_run_and_its_charge(tmp_path: Path) -> None:
         (plan,) = ledger.counts
         assert plan.release == hush.BestOf(steps=3, mean=2.0, score=10.0)
     assert answer("account", tmp_path / "run")["epsilon"] == said["guarantee"]["epsilon"]
-
-
-def test_scores_on_test_records_are_said_to_be(tmp_path: Path) -> None:
-    done = call(*SHORT, "--held-out", "0", "--run-dir", tmp_path / "run")
-    assert done.returncode == 0, done.stderr
-    assert "the test records chose the settings" in done.stdout
-    assert "epsilon <=" in done.stdout

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import hush.data
-from hush.cli.experiment import Settings, build_experiment
 from tests.cli.command import answer, call
 
 RECORDS, OWNERS = 1437, 240
@@ -92,14 +90,6 @@ def test_nothing_that_may_be_published_follows_a_private_number(
     assert (runs[0] == runs[1]) == (relation == "add/remove")
 
 
-def test_a_run_is_resumed_with_its_defaults_spelled_out(tmp_path: Path, ids: Path) -> None:
-    asked = (*ASKED[:1], *ASKED[3:], "--batch-size", "60", "--units", ids, "--per-unit", "3", "--steps")
-    spelled = ("--neighbours", "zero-out", "--unit-gradient", "mean")
-    answer(*asked, "2", cwd=tmp_path)
-    assert answer(*asked, "3", "--resume", *spelled, cwd=tmp_path)["steps"] == 3
-    assert answer(*asked, "4", "--resume", cwd=tmp_path)["steps"] == 4
-
-
 def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Path) -> None:
     own = ("--units", ids, "--per-unit", "3")
     answer(*ASKED, *own, cwd=tmp_path)
@@ -160,22 +150,3 @@ def test_options_that_do_not_say_who_is_protected_are_refused(
     assert said in refused.stderr, refused.stderr
     assert "u10" not in refused.stderr, "owners are private"
     assert not (tmp_path / "run").exists(), "nothing was charged"
-
-
-def test_public_records_have_owners_who_are_left_out(ids: Path) -> None:
-    settings = Settings(
-        data="digits", model="logistic", delta=1e-5, learning_rate=1.0, public_records=60, per_unit=3
-    )
-    experiment = build_experiment(settings, None, torch.device("cpu"), ids)
-    assert experiment.public_count() == OWNERS - 10
-    assert experiment.owners is not None
-    assert experiment.owners[0] == "u10"
-    assert len(experiment.owners) == len(experiment.train[1])
-
-
-def test_an_audit_with_canaries_that_are_records_is_refused(tmp_path: Path, ids: Path) -> None:
-    answer(*ASKED, "--units", ids, "--per-unit", "3", cwd=tmp_path)
-    refused = call("audit", tmp_path / "run")
-    assert refused.returncode == 2
-    assert "protects one user" in refused.stderr
-    assert "without --units" in refused.stderr

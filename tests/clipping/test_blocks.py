@@ -71,10 +71,3 @@ def test_bad_bounds_are_refused(make: Any, says: str) -> None:
         make()
     with pytest.raises(InvalidValue, match="bounds 5 numbers and 6 are trained"):
         hush.Subspaces(ranks=(2, 3), l2=(1.0, 1.0)).sensitivity(6)
-
-
-@pytest.mark.parametrize("name", ["groups", "every", "iterations"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, float("nan"), "4"])
-def test_counts_are_whole_numbers_of_at_least_one(name: str, value: object) -> None:
-    with pytest.raises(InvalidValue, match=name):
-        hush.Principal(**{name: value})  # type: ignore[arg-type]

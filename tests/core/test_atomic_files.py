@@ -7,14 +7,6 @@ from hush.core import atomic_files
 from hush.core.errors import InvalidValue
 
 
-def test_the_new_content_replaces_the_old(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    atomic_files.replace_file(path, b"old")
-    atomic_files.replace_file(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_crash_while_writing_leaves_the_old_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,16 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import save_on_cpu
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-import hush
-from hush.core.errors import Unsupported
 from hush.gradients.recording import record
 from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import Dense
-from tests.gradients.oracle import check_tape, one_at_a_time
 
 
 class Made(nn.Module):
@@ -35,59 +31,6 @@ class Made(nn.Module):
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     flat = outputs.reshape(len(targets), -1)
     return flat.square().sum(1) + flat.sum(1)
-
-
-def refused(model: nn.Module, reason: str, records: int = 4) -> None:
-    with pytest.raises(Unsupported, match=reason):
-        record(model, loss, torch.randn(records, 5), torch.zeros(records))
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_attention_without_a_batch_of_its_own_stays_within_the_record() -> None:
-    torch.manual_seed(0)
-
-    def work(self: Any, x: Tensor) -> Tensor:
-        rows = functional.linear(x, self.w)
-        return torch.stack([functional.scaled_dot_product_attention(r, r, r) for r in rows])
-
-    model = Made(work, w=torch.randn(4, 5)).double()
-    inputs, targets = torch.randn(3, 6, 5).double(), torch.zeros(3)
-    expected = one_at_a_time(model, loss, inputs, targets, 3)
-    check_tape(record(model, loss, inputs, targets), expected, 1e-10)
-
-
-def test_backward_hooks_are_refused() -> None:
-    model = nn.Linear(5, 2)
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    handle = model.weight.register_hook(lambda grad: grad * 0)
-    with pytest.raises(Unsupported, match="backward hooks"):
-        hush.PrivateStep(model, loss, torch.optim.SGD(model.parameters()), plan, records=4)
-    handle.remove()
-    model.register_full_backward_hook(lambda module, grads, outputs: None)
-    with pytest.raises(Unsupported, match="backward hooks"):
-        hush.PrivateStep(model, loss, torch.optim.SGD(model.parameters()), plan, records=4)
-
-
-def test_a_dimension_that_is_not_there_is_no_index_of_a_record() -> None:
-    def work(self: Any, x: Tensor) -> Tensor:
-        output: Tensor = (x * self.w).flatten(2)
-        return output
-
-    with pytest.raises(IndexError, match="Dimension out of range"):
-        record(Made(work, w=torch.ones(5)), loss, torch.randn(3, 5), torch.zeros(3))
-
-
-def test_activations_may_be_kept_on_the_cpu() -> None:
-    def work(self: Any, x: Tensor) -> Tensor:
-        with save_on_cpu():
-            return functional.linear(x, self.w).tanh()
-
-    model = Made(work, w=torch.randn(4, 5)).double()
-    inputs, targets = torch.randn(3, 5).double(), torch.zeros(3)
-    expected = one_at_a_time(model, loss, inputs, targets, 3)
-    check_tape(record(model, loss, inputs, targets), expected, 1e-10)
 
 
 def test_long_sums_that_cancel_do_not_understate_a_norm() -> None:

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from hush.core.errors import Unsupported
 from hush.gradients.recording import record
-from hush.training.memory import activations
 
 RECORDS = 5
 recomputed = partial(checkpoint, use_reentrant=False)
@@ -137,28 +135,3 @@ def test_a_transformer_has_the_same_gradients(one_by_one: bool) -> None:
         torch.manual_seed(1)
         results.append(gradients(model, tokens, targets, one_by_one=one_by_one))
     assert all(map(torch.equal, *results))
-
-
-def overwritten(parts: Parts, x: Tensor) -> Any:
-    def inner(x: Tensor) -> Any:
-        hidden = parts.first(x).tanh()
-        scores = parts.second(hidden)
-        hidden.mul_(2)
-        return scores
-
-    return parts.through(inner, x)
-
-
-def test_an_activation_that_is_overwritten_is_an_error() -> None:
-    inputs, targets = torch.randn(RECORDS, 4), torch.randint(0, 3, (RECORDS,))
-    with pytest.raises(Unsupported, match="modified by an inplace operation"):
-        gradients(Parts(overwritten, recomputed), inputs, targets)
-
-
-def test_activations_of_a_segment_count_for_the_physical_batch() -> None:
-    tokens, targets = torch.randint(0, 20, (RECORDS, 7)), torch.randint(0, 3, (RECORDS,))
-    kept = [
-        activations(Transformer(through), cross_entropy, tokens, targets)
-        for through in (plain, recomputed)
-    ]
-    assert kept[0] == kept[1]

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import Unsupported
 from hush.core.parts import Clipping
 from hush.gradients import terms
 from hush.gradients.recording import record
-from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
 from tests.gradients.oracle import flat, one_at_a_time
@@ -124,40 +122,6 @@ def test_factors_are_held_as_what_they_stand_for(tied: bool, linf: float) -> Non
         assert flat(clipping.clip(tape, lambda values: values.zero_()).total, 0).abs().max() == 0
 
 
-def test_a_number_is_thinned_as_a_whole_however_often_it_was_used() -> None:
-    torch.manual_seed(0)
-    model, loss = Words(tied=False).double(), nn.CrossEntropyLoss(reduction="none")
-    source, sampling = torch.Generator().manual_seed(0), hush.Coordinate(rate=0.5)
-    tape = record(model, loss, TOKENS[:1], WANTED[:1])
-    full = flat(hush.L2(norm=1e6).clip(tape).total, 0)
-    masked = hush.L2(norm=1e6).clip(tape, lambda values: sampling.mask_coordinates(values, source))
-    drawn = flat(masked.total, 0)
-    sampled = (drawn - full).abs() < 1e-12
-    assert (sampled | (drawn == 0)).all()
-    assert 0.3 < sampled[full != 0].double().mean() < 0.7
-
-
-def test_records_that_nothing_is_cut_off_of_are_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model, loss = nn.Linear(5, 4, bias=False), nn.CrossEntropyLoss(reduction="none")
-    inputs, targets = torch.randn(6, 5), torch.randint(0, 4, (6,))
-    inputs[2] *= 100
-    tape = record(model, loss, inputs, targets)
-    written: list[int] = []
-    dense = OuterFactors.dense
-
-    def counted(self: OuterFactors) -> Tensor:
-        written.append(self.records)
-        return dense(self)
-
-    monkeypatch.setattr(OuterFactors, "dense", counted)
-    clipping = hush.Linf(norm=5.0)
-    rows = one_at_a_time(model, loss, inputs, targets, 6)
-    expected = torch.stack([clip_alone(row, clipping) for row in rows]).double().sum(0)
-    torch.testing.assert_close(flat(clipping.clip(tape).total, 0), expected)
-    assert written == [1]
-
-
 def rows_tape(rows: Tensor) -> GradientTape:
     return GradientTape({"a": Dense(rows[:, :2]), "b": Dense(rows[:, 2:])}, torch.device("cpu"))
 
@@ -192,26 +156,6 @@ def test_records_that_are_not_finite_are_left_out_and_counted() -> None:
         assert int(clipped.skipped) == 2
         assert torch.isfinite(flat(clipped.total, 0)).all()
         assert flat(clipped.total, 0)[:2].abs().sum() > 1
-
-
-def test_an_empty_batch_adds_nothing() -> None:
-    model, (inputs, targets) = network(), batch()
-    tape = record(model, nn.CrossEntropyLoss(reduction="none"), inputs[:0], targets[:0])
-    for clipping in CLIPPINGS:
-        total = clipping.clip(tape).total
-        assert flat(total, 0).shape == (WIDTH,)
-        assert flat(total, 0).abs().max() == 0
-
-
-def test_the_tape_is_not_written_into() -> None:
-    rows = torch.full((3, 4), 5.0)
-    hush.Linf(norm=1.0).clip(rows_tape(rows), lambda values: values.zero_())
-    assert (rows == 5.0).all()
-
-
-def test_blocks_that_do_not_cover_the_gradient_are_refused() -> None:
-    with pytest.raises(Unsupported, match="bounds 3 numbers and a gradient has 4"):
-        hush.Subspaces(ranks=(1, 2), l2=(1.0, 1.0)).clip(rows_tape(torch.ones(2, 4)))
 
 
 @pytest.mark.parametrize("size", [1e14, 1e15, 1e16, 2e16, 5e16, 1e17])

@@ -1,6 +1,6 @@
 """A walk that is kept is what torch's walk would give, whatever was done to the model since."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,22 +8,6 @@ import torch
 from torch import nn
 
 from hush.gradients.models import ModuleTree
-
-
-class Filtered(nn.Linear):
-    """Says itself which parameters it has."""
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        return ((name, value) for name, value in super().named_parameters() if name != "bias")
-
-
-class Closed(nn.Sequential):
-    """Says itself that it has no children."""
-
-    def named_modules(
-        self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
-        yield prefix, self
 
 
 def model() -> Any:
@@ -59,10 +43,6 @@ def reorder(whole: Any) -> None:
     whole._modules["first"] = whole._modules.pop("first")
 
 
-def own_walk(whole: Any) -> None:
-    whole["first"].__class__ = Closed
-
-
 CHANGES: list[Callable[[Any], object]] = [
     lambda whole: setattr(whole["first"][0], "weight", nn.Parameter(torch.ones(3, 3))),
     lambda whole: setattr(whole["first"][0], "bias", None),
@@ -77,7 +57,6 @@ CHANGES: list[Callable[[Any], object]] = [
     rename,
     exchange,
     reorder,
-    own_walk,
 ]
 
 
@@ -112,14 +91,6 @@ def test_a_parameter_that_is_frozen_is_not_trainable_and_back() -> None:
     assert_as_torch_walks(tree)
     whole["first"].requires_grad_(True)
     assert len(tree.trainable()) == count
-
-
-def test_what_a_class_says_of_itself_is_asked_for_every_time() -> None:
-    layer = Filtered(2, 2)
-    tree = ModuleTree(layer)
-    assert list(tree.parameters()) == ["weight"]
-    layer.extra = nn.Parameter(torch.ones(2))
-    assert list(tree.parameters()) == ["weight", "extra"]
 
 
 def test_a_walk_is_kept_while_nothing_changes() -> None:

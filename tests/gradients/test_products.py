@@ -161,24 +161,3 @@ def test_what_underflows_in_a_gram_matrix_still_counts(dtype: torch.dtype, where
     true = float(exact(left, right)[0].norm())
     assert (term.norms(2.0) >= (1 - 1e-6) * true).all()
     assert math.isclose(true, 3 * 40 * 2.0**-6)
-
-
-@EVERYWHERE
-def test_rounding_of_norms_costs_next_to_nothing(where: str) -> None:
-    """Positions in random directions, as many as a sequence has: the norm is raised by under 2%."""
-    for dtype in (torch.bfloat16, torch.float32):
-        left, right = factors((4, 512, 768, 256), dtype, where)
-        true = exact(left, right).flatten(1).norm(dim=1)
-        norms = gram_squares(left, right).norms(product_error(left))
-        assert ((norms / true - 1).abs() < 0.02).all()
-
-
-@EVERYWHERE
-@PRECISIONS
-def test_materialised_gradients_of_factors_round_within_their_bound(
-    dtype: torch.dtype, where: str
-) -> None:
-    left, right = factors((2, 4100, 20, 12), dtype, where, shift=1.0)
-    term = OuterFactors(left, right, torch.Size((20, 12)))
-    off = (term.dense().double() - exact(left, right)).flatten(1).norm(dim=1)
-    assert (off <= product_error(left) * lengths(left, right)).all()

@@ -5,18 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hush.core.errors import InvalidValue
 from hush.core.parts import SensitivitySet
 from hush.gradients.public_basis import (
     RESIDUAL,
     Group,
     ProjectedTape,
     PublicBasis,
-    webster_apportionment,
 )
 from hush.gradients.recording import record
 from hush.gradients.tape import GradientTape
@@ -131,47 +127,6 @@ def test_one_record_that_is_not_finite_spoils_only_itself() -> None:
         for block in blocks.values():
             finite = block.isfinite().all(1)
             assert finite.tolist() == [k != 3 for k in range(7)]
-
-
-def test_chunks_keep_within_the_entries_asked_for() -> None:
-    model, x, y = problem(torch.float32)
-    basis = basis_for(model)
-    per_record = 2 * basis.dimension + 9
-    for records in (1, 2, 5):
-        sizes = [
-            len(blocks[RESIDUAL])
-            for _, blocks in ProjectedTape(record(model, LOSS, x, y), basis).chunks(records * per_record)
-        ]
-        assert max(sizes) == records
-        assert sum(sizes) == len(x)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    model, x, y = problem(torch.float32)
-    basis = basis_for(model)
-    tape = record(nn.Sequential(nn.Linear(5, 3)), LOSS, x, y)
-    with pytest.raises(InvalidValue, match=r"the basis is for"):
-        next(ProjectedTape(tape, basis).chunks())
-    with pytest.raises(InvalidValue, match="numbers of the blocks"):
-        basis.to_parameters(torch.zeros(3))
-    with pytest.raises(InvalidValue, match="columns"):
-        Group(("a",), torch.zeros(4, 2), (1, 2))
-    with pytest.raises(InvalidValue, match="same number"):
-        PublicBasis((Group(("a",), torch.zeros(4, 2), (1, 1)), Group(("b",), torch.zeros(4, 2), (2,))))
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=5), st.data())
-def test_shares_add_up_grow_with_the_total_and_stay_within_the_sizes(
-    sizes: list[int], data: st.DataObject
-) -> None:
-    total = data.draw(st.integers(0, sum(sizes)))
-    shares = webster_apportionment(total, sizes)
-    assert sum(shares) == total
-    for share, size in zip(shares, sizes, strict=True):
-        assert 0 <= share <= size
-        assert abs(share - total * size / sum(sizes)) < len(sizes)
-    before = webster_apportionment(max(0, total - 1), sizes)
-    assert all(a <= b for a, b in zip(before, shares, strict=True))
 
 
 def test_a_coefficient_that_overflows_adds_nothing_and_no_nan() -> None:

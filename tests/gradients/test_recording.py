@@ -1,6 +1,4 @@
 import math
-import traceback
-from collections import UserDict
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,7 +11,6 @@ from hush.core.errors import DataError, Unsupported
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.recording import per_sample_losses, record
 from hush.gradients.rules import Casts, Weight
-from hush.gradients.tape import GradientTape
 from tests.gradients.oracle import check_tape, one_at_a_time
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -177,42 +174,6 @@ def test_parameters_that_the_tape_does_not_see_are_named() -> None:
         record(model, LOSS, torch.randn(3, 4), torch.zeros(3, dtype=torch.long))
 
 
-def test_parameters_under_no_grad_are_constants() -> None:
-    class Partly(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
-            self.first.requires_grad_(False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.no_grad():
-                hidden = self.first(x) + self.second(x).sum(1, keepdim=True)
-            scores: Tensor = self.second(hidden)
-            return scores
-
-    torch.manual_seed(0)
-    model = Partly().double()
-    inputs, targets = torch.randn(5, 4, dtype=torch.float64), torch.randint(0, 3, (5,))
-    expected = one_at_a_time(model, LOSS, inputs, targets, 5)
-    check_tape(record(model, LOSS, inputs, targets), expected, 1e-10)
-
-
-def test_an_activation_that_is_overwritten_is_an_error_as_in_torch_in_our_words() -> None:
-    class Overwriting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            hidden = torch.tanh(self.first(x))
-            scores: Tensor = self.second(hidden)
-            hidden.mul_(2)
-            return scores
-
-    with pytest.raises(Unsupported, match="modified by an inplace operation"):
-        record(Overwriting(), LOSS, torch.randn(3, 4), torch.zeros(3, dtype=torch.long))
-
-
 def test_nothing_stays_on_the_model_even_when_it_fails() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
     before = {name: id(value) for name, value in model.named_parameters()}
@@ -224,15 +185,6 @@ def test_nothing_stays_on_the_model_even_when_it_fails() -> None:
     assert not any(getattr(module, kind) for module in model.modules() for kind in hooks)
     assert all(value.grad is None and not value._backward_hooks for value in model.parameters())
     assert torch.vmap(lambda x: x.sum())(torch.ones(2, 3)).tolist() == [3, 3]
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("table", [nn.Embedding, nn.EmbeddingBag])
-def test_an_index_that_is_not_in_a_table_is_not_shown(table: type[nn.Module]) -> None:
-    model, words = nn.Sequential(table(10, 3), nn.Flatten()), torch.tensor([[1], [8317]])
-    with pytest.raises(DataError, match="out of range") as raised:
-        record(model, LOSS, words, torch.zeros(2, dtype=torch.long))
-    assert "8317" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -349,44 +301,6 @@ def test_a_compiled_model_trains() -> None:
     assert all(map(torch.equal, *results))
 
 
-class Projections(nn.Module):
-    """Three products of one value, which may be changed in place before the last."""
-
-    def __init__(self, changed: bool) -> None:
-        super().__init__()
-        self.changed = changed
-        self.first, self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.sin(self.first(x).float())
-        query, key = self.query(x), self.key(x)
-        if self.changed:
-            x = x.mul_(3.0)
-        total: Tensor = (query * key + self.value(x)).float()
-        return total.sum(1)
-
-
-@pytest.mark.parametrize("changed", [False, True])
-def test_products_of_one_value_share_its_cast_unless_it_is_changed(changed: bool) -> None:
-    torch.manual_seed(0)
-    model, inputs, targets = Projections(changed), torch.randn(5, 3, 16), torch.arange(5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        tape = record(model, LOSS, inputs, targets)
-        expected = [
-            torch.autograd.grad(LOSS(model(x[None]), y[None])[0], list(model.parameters()))
-            for x, y in zip(inputs, targets, strict=True)
-        ]
-    assert isinstance(tape, GradientTape)
-    factors = [cast(Any, tape.terms[f"{name}.weight"]).right for name in ("query", "key", "value")]
-    assert factors[0].dtype == torch.bfloat16
-    assert factors[0].data_ptr() == factors[1].data_ptr()
-    assert (factors[0].data_ptr() == factors[2].data_ptr()) != changed
-    for number, name in enumerate(tape.terms):
-        by_record = torch.stack([gradients[number] for gradients in expected])
-        scale = float(by_record.abs().max())
-        torch.testing.assert_close(tape.terms[name].dense(), by_record, rtol=0, atol=0.02 * scale)
-
-
 def test_a_cast_weight_is_reused_until_the_parameter_changes() -> None:
     parameter = nn.Parameter(torch.ones(3))
     casts: Casts = {}
@@ -399,27 +313,6 @@ def test_a_cast_weight_is_reused_until_the_parameter_changes() -> None:
     assert written.tolist() == [2, 2, 2]
     parameter.data = torch.full((3,), 4.0)
     assert Weight(parameter.detach(), [], casts).to(torch.bfloat16).tolist() == [4, 4, 4]
-
-
-class MapsItself(nn.Module):
-    """A frozen layer and a normalisation inside of a `vmap` of the model's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.frozen = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mapped: Tensor = torch.vmap(self.frozen, in_dims=1, out_dims=1)(self.first(x))
-        output: Tensor = self.last(mapped).sum(1)
-        return output
-
-
-def test_a_frozen_layer_may_be_mapped_by_the_model_itself() -> None:
-    torch.manual_seed(0)
-    model, inputs, targets = MapsItself().double(), torch.randn(5, 2, 4).double(), torch.arange(5) % 3
-    expected = one_at_a_time(model, LOSS, inputs, targets, 5)
-    check_tape(record(model, LOSS, inputs, targets), expected, 1e-10)
 
 
 class Differentiated(nn.Module):
@@ -466,29 +359,6 @@ def test_ignored_positions_are_not_in_a_records_mean(shape: tuple[int, ...]) -> 
     loss = nn.CrossEntropyLoss()
     alone = torch.stack([loss(a[None], b[None]) for a, b in zip(outputs, targets, strict=True)])
     torch.testing.assert_close(per_sample_loss(loss)(outputs, targets), alone.nan_to_num(0.0))
-
-
-def test_an_error_of_the_code_is_not_blamed_on_the_records() -> None:
-    class Wrong(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return [super().forward(x)][1]
-
-    with pytest.raises(IndexError, match="list index"):
-        record(Wrong(4, 3), LOSS, torch.randn(2, 4), torch.arange(2))
-
-
-def test_a_tokenizers_dictionary_is_one() -> None:
-    class Takes(nn.Linear):
-        def forward(self, words: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
-            return super().forward(words * mask)
-
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    model, optimizer = Takes(4, 3), torch.optim.SGD
-    inputs = UserDict({"words": torch.randn(3, 4), "mask": torch.ones(3, 4)})
-    step = hush.PrivateStep(model, LOSS, optimizer(model.parameters(), lr=0.1), plan, records=3)
-    assert step(next(step.batches((inputs, torch.arange(3)))))
 
 
 def test_a_bias_has_half_of_the_squared_norm_beside_inputs_of_length_one() -> None:

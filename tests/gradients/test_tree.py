@@ -51,26 +51,6 @@ def test_outputs_that_a_loss_does_not_take_are_named_with_a_loss_that_does(
         record(Returning(wrap), per_sample_loss(loss), INPUTS, TARGETS)
 
 
-@pytest.mark.parametrize(
-    ("loss", "kind"),
-    [
-        (lambda outputs, targets: 1.0, "a float"),
-        (lambda outputs, targets: outputs.argmax(1) - targets, r"torch\.int64"),
-    ],
-)
-def test_a_loss_without_a_gradient_is_named(loss: Any, kind: str) -> None:
-    with pytest.raises(Unsupported, match=rf"the loss returned {kind}: .*without \.item\(\)"):
-        record(nn.Linear(4, 3), loss, INPUTS, TARGETS)
-
-
-def test_an_error_of_the_loss_itself_stays() -> None:
-    def wrong(outputs: Tensor, targets: Tensor) -> Tensor:
-        raise TypeError("a mistake of its own")
-
-    with pytest.raises(TypeError, match="a mistake of its own"):
-        record(nn.Linear(4, 3), wrong, INPUTS, TARGETS)
-
-
 class Two(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         return ids if mask is None else ids * mask

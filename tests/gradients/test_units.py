@@ -1,7 +1,7 @@
 """Gradients of units of privacy against the mean of gradients computed one record at a time."""
 
 import warnings
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -66,28 +66,6 @@ def test_absent_records_count_for_nothing_in_a_mean(name: str) -> None:
     tape = record(model, per_sample_loss(loss), inputs, targets)
     units = unit_tape(tape, COUNTS, "mean", PRESENT)
     check_tape(units, of_owners(single, "mean", PRESENT), 1e-10)
-
-
-class Branching(nn.Module):
-    """Records with a positive sum take another layer, of another form."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 40), nn.Linear(40, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        if x.sum() > 0:
-            return self.second(torch.tanh(self.first(x)))
-        return self.second(self.first(x)) + self.first.weight.square().sum()
-
-
-def test_records_of_a_unit_may_take_different_branches() -> None:
-    torch.manual_seed(0)
-    model, inputs, targets = Branching().double(), torch.randn(10, 6).double(), torch.zeros(10).long()
-    loss = nn.CrossEntropyLoss(reduction="none")
-    tape = record(model, per_sample_loss(loss), inputs, targets, one_by_one=True)
-    single = one_at_a_time(model, loss, inputs, targets, 10)
-    check_tape(unit_tape(tape, COUNTS, "mean", None), of_owners(single, "mean"), 1e-10)
 
 
 @pytest.mark.parametrize("clipping", [L2(norm=0.01), L2Linf(l2=0.01, linf=0.001)])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import CheckpointError, Unsupported
+from hush.core.errors import CheckpointError
 from hush.data.views import flips_and_shifts
 from hush.gradients.recording import record
 from hush.gradients.tree import Views, expand_views
@@ -93,24 +93,6 @@ def test_a_step_trains_on_views() -> None:
     torch.testing.assert_close(before - after, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_flips_and_shifts_are_drawn_for_each_record() -> None:
-    torch.manual_seed(0)
-    image = torch.arange(2 * 6 * 6.0).view(1, 2, 6, 6).expand(40, -1, -1, -1)
-    views = torch.vmap(flips_and_shifts(6, shift=1), randomness="different")(image)
-    assert views.shape == (40, 6, 2, 6, 6)
-    assert len(views.flatten(0, 1).flatten(1).unique(dim=0)) == 18, "9 places, mirrored or not"
-    assert len(views.flatten(1).unique(dim=0)) == 40
-    possible = torch.nn.functional.pad(image[0], [1] * 4)
-    for view in views.flatten(0, 1)[:20]:
-        options = [
-            possible[:, r : r + 6, c : c + 6].flip(-1) if mirrored else possible[:, r : r + 6, c : c + 6]
-            for r in range(3)
-            for c in range(3)
-            for mirrored in (False, True)
-        ]
-        assert any(torch.equal(view, option) for option in options)
-
-
 def test_other_views_are_not_taken_for_the_same_on_resuming() -> None:
     plan = hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
@@ -126,58 +108,3 @@ def test_other_views_are_not_taken_for_the_same_on_resuming() -> None:
     for changed in (flips_and_shifts(3, shift=1), flips_and_shifts(2, shift=2), both_ways, None):
         with pytest.raises(CheckpointError, match=r"views flips_and_shifts\(2, shift=1\) and this one"):
             step(changed).load_state_dict(state)
-
-
-def test_records_may_hold_their_views() -> None:
-    """The model is never given a record that is no view, not even when it is looked over."""
-    model, (inputs, targets) = network(), batch()
-    stored = torch.stack([both_ways(image) for image in inputs])
-
-    def as_stored(record: Tensor) -> Tensor:
-        return record
-
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    gradients = []
-    for data, views in ((inputs, both_ways), (stored, as_stored)):
-        step = hush.PrivateStep(
-            model,
-            nn.CrossEntropyLoss(),
-            torch.optim.SGD(model.parameters(), lr=0.0),
-            plan,
-            records=RECORDS,
-            randomness=hush.Randomness(generator=torch.Generator().manual_seed(0)),
-            views=views,
-        )
-        step(next(step.batches((data, targets))))
-        assert step.update is not None
-        gradients.append(step.update)
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=1e-6)
-
-
-def test_views_that_are_mixed_up_are_refused() -> None:
-    class Centred(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scores = nn.Linear(6, 4)
-
-        def forward(self, rows: Tensor) -> Tensor:
-            scores: Tensor = self.scores(rows - rows.mean(0))
-            return scores
-
-    model = Centred()
-    step = hush.PrivateStep(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        hush.Plan(
-            sampling=hush.Poisson(rate=0.5),
-            clipping=hush.L2(norm=1.0),
-            noise=hush.Gaussian(multiplier=1.0),
-        ),
-        records=8,
-        views=lambda rows: rows,
-    )
-    with pytest.raises(Unsupported, match="who else is in the batch"):
-        step.batches((torch.randn(8, 3, 6), torch.randint(0, 4, (8,))))

@@ -35,12 +35,3 @@ def test_the_demonstration_compares_and_leaves_a_report(
         with hush.Ledger(tmp_path / f"epsilon-{epsilon}" / "ledger.jsonl") as ledger:
             assert sum(ledger.counts.values()) == 20
             assert ledger.epsilon(demo.DELTA).epsilon.upper <= epsilon
-
-
-def test_a_place_that_cannot_be_written_is_said_before_any_work(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
-        demo.demo(tmp_path / "file" / "runs")
-    assert "training" not in capsys.readouterr().out

@@ -36,15 +36,6 @@ def test_the_charge_builds_up_in_the_order_of_the_ledger(facts: RunFacts) -> Non
     assert uppers == sorted(uppers)
 
 
-def test_another_delta_and_a_baseline_are_taken(ledger: Path) -> None:
-    asked = run_facts(ledger, delta=1e-7, baseline=0.95)
-    assert asked.guarantee.epsilon == compose({STATISTICS: 2, TRAINING: 30}, 1e-7).epsilon
-    assert asked.baseline == 0.95
-    assert "the run was made for delta 1e-05" in asked.notes[0]
-    with pytest.raises(InvalidValue, match=r"baseline=95\.0 must be"):
-        run_facts(ledger, baseline=95.0)
-
-
 def test_the_key_beside_a_ledger_of_another_librarys_run_is_named_as_secret(tmp_path: Path) -> None:
     path = charge(tmp_path / "ledger.jsonl", (TRAINING, 1))
     step_file(path).write_bytes(b"key")
@@ -79,16 +70,6 @@ def test_pate_is_reported_for_all_that_was_planned(tmp_path: Path) -> None:
 def test_pate_without_its_plan_is_refused(planned: dict[str, object], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="may be less than the guarantee is for"):
         run_facts(pate_folder(tmp_path / "run", planned))
-
-
-def test_no_run_no_report(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match=r"there is no .*nowhere"):
-        run_facts(tmp_path / "nowhere")
-    with pytest.raises(LedgerError, match=r"has no ledger\.jsonl"):
-        run_facts(tmp_path)
-    (tmp_path / "ledger.jsonl").touch()
-    with pytest.raises(LedgerError, match="and no other file of a run"):
-        run_facts(tmp_path)
 
 
 def test_a_ledger_without_a_charge_promises_nothing(tmp_path: Path) -> None:

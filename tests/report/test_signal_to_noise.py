@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import hush
-from hush.core.errors import Unsupported
 from hush.core.parts import Clipping, Noise, Sampling
 from hush.report.signal_to_noise import low_snr_warning, signal_to_noise
 
@@ -40,15 +39,6 @@ def test_against_a_draw_of_the_noise(sampling: Sampling, clipping: Clipping, noi
     expected = steps * signal / (math.sqrt(steps) * float(torch.cat(drawn).norm()))
     ratio = signal_to_noise(plan, records=records, steps=steps, dimension=dimension)
     assert ratio == pytest.approx(expected, rel=0.05)
-
-
-def test_noise_without_a_density_has_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hush.Gaussian, "exponential_power", lambda self, norm: None)
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    with pytest.raises(Unsupported, match="Gaussian has neither"):
-        signal_to_noise(plan, records=10, steps=1, dimension=4)
 
 
 def test_the_warning_says_the_ratio() -> None:

@@ -12,7 +12,6 @@ from hush.report.wording import (
     caveats,
     for_engineers,
     for_lawyers,
-    mechanism,
     model_card,
     protection,
     reporting_lists,
@@ -23,11 +22,6 @@ SELECTION = hush.Plan(
     clipping=hush.L2(norm=1.0),
     noise=hush.Gaussian(multiplier=6.0),
     release=hush.BestOf(steps=100, mean=10.0),
-)
-PUBLIC = hush.Plan(
-    sampling=hush.Poisson(rate=0.2),
-    clipping=hush.Subspaces(ranks=(2, 3), l2=(1.0, 0.5), bases=hush.Principal(groups=1)),
-    noise=hush.Gaussian(multiplier=6.0),
 )
 
 
@@ -112,16 +106,6 @@ def test_assumptions_follow_the_run(facts: RunFacts) -> None:
     assert stated(facts, "Ledger")[0] == "assumed", "nothing is beside it to check it against"
 
 
-def test_public_data_are_named(facts: RunFacts) -> None:
-    assert stated(facts, "Public data")[1].startswith("Not recorded")
-    assert "chose the subspaces" in stated(charged(facts, PUBLIC), "Public data")[1]
-    settings = {"public_records": 100, "features": "efficientnet-lite0"}
-    said = stated(replace(facts, settings=settings), "Public data")[1]
-    assert "100 training records" in said
-    assert "ImageNet" in said
-    assert "public inputs" in stated(replace(facts, kind="PATE"), "Public data")[1]
-
-
 def test_what_stays_hidden_is_named(facts: RunFacts) -> None:
     hidden = {
         "private selection": "the number of trials",
@@ -141,11 +125,3 @@ def test_the_lists_are_answered_in_full(facts: RunFacts) -> None:
     utility = next(item for item in reporting_lists(measured) if item.term == "Utility and bias")
     assert "91.20% (95.00% without privacy)" in utility.text
     assert "- Accuracy: 91.20% (95.00% without privacy)." in model_card(measured)
-
-
-def test_a_mechanism_is_named_by_its_parts() -> None:
-    assert mechanism(PUBLIC) == (
-        "Poisson(rate 0.2), Subspaces(ranks [2, 3], l2 [1, 0.5], bases (groups 1, every 100, iterations "
-        "3)), Gaussian(multiplier 6)"
-    )
-    assert "BestOf(steps 100" in mechanism(SELECTION)

@@ -6,6 +6,8 @@ from itertools import pairwise
 import mpmath as mp
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from hush.accounting.pld import privacy_loss as loss
 from hush.accounting.pld.lattice import SNAP, Lattice, optimistic, pessimistic
@@ -77,6 +79,25 @@ def test_the_true_curve_lies_between(
     low, high = (make(step, direction, width, 1e-12) for make in (optimistic, pessimistic))
     assert (low.masses >= 0).all()
     assert (high.masses >= 0).all()
+    assert brackets(low, high, step, direction)
+
+
+@given(
+    rate=st.floats(-6, 0).map(lambda power: 10**power),
+    multiplier=st.floats(-0.7, 1.5).map(lambda power: 10**power),
+    relative=st.floats(-2.5, 0.5).map(lambda power: 10**power),
+    direction=st.sampled_from(BOTH),
+)
+# Grids far too coarse, where bins merge and points are left out: both once broke `below`.
+@example(rate=1.0, multiplier=1.0, relative=10**0.5, direction=Direction.ADD)
+@example(rate=10**-1.5, multiplier=1.0, relative=10**0.5, direction=Direction.REMOVE)
+@settings(max_examples=60, deadline=None)
+def test_the_true_curve_lies_between_on_any_grid(
+    rate: float, multiplier: float, relative: float, direction: Direction
+) -> None:
+    step = SampledGaussian(rate, multiplier)
+    width = max(relative * min(1.0, rate / multiplier), 3e-5)
+    low, high = (make(step, direction, width, 1e-12) for make in (optimistic, pessimistic))
     assert brackets(low, high, step, direction)
 
 

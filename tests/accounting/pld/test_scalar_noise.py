@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import mpmath as mp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hush.accounting.pld import accountant
 from hush.accounting.pld.lattice import SNAP, Lattice, optimistic, pessimistic
@@ -76,6 +78,23 @@ def test_the_true_curve_lies_between(beta: float, rate: float, direction: Direct
     assert (low.masses >= 0).all()
     assert (high.masses >= 0).all()
     assert brackets(low, high, step, direction)
+
+
+@given(
+    rate=st.floats(-4, 0).map(lambda power: 10**power),
+    beta=st.one_of(st.just(1.0), st.floats(1, 6)),
+    scale=st.floats(-0.5, 1.5).map(lambda power: 10**power),
+    relative=st.floats(-2, 0.5).map(lambda power: 10**power),
+    direction=st.sampled_from(BOTH),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_true_curve_lies_between_on_any_grid(
+    rate: float, beta: float, scale: float, relative: float, direction: Direction
+) -> None:
+    step = SampledNoise(rate, beta, scale)
+    width = max(relative * min(1.0, rate / scale), 3e-4)
+    low, high = (make(step, direction, width, 1e-12) for make in (optimistic, pessimistic))
+    assert brackets(low, high, step, direction, points=9)
 
 
 @pytest.mark.few(5)

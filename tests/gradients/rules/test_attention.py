@@ -157,25 +157,6 @@ class Calls(TorchDispatchMode):
 FUSED = "_scaled_dot_product_flash_attention_for_cpu"
 
 
-def test_the_backward_kernel_is_deterministic_and_nothing_else() -> None:
-    model, (inputs, targets) = Projections(CASES["mask of each record"]), problem()
-    with Calls() as calls:
-        record(model, loss, inputs, targets)
-    during = {name for name, on in calls.deterministic.items() if on}
-    assert during - {"detach"} == {f"{FUSED}_backward"}, "autograd detaches what it hands to a kernel"
-    assert not calls.cudnn[FUSED]
-    assert torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_a_kernel_that_fails_leaves_no_setting_behind() -> None:
-    model, (inputs, targets) = Projections(CASES["plain"]), problem()
-    with pytest.raises(MemoryError), Calls(f"{FUSED}_backward") as calls:
-        record(model, loss, inputs, targets)
-    assert calls.deterministic[f"{FUSED}_backward"]
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert torch._C._get_deterministic_fill_uninitialized_memory()
-
-
 class MultiHead(nn.MultiheadAttention):
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]
         return super().forward(x, x, x, need_weights=False)[0]

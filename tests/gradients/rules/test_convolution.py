@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -7,7 +6,6 @@ from torch import Tensor
 
 from hush.gradients.precision import full_precision
 from hush.gradients.products import gram
-from hush.gradients.rules import convolution
 from hush.gradients.rules.convolution import ConvolutionFactors, ConvolutionShape, convolution_term
 from hush.gradients.rules.linear import OuterFactors
 from tests.gradients.oracle import ORDERS
@@ -75,17 +73,6 @@ def test_a_depthwise_convolution_is_a_product_for_each_channel(
     torch.testing.assert_close(geometry.input_gradient(grad, x, weight), gradient)
 
 
-@GPU
-def test_small_depthwise_convolutions_alone_are_products() -> None:
-    by_channel = ConvolutionShape(torch.Size((6, 1, 5, 5)), (1, 1), (2, 2), (1, 1), 6)
-    assert by_channel._multiplies(torch.empty(2, 6, 7, 7, device="cuda"))
-    assert not by_channel._multiplies(torch.empty(2, 6, 14, 14, device="cuda"))
-    halved = replace(by_channel, stride=(2, 2))
-    assert halved._multiplies(torch.empty(2, 6, 14, 14, device="cuda"))
-    grouped = replace(by_channel, shape=torch.Size((6, 2, 5, 5)), groups=3)
-    assert not grouped._multiplies(torch.empty(2, 6, 7, 7, device="cuda"))
-
-
 @pytest.mark.parametrize("where", DEVICES)
 @pytest.mark.parametrize(("geometry", "sizes"), SHAPES)
 def test_a_record_of_several_images_has_the_sum_of_their_gradients(
@@ -120,48 +107,6 @@ def test_factors_answer_as_if_materialised(geometry: ConvolutionShape, sizes: tu
         torch.testing.assert_close(term.norms(order), expected, rtol=1e-10, atol=0)
 
 
-@pytest.mark.parametrize("large", [0, 2**30])
-@pytest.mark.parametrize(("geometry", "sizes"), SHAPES)
-def test_both_ways_to_materialise_agree(
-    geometry: ConvolutionShape, sizes: tuple[int, ...], large: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(convolution, "_LARGE", large)
-    monkeypatch.setattr(convolution, "_FEW_CHANNELS", 0)
-    torch.manual_seed(0)
-    term, gradients = example(geometry, torch.randn(5, 2, *sizes, dtype=torch.float64))
-    torch.testing.assert_close(term.dense(), gradients)
-    assert term.take(slice(0, 0)).weighted_sum(torch.ones(0)).shape == geometry.shape
-
-
-@pytest.mark.parametrize(
-    "images", [torch.randn(5, 1, 6).mT, torch.randn(5, 1, 1, 6).permute(0, 3, 1, 2)]
-)
-def test_one_position_with_its_channels_last_is_written_out(images: Tensor) -> None:
-    """torch's own kernel for double precision takes such strides for another layout of the weight."""
-    sizes = images.dim() - 2
-    geometry = ConvolutionShape(
-        torch.Size((6, 6, *[3] * sizes)), (1,) * sizes, (1,) * sizes, (1,) * sizes, 1
-    )
-    term, gradients = example(geometry, images.double())
-    torch.testing.assert_close(term.dense(), gradients)
-
-
-@pytest.mark.parametrize(("geometry", "sizes"), SHAPES)
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_term_answers_for_records_of_several_images(
-    geometry: ConvolutionShape, sizes: tuple[int, ...], count: int
-) -> None:
-    torch.manual_seed(0)
-    factors, _ = example(geometry, torch.randn(6, 2, *sizes, dtype=torch.float64))
-    pairs = zip(factors.grad.split(count), factors.x.split(count), strict=True)
-    gradients = torch.stack([geometry.weight_gradient(grad, x) for grad, x in pairs])
-    term = convolution_term(factors.grad, factors.x, geometry, 6 // count)
-    torch.testing.assert_close(term.dense(), gradients)
-    torch.testing.assert_close(term.norms(2.0), gradients.flatten(1).norm(dim=1))
-    weights = torch.rand(6 // count, dtype=torch.float64)
-    torch.testing.assert_close(term.weighted_sum(weights), torch.tensordot(weights, gradients, dims=1))
-
-
 def test_patches_that_do_not_overlap_are_a_linear_layer() -> None:
     apart = ConvolutionShape(torch.Size((40, 3, 8, 8)), (8, 8), (0, 0), (1, 1), 1)
     x, grad = torch.randn(2, 3, 16, 16), torch.randn(2, 40, 2, 2)
@@ -180,16 +125,6 @@ def test_gram_matrices_of_pixels_and_of_patches_agree(
     x = torch.randn(5, 2, *sizes, dtype=torch.float64)
     outputs = geometry.forward(x, torch.zeros(geometry.shape, dtype=torch.float64), None).shape[2:]
     torch.testing.assert_close(geometry.patch_gram(x, outputs), gram(geometry.patches(x, outputs)))
-
-
-def test_few_patches_of_a_large_image_need_no_gram_matrix_of_its_pixels() -> None:
-    """It would have 50,176 rows, 20 GB a record."""
-    geometry = ConvolutionShape(torch.Size((300, 1, 33, 33)), (32, 32), (1, 1), (1, 1), 1)
-    x = torch.randn(2, 1, 224, 224)
-    grad = torch.randn(2, 300, 7, 7)
-    expected = geometry.per_sample_weight_gradients(grad.double(), x.double()).flatten(1).norm(dim=1)
-    norms = ConvolutionFactors(grad, x, geometry).norms(2.0).double()
-    torch.testing.assert_close(norms, expected, rtol=1e-4, atol=0)
 
 
 def gpu_example(
@@ -254,19 +189,3 @@ def test_norms_of_gradients_whose_squares_overflow() -> None:
     torch.testing.assert_close(large.norms(2.0), term.norms(2.0) * 2.0**90)
     assert bool(large.norms(2.0).isfinite().all())
     assert math.isinf(float((large.norms(2.0) ** 2).sum()))
-
-
-@GPU
-def test_a_pixel_that_no_patch_sees_is_not_looked_at() -> None:
-    geometry = ConvolutionShape(torch.Size((4, 2, 2, 2)), (2, 2), (0, 0), (1, 1), 1)
-    x, grad = torch.randn(3, 2, 7, 7, device="cuda"), torch.randn(3, 4, 3, 3, device="cuda")
-    before = geometry.per_sample_weight_gradients(grad, x)
-    x[:, :, 6], x[:, :, :, 6] = torch.inf, torch.nan
-    assert torch.equal(geometry.per_sample_weight_gradients(grad, x), before)
-
-
-def test_a_record_beyond_offsets_of_32_bits_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution, "uses_kernels", lambda x: True)
-    geometry = ConvolutionShape(torch.Size((8, 512, 3)), (1,), (1,), (1,), 1)
-    assert geometry.has_kernel(torch.empty(2, 512, 2**20, device="meta"))
-    assert not geometry.has_kernel(torch.empty(2, 512, 2**21, device="meta"))
