@@ -32,11 +32,11 @@ def test_values_of_options_are_in_the_help_and_checked_before_torch_is_loaded(tm
 def test_claims_are_listed_with_their_tests() -> None:
     claims = answer("claims")["claims"]
     text = call("claims").stdout
-    assert len(claims) == text.count("  test     tests/accounting/test_claims.py::test_")
+    assert len(claims) == text.count("  test     tests/recipes/test_claims.py::test_")
     assert all(claim["statement"] in text for claim in claims)
 
 
 def test_help_names_every_command() -> None:
     text = call("--help").stdout
-    for command in ("train", "account", "calibrate", "compare", "claims", "demo", "reproduce"):
+    for command in ("train", "account", "calibrate", "compare", "demo", "reproduce"):
         assert command in text

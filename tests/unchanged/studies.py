@@ -4,16 +4,16 @@ import numpy as np
 import torch
 
 import hush
-from hush.accounting.claims import CLAIMS
 from hush.accounting.compare import Setting, compare
 from hush.accounting.filters import RenyiFilter, individual_gaussian_rdp
-from hush.accounting.selective_tuning import tune_selective
 from hush.pate.argmax import Confident, NoisyMax, with_noise
 from hush.pate.per_instance import per_instance
 from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.statistics import NoisyQuantile, individual_mean
 from hush_recipes.bounded.sampled import sampled_rdp
+from hush_recipes.claims import CLAIMS
 from hush_recipes.dpsur.gaussian_filter import GaussianFilter
+from hush_recipes.dpsur.tuning import tune_selective
 from tests.unchanged.entry import Entries, asked, entries
 from tests.unchanged.numbers import FRACTIONAL, WHOLE
 

@@ -1,15 +1,13 @@
-"""`hush`: the command line, and its two commands of a few lines, `claims` and `demo`."""
+"""`hush`: the command line, and the commands `demo` and `reproduce`."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hush import __version__
-from hush.cli.compare import compare, probe, tune_selective
-from hush.cli.options import AsJson
-from hush.cli.output import print_json, run_app
+from hush.cli.compare import compare, probe
+from hush.cli.output import run_app
 from hush.cli.questions import account, calibrate, explain
 from hush.cli.run_commands import audit, pate, report
 from hush.cli.train import train, tune
@@ -32,24 +30,6 @@ def hush(version: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-def claims(as_json: AsJson = False) -> None:
-    """Published privacy statements that do not hold, with the error and the charge of hush."""
-    from hush.accounting.claims import CLAIMS
-
-    if as_json:
-        print_json({"claims": [asdict(claim) for claim in CLAIMS]})
-        return
-    for claim in CLAIMS:
-        print(
-            f"{claim.source}: {claim.statement}\n"
-            f"  case     {claim.case}\n"
-            f"  printed  {claim.printed:g}\n"
-            f"  true     {claim.true:g}\n"
-            f"  charged  {claim.charged}\n"
-            f"  test     tests/accounting/{claim.test}\n"
-        )
-
-
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and their reports.")] = Path(
         "runs/demo"
@@ -67,8 +47,8 @@ def reproduce() -> None:
 
 
 for command in (
-    *(train, tune, account, explain, calibrate, compare, tune_selective),
-    *(report, claims, audit, probe, pate, demo),
+    *(train, tune, account, explain, calibrate, compare),
+    *(report, audit, probe, pate, demo),
 ):
     app.command()(command)
 _COMMANDS = extensions("commands")

@@ -10,9 +10,9 @@ from scipy.integrate import quad
 from scipy.special import gamma
 from scipy.stats import norm
 
-from hush.accounting.claims import CLAIMS
 from hush.accounting.pld import accountant
 from hush.accounting.steps import SampledGaussian
+from hush_recipes.claims import CLAIMS
 
 
 def check(printed: float, true: float) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import hush
-from hush.accounting.selective_tuning import SelectiveTuning, tune_selective
+from hush_recipes.dpsur.tuning import SelectiveTuning, tune_selective
 
 START = hush.Plan(
     sampling=hush.Poisson(rate=2048 / 60_000),
