@@ -45,7 +45,7 @@ def _compared() -> Entries:
     numbers: Entries = {}
     for name, setting in settings.items():
         for row in compare(setting):
-            columns = (row.deviation, row.published, row.variance, row.signal_to_noise, row.cost)
+            columns = (row.deviation, row.variance, row.signal_to_noise, row.cost)
             numbers |= entries(f"compare {name}, {row.mechanism}", columns)
     return numbers
 

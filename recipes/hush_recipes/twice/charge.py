@@ -7,7 +7,6 @@ that noise, and one that no accounting can go below (docs/guarantees/twice-sampl
 from typing import Any
 
 from hush.accounting import epsilon as charge
-from hush.accounting.shaping import least_variance_noise
 from hush.clipping import L2Linf
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
@@ -15,6 +14,7 @@ from hush.noise import Gaussian
 from hush.sampling import Twice
 from hush_recipes.figure import Figure
 from hush_recipes.twice.settings import DELTA, PARAMETERS, unit_block
+from hush_recipes.twice.shape import least_variance_noise
 from hush_recipes.twice.table1 import D0, PRINTED, STEPS
 
 

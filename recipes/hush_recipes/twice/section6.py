@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.shaping import least_variance_noise
 from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
 from hush.data import load, tensors
@@ -25,6 +24,7 @@ from hush_recipes.figure import Figure
 from hush_recipes.twice.geometry import LEARNING_RATE, MODEL, RECORDS
 from hush_recipes.twice.geometry import STEPS as DESCENT_STEPS
 from hush_recipes.twice.settings import PARAMETERS
+from hush_recipes.twice.shape import least_variance_noise
 
 RANK, PRINCIPAL, RESIDUAL = 1000, 2.5, 1.0
 BUDGET, STEPS, RATE = Budget(epsilon=8.0, delta=1e-5), 5000, 0.02

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hush.accounting.least_variance import BlockCost, least_variance
-from hush.accounting.rdp.conversion import conversion_term, rdp_to_epsilon
+from hush.accounting.numerics import Array
 from hush.accounting.rdp.coordinatewise import AdjacentPair
 from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
@@ -19,6 +19,11 @@ DELTA = 1e-5
 PARAMETERS = 291_898
 HIGHEST = 39
 ORDERS = range(2, HIGHEST + 1)
+
+
+def conversion(delta: float) -> Array:
+    """Epsilon at `delta` less the divergence, at each order (Mironov 2017, Proposition 3)."""
+    return np.asarray(-math.log(delta) / (np.array(ORDERS, dtype=float) - 1))
 
 
 def unit_block(d0: float) -> list[SensitivitySet]:
@@ -40,13 +45,12 @@ def published_epsilon(cost: BlockCost, deviation: float, steps: int) -> float:
     """Epsilon of `steps` steps with the same noise in one block."""
     values = cost.at_all(ORDERS, np.array([2 * math.log(deviation)]))
     divergences = steps * np.array([value for value, _ in values])
-    return rdp_to_epsilon(divergences, np.array(ORDERS, dtype=float), DELTA, "mironov")
+    return max(0.0, float((divergences + conversion(DELTA)).min()))
 
 
 def published_variance(cost: BlockCost, ranks: Sequence[int], budget: Budget, steps: int) -> float:
     """The least total variance that keeps the budget."""
-    tolls = conversion_term(np.array(ORDERS, dtype=float), budget.delta, "mironov")
-    rooms = zip(ORDERS, (budget.epsilon - tolls) / steps, strict=True)
+    rooms = zip(ORDERS, (budget.epsilon - conversion(budget.delta)) / steps, strict=True)
     limits = {a: float(room) for a, room in rooms if room > 0}
     optimum = least_variance(cost, np.array(ranks, dtype=float), limits, np.zeros(len(ranks)))
     return math.exp(optimum.log_total)

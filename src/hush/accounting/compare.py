@@ -4,6 +4,7 @@ All are calibrated to one budget at one number of steps and one expected batch s
 a typical gradient of Euclidean norm 1 passes unclipped: then less noise is simply better.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -12,12 +13,8 @@ from itertools import chain
 import numpy as np
 from scipy.special import gammaln
 
-from hush.accounting.calibrate import calibrate, largest_affordable
-from hush.accounting.rdp.conversion import Conversion, rdp_to_epsilon
-from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
-from hush.accounting.rdp.gaussian import renyi_divergence
-from hush.accounting.shaping import charged_variance, closed_form_deviations, least_variance_noise
-from hush.accounting.steps import SampledGaussian
+from hush.accounting.calibrate import calibrate
+from hush.accounting.shaping import charged_variance, closed_form_deviations, least_variance_deviations
 from hush.clipping import L2, Lp
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget, check_delta
@@ -30,7 +27,6 @@ from hush.sampling import FullBatch, Poisson
 SMALL_BETAS, LARGE_BETAS = (1.25, 1.5, 1.75), (2.33, 3.0, 4.0)
 # Coordinate rates that one random byte runs exactly.
 COORDINATE_RATES = (128 / 256, 85 / 256)
-_PUBLISHED: Conversion = "mironov"
 _RENYI = "RDP, allocation"
 _CAP = Range(above=0, at_most=1, why="no entry is larger than the whole vector", example=0.1)
 
@@ -91,8 +87,6 @@ class Row:
     accountant: str
     deviation: float
     """Root mean square noise per coordinate under proved accounting; infinite if none is enough."""
-    published: float | None
-    """Deviation under its paper's accounting: larger if that is loose, smaller if it is wrong."""
     variance: float
     """Summed over the coordinates."""
     signal_to_noise: float
@@ -107,8 +101,7 @@ def compare(setting: Setting, done: Callable[[], None] = lambda: None) -> list[R
     """One row for each mechanism, in order of increasing noise variance.
 
     **Guarantee.** Each `deviation` keeps the budget: docs/guarantees/poisson-gaussian.md for the
-    Gaussian in any ellipsoid, coordinate-wise.md for the others (shaped-noise.md says how noise was
-    chosen). `published` numbers are for comparison and guarantee nothing.
+    Gaussian in any ellipsoid, coordinate-wise.md for the others.
     """
     rows = list[Row]()
     for row in chain(_gaussian(setting, setting.rate), _generalized(setting), _twice(setting)):
@@ -124,7 +117,6 @@ def _row(
     mechanism: str,
     accountant: str,
     deviation: float,
-    published: float | None,
     plan: Plan | None = None,
 ) -> Row:
     variance = setting.dimension * deviation**2
@@ -132,7 +124,6 @@ def _row(
         mechanism=mechanism,
         accountant=accountant,
         deviation=deviation,
-        published=published,
         variance=variance,
         signal_to_noise=setting.rate * setting.records / math.sqrt(variance),
         plan=plan,
@@ -145,22 +136,17 @@ def _gaussian(setting: Setting, rate: float, batch: str = "") -> Iterator[Row]:
     At another rate than the setting's the noise is rescaled to the setting's batch size.
     """
     share = setting.rate / rate
-    isotropic = least_variance_noise(
+    multiplier = least_variance_deviations(
         _unit_ball(setting), rate=rate, budget=setting.budget, steps=setting.steps
-    )
-    multiplier = isotropic.deviations[0]
-
-    published = _published_deviation(setting, rate)
-    name = f"Gaussian, l2 (plain DP-SGD){batch}"
+    )[0]
     plain = setting.plan(L2(norm=1.0), Gaussian(multiplier=multiplier), rate)
-    yield _row(setting, name, "PLD", share * multiplier, _times(share, published), plain)
+    yield _row(setting, f"Gaussian, l2 (plain DP-SGD){batch}", "PLD", share * multiplier, plain)
     if setting.subspaces:
         # Theorem 4.6 of the hybrid clipping paper, as private as the plain noise for a norm of 1
         blocks = _subspace_balls(setting)
         ranks = np.array([block.size for block in blocks], dtype=float)
         root = share * math.sqrt(ranks @ closed_form_deviations(blocks) ** 2 / setting.dimension)
-        name = f"Gaussian, shaped to the subspaces{batch}"
-        yield _row(setting, name, "PLD", root * multiplier, _times(root, published))
+        yield _row(setting, f"Gaussian, shaped to the subspaces{batch}", "PLD", root * multiplier)
 
 
 def _generalized(setting: Setting) -> Iterator[Row]:
@@ -169,16 +155,15 @@ def _generalized(setting: Setting) -> Iterator[Row]:
         norm = typical_norm(beta, setting.dimension)
         spread = math.exp((gammaln(3 / beta) - gammaln(1 / beta)) / 2)
         noise = Laplace(multiplier=1.0) if beta == 1 else GeneralizedGaussian(beta=beta, multiplier=1.0)
-        printed = setting.plan(Lp(p=beta, norm=norm), noise)
-        plan = printed if beta <= 2 else setting.plan(L2(norm=1.0), noise)
-        published = None
-        if beta > 2:
-            # As printed: clipped in l_beta and charged as if there were one dimension.
-            published = _deviation(_calibrated(setting, printed, 1), norm * spread)
+        plan = setting.plan(Lp(p=beta, norm=norm) if beta <= 2 else L2(norm=1.0), noise)
         name = "Laplace, l1" if beta == 1 else f"generalized Gaussian {beta:g}, l{min(beta, 2):g}"
-        private = _calibrated(setting, plan, setting.dimension)
-        deviation = _deviation(private, plan.clipping.reference_norm * spread)
-        yield _row(setting, name, "PLD" if beta == 1 else _RENYI, deviation, published, private)
+        private: Plan | None = None
+        deviation = math.inf
+        with contextlib.suppress(BudgetExceeded):
+            private = calibrate(plan, setting.budget, setting.steps, setting.dimension)
+            multiplier = float(private.noise.to_plain()["multiplier"])
+            deviation = multiplier * (plan.clipping.reference_norm * spread)
+        yield _row(setting, name, "PLD" if beta == 1 else _RENYI, deviation, private)
 
 
 def _twice(setting: Setting) -> Iterator[Row]:
@@ -197,56 +182,18 @@ def _twice(setting: Setting) -> Iterator[Row]:
         if setting.subspaces:
             balls["Gaussian, shaped to the subspaces"] = _subspace_balls(setting)
         for kind, blocks in balls.items():
-            proved, published = (
-                _twice_sampling_deviation(setting, blocks, record_rate, coordinate_rate, conversion)
-                for conversion in (None, _PUBLISHED)
-            )
+            try:
+                variance = charged_variance(
+                    blocks,
+                    rate=record_rate,
+                    coordinate_rate=coordinate_rate,
+                    budget=setting.budget,
+                    steps=setting.steps,
+                )
+            except BudgetExceeded:
+                variance = math.inf
             name = f"{kind}, twice sampling at {coordinate_rate:.3f}"
-            yield _row(setting, name, "PLD, allocation", proved, published)
-
-
-def _twice_sampling_deviation(
-    setting: Setting,
-    blocks: list[SensitivitySet],
-    rate: float,
-    coordinate_rate: float,
-    conversion: Conversion | None,
-) -> float:
-    """Noise deviation that twice sampling needs; infinite where none keeps the budget.
-
-    As it is charged, or as Rényi divergences under this conversion say.
-    """
-    budget, steps = setting.budget, setting.steps
-    try:
-        if conversion is None:
-            variance = charged_variance(
-                blocks, rate=rate, coordinate_rate=coordinate_rate, budget=budget, steps=steps
-            )
-        else:
-            variance = least_variance_noise(
-                blocks,
-                rate=rate,
-                coordinate_rate=coordinate_rate,
-                budget=budget,
-                steps=steps,
-                conversion=conversion,
-            ).variance
-    except BudgetExceeded:
-        return math.inf
-    return math.sqrt(variance / setting.dimension)
-
-
-def _calibrated(setting: Setting, plan: Plan, dimension: int) -> Plan | None:
-    """The plan with noise that keeps the budget; None where no noise does."""
-    try:
-        return calibrate(plan, setting.budget, setting.steps, dimension)
-    except BudgetExceeded:
-        return None
-
-
-def _deviation(plan: Plan | None, unit: float) -> float:
-    """The noise multiplier in units of a deviation of `unit`; infinite where there is no plan."""
-    return math.inf if plan is None else float(plan.noise.to_plain()["multiplier"]) * unit
+            yield _row(setting, name, "PLD, allocation", math.sqrt(variance / setting.dimension))
 
 
 def _unit_ball(setting: Setting) -> list[SensitivitySet]:
@@ -269,23 +216,6 @@ def _subspace_balls(setting: Setting) -> list[SensitivitySet]:
         )
         for (rank, norm), cap in zip(setting.subspaces, caps, strict=True)
     ]
-
-
-def _times(factor: float, value: float | None) -> float | None:
-    return None if value is None else factor * value
-
-
-def _published_deviation(setting: Setting, rate: float) -> float | None:
-    """The smallest Gaussian noise that keeps the budget by RDP as papers convert it, if any does."""
-
-    def cost(precision: float) -> float:
-        total = setting.steps * renyi_divergence(SampledGaussian(rate, 1 / precision), WHOLE_ORDERS)
-        return rdp_to_epsilon(total, WHOLE_ORDERS, setting.budget.delta, _PUBLISHED)
-
-    precision = largest_affordable(
-        cost, setting.budget.epsilon, start=1.0, low=1e-9, high=1e3, whole=False
-    )
-    return 1 / precision if precision else None
 
 
 def typical_norm(p: float, dimension: int) -> float:

@@ -9,7 +9,6 @@ docs/guarantees/shaped-noise.md, "The search".
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -95,39 +94,27 @@ _LIMIT_TOLERANCE = 1e-13
 _NEWTON_STEPS = 200
 
 
-class Cost(Protocol):
-    """A divergence at each order, falling and convex in the log-variances, with its gradient."""
-
-    def at(self, order: int, log_variances: Array) -> tuple[float, Array]: ...
-
-    def at_all(self, orders: Sequence[int], log_variances: Array) -> list[tuple[float, Array]]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Optimum:
-    """The optimal log-variances of the blocks, with a certificate of how close to optimal they are."""
+    """The optimal log-variances of the blocks."""
 
     log_variances: Array
     log_total: float
     order: int
     residual: float
     """The largest difference between a block's shares of the variance and of the divergence's slope."""
-    log_least: float
-    """A lower bound on the log-total of any admissible noise, by tangents at all orders."""
-    solved: int
-    """At how many orders the problem was solved; tangents ruled out the others."""
 
 
-def least_variance(cost: Cost, ranks: Array, limits: Mapping[int, float], start: Array) -> Optimum:
+def least_variance(cost: BlockCost, ranks: Array, limits: Mapping[int, float], start: Array) -> Optimum:
     """The least sum of rank * variance with cost(a) <= limits[a] at one order a at least."""
     orders = sorted(limits)
     lower_bounds = dict.fromkeys(orders, -math.inf)
-    solved: dict[int, Array] = {}
+    solved = set[int]()
     best, order = start, min(orders, key=lambda a: abs(math.log(a / 8)))
     best_order, best_total = order, math.inf
     while True:
         candidate = _solve_order(cost, ranks, order, limits[order], best)
-        solved[order] = candidate
+        solved.add(order)
         total = _log_total(ranks, candidate)
         if total < best_total:
             best, best_order, best_total = candidate, order, total
@@ -145,35 +132,18 @@ def least_variance(cost: Cost, ranks: Array, limits: Mapping[int, float], start:
         log_total=best_total,
         order=best_order,
         residual=float(np.abs(np.exp(share) - slopes / slopes.sum()).max()),
-        log_least=min(best_total, *(lower_bounds[a] for a in orders)),
-        solved=len(solved),
     )
 
 
-class ScaledShape:
-    """A divergence of which only the scale is free: log-variances are a `shape` plus one number."""
-
-    def __init__(self, cost: Cost, shape: Array) -> None:
-        self._cost, self._shape = cost, shape
-
-    def at(self, order: int, log_variances: Array) -> tuple[float, Array]:
-        value, slopes = self._cost.at(order, self._shape + log_variances)
-        return value, slopes.sum(keepdims=True)
-
-    def at_all(self, orders: Sequence[int], log_variances: Array) -> list[tuple[float, Array]]:
-        at_orders = self._cost.at_all(orders, self._shape + log_variances)
-        return [(value, slopes.sum(keepdims=True)) for value, slopes in at_orders]
-
-
-def _solve_order(cost: Cost, ranks: Array, order: int, limit: float, start: Array) -> Array:
+def _solve_order(cost: BlockCost, ranks: Array, order: int, limit: float, start: Array) -> Array:
     """The optimum at one order, searched among shapes, each scaled to the limit."""
     if len(start) == 1:
-        return _scale_to_limit(cost, order, limit, start)
+        return scale_to_limit(cost, order, limit, start)
     scaled = start
 
     def objective(shape: Array) -> tuple[float, Array]:
         nonlocal scaled
-        scaled = _scale_to_limit(cost, order, limit, shape + np.mean(scaled - shape))
+        scaled = scale_to_limit(cost, order, limit, shape + np.mean(scaled - shape))
         slopes = cost.at(order, scaled)[1]
         # the scale follows the shape such that the cost stays: d scale = - slopes / sum of slopes
         return _log_total(ranks, scaled), np.exp(_log_shares(ranks, scaled)) - slopes / slopes.sum()
@@ -184,7 +154,7 @@ def _solve_order(cost: Cost, ranks: Array, order: int, limit: float, start: Arra
     return scaled
 
 
-def _scale_to_limit(cost: Cost, order: int, limit: float, log_variances: Array) -> Array:
+def scale_to_limit(cost: BlockCost, order: int, limit: float, log_variances: Array) -> Array:
     """The log-variances, all moved by one number such that the divergence is `limit`.
 
     Newton's iteration in the precision: there the cost is convex, so that after its first step it

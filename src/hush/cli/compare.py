@@ -82,8 +82,7 @@ def compare(
         f"\nfor epsilon {epsilon:g} at delta {delta:g} (dp, {RECORD.neighbours} {RECORD.unit}); noise "
         "in units of a typical gradient's Euclidean norm, on the sum of a batch; bars show the noise, "
         f"the longest {_LONGEST:g} times that of DP-SGD; cost is the variance relative to DP-SGD. 'All "
-        "entries': as many gradients as twice sampling computes, scaled to the same batch. 'As "
-        "published' numbers are for comparison and no guarantee."
+        "entries': as many gradients as twice sampling computes, scaled to the same batch."
     )
     best = next(row for row in rows if row.plan and row.plan.sampling.participation == setting.rate)
     assert best.plan is not None
@@ -103,14 +102,13 @@ def _table(rows: "Sequence[Row]") -> Table:
             row.mechanism,
             f"{row.deviation:.4g}",
             bar(row.deviation / (_LONGEST * plain)),
-            "-" if row.published is None else f"{row.published:.4g}",
             f"{row.signal_to_noise:.3g}",
             f"{row.cost:.3g}",
             row.accountant,
         ]
         for row in rows
     ]
-    header = ["mechanism", "noise", "", "as published", "signal/noise", "cost", "by"]
+    header = ["mechanism", "noise", "", "signal/noise", "cost", "by"]
     return Table(header=header, rows=cells)
 
 

@@ -1,6 +1,5 @@
 """Rényi divergences against 30-digit integrals, closed forms and dp-accounting."""
 
-import math
 from itertools import pairwise
 
 import mpmath as mp
@@ -84,13 +83,6 @@ def test_dp_accounting(rate: float, multiplier: float) -> None:
     peers.compose(event, 1000)
     ours = epsilon(steps, 1e-5, orders=fractional)
     assert ours <= peers.get_epsilon(1e-5) * (1 + 1e-9)
-
-
-def test_mironov_conversion_is_the_classical_formula() -> None:
-    step = SampledGaussian(1.0, 2.0)
-    expected = 2 / 8 - math.log(1e-5)
-    assert epsilon({step: 1}, 1e-5, orders=[2.0], conversion="mironov") == pytest.approx(expected)
-    assert epsilon({step: 1}, 1e-5, orders=[2.0]) < expected
 
 
 @pytest.mark.parametrize("multiplier", [1e-300, 1e-3, 0.02, 1.0, 1e6, 1e300])

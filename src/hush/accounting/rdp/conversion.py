@@ -1,34 +1,28 @@
 """Conversion of Rényi differential privacy to (epsilon, delta)."""
 
 import math
-from typing import Literal
 
 import numpy as np
 
 from hush.accounting.numerics import Array
-
-Conversion = Literal["improved", "mironov"]
-"""`improved`: Canonne, Kamath and Steinke 2020, Proposition 12. `mironov`: Mironov 2017, Proposition 3,
-which papers often quote."""
 
 ORDERS: Array = np.concatenate(
     [1 + np.geomspace(1e-4, 0.9, 25), np.arange(2, 65), np.round(np.geomspace(70, 1e6, 60))]
 )
 
 
-def rdp_to_epsilon(
-    divergences: Array, orders: Array, delta: float, conversion: Conversion = "improved"
-) -> float:
+def rdp_to_epsilon(divergences: Array, orders: Array, delta: float) -> float:
     """The least epsilon at `delta` that Rényi divergences at these orders give."""
-    return max(0.0, float((_nan_to_inf(divergences) + conversion_term(orders, delta, conversion)).min()))
+    return max(0.0, float((_nan_to_inf(divergences) + conversion_term(orders, delta)).min()))
 
 
-def conversion_term(orders: Array, delta: float, conversion: Conversion = "improved") -> Array:
-    """epsilon(delta) less the Rényi divergence, at each order; may be negative."""
+def conversion_term(orders: Array, delta: float) -> Array:
+    """epsilon(delta) less the Rényi divergence, at each order; may be negative.
+
+    Proposition 12 of Canonne, Kamath and Steinke (2020).
+    """
     added: Array = -math.log(delta) / (orders - 1)
-    if conversion == "improved":
-        added = added + np.log1p(-1 / orders) - np.log(orders) / (orders - 1)
-    return added
+    return added + np.log1p(-1 / orders) - np.log(orders) / (orders - 1)
 
 
 def rdp_to_delta(divergences: Array, orders: Array, epsilon: float) -> float:

@@ -18,7 +18,7 @@ from hush.accounting.numerics import (
     log_mixture,
     log_weights,
 )
-from hush.accounting.rdp.conversion import ORDERS, Conversion, rdp_to_epsilon
+from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 from hush.core.errors import InvalidValue
 
 if TYPE_CHECKING:  # which has its RDP from here
@@ -55,7 +55,6 @@ def epsilon(
     delta: float,
     *,
     orders: Sequence[float] | Array = ORDERS,
-    conversion: Conversion = "improved",
 ) -> float:
     """The least epsilon at `delta` that Rényi divergences at `orders` give for all steps composed."""
     order = np.asarray(orders, dtype=float)
@@ -63,7 +62,7 @@ def epsilon(
     for step, count in steps.items():
         if count:
             total = total + count * renyi_divergence(step, order)
-    return rdp_to_epsilon(total, order, delta, conversion)
+    return rdp_to_epsilon(total, order, delta)
 
 
 def _log_moment(step: "SampledGaussian", order: float) -> float:

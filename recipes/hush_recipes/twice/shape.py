@@ -1,0 +1,78 @@
+"""Noise of least total variance, beside isotropic noise and the closed form."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hush.accounting.least_variance import BlockCost, scale_to_limit
+from hush.accounting.numerics import Array
+from hush.accounting.rdp.coordinatewise import AdjacentPair
+from hush.accounting.shaping import (
+    Blocks,
+    certified,
+    closed_form_deviations,
+    divergence_limits,
+    least_variance_deviations,
+)
+from hush.core.guarantee import Budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeastVarianceNoise:
+    """The standard deviation of each block's noise; variances are sums over all coordinates."""
+
+    deviations: tuple[float, ...]
+    variance: float
+    isotropic: float
+    """Least total variance of isotropic noise."""
+    closed_form: float
+    """Least total variance in the proportions that are best if all coordinates take part."""
+
+    @property
+    def gain(self) -> float:
+        """Total variance of isotropic noise over this one's."""
+        return self.isotropic / self.variance
+
+
+def least_variance_noise(
+    blocks: Blocks, *, rate: float, budget: Budget, steps: int, coordinate_rate: float = 1.0
+) -> LeastVarianceNoise:
+    """The Gaussian noise of least total variance, with what other proportions need.
+
+    Args:
+        blocks: The changes that one record can make in each block of coordinates.
+        rate: Probability that a record takes part in a step.
+        budget: Epsilon and delta of all steps.
+        steps: Number of steps.
+        coordinate_rate: Probability that a coordinate of a record takes part.
+    """
+    ranks, norms = np.array([[block.size, block.l2_radius] for block in blocks], dtype=float).T
+    shape = closed_form_deviations(blocks)
+    deviations = np.array(
+        least_variance_deviations(
+            blocks, rate=rate, coordinate_rate=coordinate_rate, budget=budget, steps=steps
+        )
+    )
+    variance = float(ranks @ deviations**2)
+    if coordinate_rate == 1:
+        multiplier = deviations[0] / shape[0]
+        isotropic, closed_form = float(multiplier**2 * (norms @ norms) * ranks.sum()), variance
+    else:
+        limits = divergence_limits(budget, steps)
+        cost = BlockCost(blocks, rate, coordinate_rate, max(limits), AdjacentPair.POSITIVE)
+
+        def scaled(log_shape: Array) -> float:
+            by_order = {a: scale_to_limit(cost, a, limit, log_shape) for a, limit in limits.items()}
+            order = min(by_order, key=lambda a: float(by_order[a][0]))
+            log_variances = certified(
+                blocks, by_order[order], rate, coordinate_rate, order, limits[order]
+            )
+            return float(ranks @ np.exp(log_variances))
+
+        isotropic, closed_form = scaled(np.zeros(len(blocks))), scaled(2 * np.log(shape))
+    return LeastVarianceNoise(
+        deviations=tuple(deviations.tolist()),
+        variance=variance,
+        isotropic=isotropic,
+        closed_form=closed_form,
+    )
