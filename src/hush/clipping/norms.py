@@ -76,6 +76,8 @@ class L2(L2Ball, Clipping):
         norm: Clipping norm; also positional.
     """
 
+    draws: ClassVar[bool] = False
+
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         if mask is not None:
             return tape.clip_entrywise(self.sensitivity(None), mask)
@@ -125,6 +127,8 @@ class Lp(Clipping):
         p: Order of the norm.
         norm: Clipping norm.
     """
+
+    draws: ClassVar[bool] = False
 
     p: float = field(
         metadata=number(

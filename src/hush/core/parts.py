@@ -183,6 +183,9 @@ class Sampling(Part):
 class Clipping(Part):
     """Clipping: the set that bounds each record's gradient, and so the sensitivity of the sum."""
 
+    draws: ClassVar[bool] = True
+    """Whether `clip` may draw from torch's own generators, which a step then seeds."""
+
     @property
     @abstractmethod
     def reference_norm(self) -> float:

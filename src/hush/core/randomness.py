@@ -95,6 +95,10 @@ class Stream:
         self._calls += 1
         return self._calls - 1
 
+    def skip(self, calls: int) -> None:
+        """Use up the nonces of some calls that are not made."""
+        self._calls += calls
+
     def get_state(self) -> "torch.Tensor":
         """Key and number of calls as bytes; as secret as the records."""
         import torch

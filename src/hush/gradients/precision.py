@@ -7,7 +7,7 @@ products of at most `SUM_BLOCK` records each (docs/guarantees/tape.md, 5 and 6).
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import product
 
@@ -31,10 +31,19 @@ _CONVERTED = 2**20
 """Entries that are converted to double precision at once on a CPU, in the cache."""
 
 
-@contextmanager
-def full_precision(device: torch.device, *, autograd: bool = False) -> Iterator[None]:
+def full_precision(
+    device: torch.device, *, autograd: bool = False
+) -> "AbstractContextManager[None] | torch.no_grad":
     """Context without autocast, TensorFloat-32 and, on a CPU, bfloat16 in products of floats, which
     would round sums; without autograd unless it is asked for."""
+    plain = device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
+    if plain and not autograd and not torch.is_autocast_enabled("cpu"):
+        return torch.no_grad()
+    return _full_precision(device, autograd)
+
+
+@contextmanager
+def _full_precision(device: torch.device, autograd: bool) -> Iterator[None]:
     cast = torch.is_autocast_enabled(device.type)
     with (
         torch.set_grad_enabled(autograd and torch.is_grad_enabled()),

@@ -7,7 +7,7 @@ training nothing is watched: the caller is trusted (docs/guarantees/tape.md).
 import random
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -115,17 +115,18 @@ def probe(
                 raise alone from error
 
 
-@contextmanager
-def buffers_restored(model: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
+def buffers_restored(model: nn.Module, names: tuple[str, ...]) -> AbstractContextManager[None]:
     """Context of forward passes after which the named buffers are as they were.
 
     Args:
         model: That is trained.
         names: `Probed.changing_buffers`.
     """
-    if not names:
-        yield
-        return
+    return _buffers_restored(model, names) if names else nullcontext()
+
+
+@contextmanager
+def _buffers_restored(model: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
     before = {name: model.get_buffer(name) for name in names}
     copies = {name: buffer.clone() for name, buffer in before.items()}
     try:

@@ -40,6 +40,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import DataError, HushError, Unsupported
+from hush.gradients.direct import direct_chain, record_directly
 from hush.gradients.precision import autocast_dtype, precise_under_autocast, to_autocast_dtype
 from hush.gradients.rules import RULES, Casts, Layer, PerSampleCopy, Weight
 from hush.gradients.rules.attention import determinism_restored
@@ -63,6 +64,7 @@ def record(
     *,
     one_by_one: bool = False,
     sharded: ShardedModules | None = None,
+    trainable: dict[str, nn.Parameter] | None = None,
 ) -> GradientTape:
     """The gradient tape of one batch: the gradient of each record's own loss.
 
@@ -75,12 +77,12 @@ def record(
         views: If given, a record's loss is the mean over the views that this returns for it.
         one_by_one: Compute each record alone by plain autograd (`Probed.one_by_one`).
         sharded: Modules whose parameters are split over ranks.
+        trainable: Parameters that require a gradient, where the caller knows them.
     """
-    trainable = (
-        {name: value for name, value in model.named_parameters() if value.requires_grad}
-        if sharded is None
-        else sharded.trainable()
-    )
+    if sharded is not None:
+        trainable = sharded.trainable()
+    elif trainable is None:
+        trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
     device = next(iter(trainable.values())).device
     records = len(next(tree_leaves(inputs)))
     if records == 0:
@@ -88,19 +90,47 @@ def record(
         return GradientTape({**empty}, device)
     if one_by_one:
         return _record_one_by_one(model, loss, inputs, targets, views, trainable, sharded)
+    chain = None if views is not None or sharded is not None else direct_chain(model, loss, inputs)
+    if chain is not None:
+        return direct_tape(chain, loss, inputs, targets, trainable)
     recording = Recording(model, trainable, records, device, sharded=sharded)
     try:
         with torch.enable_grad(), _gathering(sharded), vmap_errors_translated(model):
             recording.backward(recording.losses(loss, inputs, targets, views))
     finally:
         recording.release_copies()
-    unused = tuple(name for name, uses in recording.terms.items() if not uses)
+    return _tape_of(recording.terms, trainable, records, device)
+
+
+def direct_tape(
+    chain: list[nn.Module],
+    loss: Loss,
+    inputs: Tensor,
+    targets: Any,
+    trainable: dict[str, nn.Parameter],
+) -> GradientTape:
+    """The gradient tape of a model that is a chain of layers (`direct_chain`)."""
+    try:
+        with torch.enable_grad():
+            uses = record_directly(chain, loss, inputs, targets, trainable)
+    except (IndexError, RuntimeError, ValueError) as error:
+        with data_errors_translated(nn.Sequential(*chain)):
+            raise error
+    return _tape_of(uses, trainable, len(inputs), inputs.device)
+
+
+def _tape_of(
+    uses: dict[str, list[Term]],
+    trainable: dict[str, nn.Parameter],
+    records: int,
+    device: torch.device,
+) -> GradientTape:
+    """The tape of the terms of every parameter, and of zeros for those without one."""
+    unused = tuple([name for name, terms in uses.items() if not terms])
     for name in unused:
         zero = torch.zeros((), dtype=trainable[name].dtype, device=device)
-        recording.terms[name].append(Dense(zero.expand(records, *trainable[name].shape)))
-    terms = {
-        name: uses[0] if len(uses) == 1 else merge_terms(uses) for name, uses in recording.terms.items()
-    }
+        uses[name].append(Dense(zero.expand(records, *trainable[name].shape)))
+    terms = {name: some[0] if len(some) == 1 else merge_terms(some) for name, some in uses.items()}
     return GradientTape(terms, device, unused)
 
 

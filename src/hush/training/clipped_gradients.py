@@ -19,14 +19,15 @@ from hush.core.randomness import Stream
 from hush.core.tape import ClippedSum, CoordinateMask
 from hush.core.value import check_count, check_kind
 from hush.gradients.cuda_graph import Replay
+from hush.gradients.direct import direct_chain
 from hush.gradients.losses import criterion_of, per_sample_loss
 from hush.gradients.models import ModuleTree, check_materialized, check_model
 from hush.gradients.probe import Probed, buffers_restored, probe
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
-from hush.gradients.recording import record, uncompiled
+from hush.gradients.recording import direct_tape, record, uncompiled
 from hush.gradients.tape import GradientTape, MaskedTape, Reduction, UnitTape, unit_tape
 from hush.gradients.tree import Views, check_arguments, expand_views, local_shard, tree_leaves, tree_map
-from hush.training.data import Batch, Data, count, made_up_record, own_randomness, take
+from hush.training.data import Batch, Data, count, made_up_record, no_randomness, own_randomness, take
 from hush.training.memory import records_that_fit
 from hush.training.noisy_mean import Layout, rounding_of
 from hush.training.options import Execution
@@ -183,13 +184,21 @@ class ClippedGradients:
             return self.replay(
                 inputs, targets, mask, generator, present, randomness=seeded, verify=verify
             )
-        # seeded for each batch: the number of draws may depend on a record, and must not shift others
-        with own_randomness(masks, self.device):
-            tape = self.record(inputs, targets)
+        chain = None if self.views is not None else direct_chain(self.model, self.loss, inputs)
+        if chain is not None and len(inputs):
+            no_randomness(masks, self.device)
+            tape = direct_tape(chain, self.loss, inputs, targets, self.layout().parameters)
+        else:
+            # seeded for each batch: how much is drawn may depend on a record, and must not shift others
+            with own_randomness(masks, self.device):
+                tape = self.record(inputs, targets)
         occupied = occupied_tape(tape, self.reduction, present, counts)
         own = self.reducer.tape(occupied)
         if own is not occupied:
             return clipping.clip(own)
+        if mask is None and not clipping.draws:
+            no_randomness(masks, self.device)
+            return clipping.clip(occupied if basis is None else ProjectedTape(occupied, basis))
         with own_randomness(masks, self.device):
             return clipping.clip(occupied if basis is None else ProjectedTape(occupied, basis), mask)
 

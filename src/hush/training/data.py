@@ -390,6 +390,11 @@ def same_slots(drawn: Batch, like: Batch) -> Batch:
     return replace(like, indices=drawn.indices, counts=drawn.counts)
 
 
+def no_randomness(source: Stream, device: torch.device) -> None:
+    """Advance the source as `own_randomness` does, before work that draws nothing."""
+    source.skip(3 if device.type == "cuda" else 2)
+
+
 @contextmanager
 def own_randomness(source: RandomSource, device: torch.device, *, host: bool = True) -> Iterator[None]:
     """Seed torch's global generators from the source, and restore them at the end.

@@ -26,7 +26,8 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     total = 0
     flat = [tensor.detach().reshape(-1) for tensor in tensors]
     hashes = [_hash(tensor) for tensor in flat]
-    for tensor, part in zip(flat, torch.stack(hashes).tolist() if hashes else (), strict=True):
+    parts = torch.stack(hashes).tolist() if len(hashes) > 1 else map(int, hashes)
+    for tensor, part in zip(flat, parts, strict=True):
         total = (total * _STRIDE + part + tensor.numel() + 1) % 2**64
     return f"{total:016x}"
 
@@ -37,6 +38,9 @@ def _hash(flat: Tensor) -> Tensor:
     words = (functional.pad(flat, (0, short)) if short else flat).view(torch.int64)
     if words.is_cuda and len(words) <= _KEPT_WEIGHTS:
         return (words * _place_weights(words.device, len(words))).sum()
+    if not words.is_cuda and len(words) < _BLOCK:
+        place, block = _weights(words.device).numpy(), _weights(words.device, 1).numpy()
+        return torch.from_numpy(np.dot(words.numpy(), place[: len(words)]) * block)[0]
     blocks, rest = divmod(len(words), _BLOCK)
     whole = words[: blocks * _BLOCK].view(blocks, _BLOCK)
     weights = _weights(words.device)

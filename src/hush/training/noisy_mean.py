@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -76,20 +76,17 @@ class NoisyMean:
         undone = share if self.plan.noise.additive else 1.0
         return total.div_(undone * self.plan.sampling.expected(self.records))
 
-    @contextmanager
-    def early(self) -> Iterator[Callable[[], BlockNoise | None]]:
+    def early(self) -> AbstractContextManager[Callable[[], BlockNoise | None]]:
         """Context that draws the noise in the background while gradients are computed.
 
-        Yields:
-            Function that returns the noise. It returns None if the noise has to be drawn after the sum:
+        Returns:
+            Context of a function that returns the noise, or None if it has to be drawn after the sum:
             drawing is fast, or gradients draw from the same source.
         """
         small = self.device.type != "cpu" or sum(self.layout.block_sizes) < _BACKGROUND_SIZE
         if small or self.plan.sampling.coordinate_participation < 1:
-            yield lambda: None
-            return
-        with run_in_background(self.draw) as drawn:
-            yield drawn
+            return nullcontext(lambda: None)
+        return run_in_background(self.draw)
 
     def draw(self) -> BlockNoise:
         """Noise of each block of the clipping, drawn before the sum is known."""
