@@ -200,6 +200,14 @@ def test_of_two_budgets_the_last_one_counts_and_the_same_one_is_not_written_agai
         assert ledger.delta == ledger.epsilon().delta == 1e-6
 
 
+@pytest.mark.parametrize("plan", [None, "plan.toml", 3])
+def test_only_a_plan_can_be_charged(plan: Any) -> None:
+    ledger = hush.Ledger()
+    with pytest.raises(HushError, match="plan"):
+        ledger.charge(plan, run="r", step=1, release="x")
+    assert not ledger.counts
+
+
 @pytest.mark.parametrize(
     ("adjacency", "said"),
     [

@@ -374,6 +374,7 @@ class Ledger(SingleOwner):
             )
         self._check_writable()
         self._check_not_void()
+        check_kind("plan", plan, Plan)
         check_kind("run", run, str)
         check_kind("release", release, str)
         step = check_count("step", step, "the steps of a run are counted", 1)

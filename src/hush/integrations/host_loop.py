@@ -12,8 +12,8 @@ from hush.core.errors import CheckpointError, Unsupported
 from hush.core.value import with_article
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training import checkpoint
+from hush.training.checkpoint import check_same_origin, origin_of
 from hush.training.data import Data, Source, pair_of
-from hush.training.origin import check_same_origin, origin_of
 from hush.training.run_folder import step_file
 from hush.training.sources.reader import CollateFn
 from hush.training.sources.records import map_leaves

@@ -7,7 +7,9 @@ The file to publish is the one that `save_weights` writes.
 
 import copy
 import hashlib
+import hmac
 import json
+import secrets
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -22,17 +24,19 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, PrivacyWarning
-from hush.core.randomness import SystemSource, cryptographic
+from hush.core.randomness import Stream, SystemSource, cryptographic
 from hush.core.value import check_kind, with_article
-from hush.training.data import Data
+from hush.gradients.tree import tree_leaves
+from hush.training.data import Data, describe_record, held_slots, take
 from hush.training.fingerprint import fingerprint
 from hush.training.options import Randomness
-from hush.training.origin import check_same_origin, origin_of
 from hush.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
 
+_FIRST = 8
+"""Number of records that identify a data set."""
 Scheduler = LRScheduler | ReduceLROnPlateau
 
 NEWER = {"replayed", "processes", "sharded"}
@@ -173,6 +177,79 @@ def resume_run(
         "the metrics", lambda: folder.metrics(up_to=step.steps) if folder else []
     )
     return state["origin"], metrics
+
+
+def origin_of(
+    data: Data, generator: torch.Generator | None, *, secure: bool, salt: str | None = None
+) -> dict[str, Any]:
+    """Origin of a run, for its secret checkpoint: shapes and dtypes, keyed digests of records and seed.
+
+    Args:
+        data: Private records; those of a data set that draws are read under public random numbers.
+        generator: Generator passed to the run.
+        secure: Whether the checkpoint holds no randomness; then it holds no digest of records either.
+        salt: Key of the digests; None: a new one.
+    """
+    key = secrets.token_hex(32) if salt is None else salt
+    held = held_slots(data)  # a rank may hold none
+    rows: list[Tensor] = []
+    if held and not secure:
+        first = take(data, torch.arange(min(_FIRST, held)), Stream(torch.device("cpu"), bytes(32)))
+        rows = [part for part in tree_leaves(first) if part.layout == torch.strided]
+
+    def digest(content: bytes) -> str:
+        return hmac.digest(bytes.fromhex(key), content, hashlib.sha256).hex()
+
+    return {
+        "salt": key,
+        "record": describe_record(data) if held else None,
+        "first": digest(b"".join(map(_bytes, rows))) if rows else None,
+        "seed": None if generator is None else digest(str(generator.initial_seed()).encode()),
+    }
+
+
+def check_same_origin(
+    stored: Any, data: Data, generator: torch.Generator | None, *, secure: bool
+) -> None:
+    """Raise if a checkpoint is of a run on other data or from another seed, before anything is released.
+
+    Args:
+        stored: `origin_of` the run as it began, from its checkpoint.
+        data: Records to continue with.
+        generator: Generator to continue with; None: the run's own randomness.
+        secure: As the run began.
+    """
+    if not isinstance(stored, dict) or not isinstance(stored.get("salt"), str):
+        raise CheckpointError(
+            "the checkpoint does not say which data the run is of: on other records it would go on as "
+            "another run under the same charges. Start a new run in a new directory."
+        )
+    other = (
+        "it would go on as another run, whose charges belong to two data sets. Resume with the data it "
+        "began with, in the same order, or start a new run in a new directory."
+    )
+    current = origin_of(data, generator, secure=secure, salt=stored["salt"])
+    kinds = stored.get("record"), current["record"]
+    if None not in kinds and kinds[0] != kinds[1]:
+        raise CheckpointError(
+            f"the checkpoint is of a run on records of {kinds[0]} and these are {kinds[1]}: {other}"
+        )
+    if None not in (stored.get("first"), current["first"]) and stored["first"] != current["first"]:
+        raise CheckpointError(
+            f"the first {_FIRST} records are not those that the run began with (they are private and "
+            f"not shown): {other}"
+        )
+    if generator is not None and stored.get("seed") != current["seed"]:
+        began = "the operating system's randomness" if stored.get("seed") is None else "another seed"
+        raise CheckpointError(
+            f"the run began with {began}, not with the seed {generator.initial_seed()}: a resumed run "
+            "goes on with the randomness in its checkpoint, and the seed would be ignored. Leave it "
+            "out, or start a new run in a new directory."
+        )
+
+
+def _bytes(rows: Tensor) -> bytes:
+    return bytes(rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
 def state_of(step: "PrivateStep") -> dict[str, Any]:

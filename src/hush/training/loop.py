@@ -11,12 +11,11 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.accounting.ledger import Ledger
-from hush.core.errors import Unsupported
+from hush.core.errors import CheckpointError, InvalidValue, Unsupported
 from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta, check_neighbours
 from hush.core.plan import Plan
 from hush.core.value import as_path, check_count, check_kind
 from hush.training import checkpoint
-from hush.training.arguments import check_checkpoints, check_scheduler, check_self_test
 from hush.training.checkpoint import Scheduler, resume_run, save_run
 from hush.training.data import Data, Source, pair_of, prepare
 from hush.training.disjoint import check_held_out
@@ -113,9 +112,14 @@ def train(
     period = max(1, round(1 / plan.sampling.participation))
     if logging.every is not None:
         period = check_count("every", logging.every, "it is a number of steps", 1)
-    check_scheduler(scheduler, evaluation)
-    check_self_test(self_test)
-    check_checkpoints(checkpoints, ledger)
+    _check_scheduler(scheduler, evaluation)
+    _check_checkpoints(checkpoints, ledger)
+    if self_test is not None and not callable(self_test):
+        raise InvalidValue(
+            f"self_test={self_test!r} cannot be called: it tests the step before it runs. Pass "
+            "self_test=hush.audit.self_test, or leave it out.",
+            key="self_test",
+        )
     callbacks = check_callbacks(logging.callbacks)
     directory = checkpoints.directory
     length_public = options.get("units") is None and relation is not Neighbours.ADD_REMOVE
@@ -227,4 +231,44 @@ def train(
             metrics=metrics,
             skipped=step.skipped,
             accepted=step.rule.describe().get("accepted"),
+        )
+
+
+def _check_checkpoints(checkpoints: Checkpoints, ledger: object) -> None:
+    """Raise if a run needs a directory and has none, or has two ledgers."""
+    for name, flag in (("resume", checkpoints.resume), ("reseed", checkpoints.reseed)):
+        check_kind(name, flag, bool)
+    directory = checkpoints.directory
+    if (checkpoints.resume and directory is None) or (checkpoints.reseed and not checkpoints.resume):
+        raise CheckpointError(
+            "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
+            "checkpoints=hush.Checkpoints(directory=..., resume=True)."
+        )
+    if checkpoints.settings is not None and directory is None:
+        raise InvalidValue(
+            "settings were passed and no directory: they are kept beside the run, for resuming it. Pass "
+            "directory= as well, or leave them out.",
+            key="settings",
+        )
+    if ledger is not None:
+        check_kind("ledger", ledger, Ledger)
+    if ledger is not None and directory is not None:
+        raise InvalidValue(
+            "ledger and directory were both passed: a run with a directory is charged to the ledger in "
+            "it. Pass one of the two; runs that add up share a ledger without a directory.",
+            key="ledger",
+        )
+
+
+def _check_scheduler(scheduler: Any, evaluation: Any) -> None:
+    """Raise unless the learning-rate schedule can follow the run."""
+    if scheduler is not None and not isinstance(scheduler, Scheduler):
+        raise InvalidValue(
+            f"scheduler={scheduler!r} must be a scheduler of torch.optim.lr_scheduler: another "
+            "would be left out. Pass e.g. torch.optim.lr_scheduler.StepLR(optimizer, 100)."
+        )
+    if isinstance(scheduler, ReduceLROnPlateau) and evaluation is None:
+        raise Unsupported(
+            "ReduceLROnPlateau follows a loss, and that of the training records is not released. "
+            "Pass evaluation data."
         )

@@ -111,7 +111,7 @@ class Local:
         """Number of slots of all ranks."""
         return count(data)
 
-    def place(self, data: Data, present: Tensor | None, pending: bool) -> int:
+    def place(self, data: Data, present: Tensor | None) -> int:
         """Number of slots, after the ranks have compared their data.
 
         Args:

@@ -364,7 +364,7 @@ class PrivateStep:
             data = prepare(data, present, pin_memory=self.device.type == "cuda")
             filled, held = occupied(data, present), held_slots(data) > 0
             self.reducer.check_weights(self)
-            slots = self.reducer.place(data, filled, self.pending_batch is not None)
+            slots = self.reducer.place(data, filled)
             check_length(slots, self.records, self.units, self.adjacency.neighbours)
             if isinstance(data, Source) and held and self.units is None:
                 check_distinct(data)

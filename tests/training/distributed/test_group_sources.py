@@ -1,17 +1,18 @@
 """Several ranks on records that sources read: as on tensors, apart, and stopped together."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, default_collate
 
 import hush
 from hush.core.errors import DataError, HushError
 from tests.training.distributed import spawned
-from tests.training.distributed.problems import data_of, seeded, step_of, weights_of
+from tests.training.distributed.problems import data_of, plan_of, seeded, step_of, weights_of
 
 
 class Pairs(Dataset[Any]):
@@ -58,19 +59,40 @@ def trains_on_shards(folder: Path) -> list[Tensor]:
     return weights
 
 
-def shards_that_share_records(folder: Path) -> list[str]:
-    """What is said of parts that overlap, by kind of source."""
+def shards_that_share_records(folder: Path) -> str:
+    """Error for parts that overlap."""
     rank = torch.distributed.get_rank()
     inputs, targets = data_of()
-    own = slice(15 * rank, 15 * rank + 25)
-    arrays = inputs[own].numpy(), targets[own].numpy()
-    cut = Subset(Pairs((inputs, targets)), range(len(inputs))[own])
+    cut = Subset(Pairs((inputs, targets)), range(len(inputs))[15 * rank : 15 * rank + 25])
+    step = step_of(distributed=hush.Distributed(shard=True), records=50)
+    with pytest.raises(DataError) as raised:
+        step.batches(hush.Source(cut, collate_fn=default_collate))
+    return str(raised.value)
+
+
+class Mean(nn.Module):
+    def forward(self, values: Tensor) -> Tensor:
+        return values.mean(1, keepdim=True)
+
+
+def ragged_on_rank_1(folder: Path) -> list[str]:
+    """Arithmetic of a step on equal lengths, and of one whose records differ in length on rank 1."""
     said = []
-    for part in (arrays, hush.Source(cut, collate_fn=default_collate)):
-        try:
-            step_of(distributed=hush.Distributed(shard=True), records=50).batches(part)
-        except DataError as error:
-            said.append(str(error))
+    rank = torch.distributed.get_rank()
+    for more in (0, 3 * rank):
+        inputs: Any = [torch.full((4 + more * (slot % 2),), 1.0 + rank) for slot in range(4)]
+        torch.manual_seed(0)
+        step = step_of(
+            nn.Sequential(Mean(), nn.Linear(1, 5)),
+            plan=plan_of(sampling=hush.FullBatch()),
+            records=8,
+            distributed=hush.Distributed(shard=True),
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", hush.errors.PrivacyWarning)
+            for batch in step.batches(Pairs((inputs, torch.arange(4))), steps=1):
+                step(batch)
+        said.append(step.spent(delta=1e-3).arithmetic)
     return said
 
 
@@ -99,13 +121,22 @@ def unreadable_on_one_rank(folder: Path) -> tuple[str, int, bool]:
     return said, charged, torch.equal(again.indices, batch.indices) and step(again)
 
 
-SCENARIOS = (trains_on_sources, trains_on_shards, shards_that_share_records, unreadable_on_one_rank)
+SCENARIOS = (
+    trains_on_sources,
+    trains_on_shards,
+    shards_that_share_records,
+    ragged_on_rank_1,
+    unreadable_on_one_rank,
+)
 
 
 def test_ranks_do_not_hold_a_record_twice_whatever_reads_it() -> None:
     for said in spawned.run(SCENARIOS, 2)["shards_that_share_records"]:
-        assert len(said) == 2
-        assert all("ranks 0 and 1 hold the same records" in text for text in said)
+        assert "ranks 0 and 1 hold the same records" in said
+
+
+def test_ragged_records_of_one_rank_weaken_the_charge_of_all() -> None:
+    assert spawned.run(SCENARIOS, 2)["ragged_on_rank_1"] == [["proved", "assumed"]] * 2
 
 
 def test_a_record_that_one_rank_cannot_read_stops_all_before_the_charge() -> None:

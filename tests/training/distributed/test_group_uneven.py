@@ -221,14 +221,6 @@ def cut(order: Tensor, records: int = RECORDS) -> list[int]:
     return order[half].tolist()
 
 
-def halves_of_two_orders(folder: Path) -> None:
-    """Each rank shuffles with a seed of its own, and takes its half: about ten records are in both."""
-    inputs, targets = data_of()
-    step_of(distributed=hush.Distributed(shard=True)).batches(
-        (inputs[cut(order())], targets[cut(order())])
-    )
-
-
 def subsets_of_two_orders(folder: Path) -> None:
     subset = Subset(TensorDataset(*data_of()), list(range(RECORDS)))
     step_of(distributed=hush.Distributed(shard=True)).batches(Subset(subset, cut(order())))
@@ -256,46 +248,11 @@ def halves_of_two_data_sets(folder: Path) -> None:
     step_of(distributed=hush.Distributed(shard=True)).batches(Subset(own, list(range(RECORDS // 2))))
 
 
-def equal_by_chance(folder: Path) -> None:
-    """Every record is there twice, somewhere."""
-    inputs, targets = (torch.cat([part, part]) for part in data_of())
-    own = cut(torch.randperm(2 * RECORDS, generator=seeded()), 2 * RECORDS)
-    step_of(records=2 * RECORDS, distributed=hush.Distributed(shard=True)).batches(
-        (inputs[own], targets[own])
-    )
-
-
-def mended(rank: int) -> tuple[Tensor, Tensor]:
-    """A rank's half of the data, its first record mended."""
-    inputs, targets = (part[rank * RECORDS // 2 : (rank + 1) * RECORDS // 2] for part in data_of())
-    return torch.cat([torch.zeros_like(inputs[:1]), inputs[1:]]), targets
-
-
-def parts_exchanged_while_pending(folder: Path) -> tuple[str, int]:
-    """Refused; with each record where it was, and some mended, the batch that was drawn is used."""
-    step, rank = (
-        step_of(
-            distributed=hush.Distributed(shard=True), randomness=hush.Randomness(generator=seeded())
-        ),
-        dist.get_rank(),
-    )
-    drawn = next(step.batches(part_of(RECORDS // 2)))
-    with pytest.raises((hush.errors.DataError, hush.errors.ProcessFailed)) as refused:
-        step.batches(mended(1 - rank))
-    batch = next(step.batches(mended(rank)))
-    assert torch.equal(batch.indices, drawn.indices)
-    step(batch)
-    return str(refused.value), step.steps
-
-
 SCENARIOS = (
-    parts_exchanged_while_pending,
-    halves_of_two_orders,
     subsets_of_two_orders,
     evened_out,
     halves_of_one_order,
     halves_of_two_data_sets,
-    equal_by_chance,
     shares,
     parts,
     nothing_on_rank_0,
@@ -357,7 +314,6 @@ def test_what_passes_change_is_the_same_on_all_ranks() -> None:
         ("items_in_another_order", "which record is in which slot"),
         ("subset_in_another_order", "which record is in which slot"),
         ("trained_in_another_order", "which record is in which slot"),
-        ("halves_of_two_orders", "ranks 0 and 1 hold the same records"),
         ("subsets_of_two_orders", "ranks 0 and 1 hold the same records"),
         ("evened_out", "without repeating records to make parts equal"),
     ],
@@ -369,12 +325,6 @@ def test_data_that_cannot_be_trained_on_is_refused_on_every_rank(name: str, word
         assert words in raised.text
 
 
-@pytest.mark.parametrize("name", ["halves_of_one_order", "halves_of_two_data_sets", "equal_by_chance"])
+@pytest.mark.parametrize("name", ["halves_of_one_order", "halves_of_two_data_sets"])
 def test_parts_without_a_record_in_common_are_taken(name: str) -> None:
     assert result(name) == [None, None]
-
-
-def test_a_batch_that_is_pending_is_not_used_on_parts_that_were_exchanged() -> None:
-    for refused, steps in result("parts_exchanged_while_pending"):
-        assert "most records are in other slots now" in refused
-        assert steps == 1

@@ -37,7 +37,7 @@ from hush.training.distributed.handshake import (
     check_same_weights,
 )
 from hush.training.distributed.processes import Processes, group_initialized, process_group
-from hush.training.distributed.shares import NO_RECORD, Placement, check_unmoved, place, share_of
+from hush.training.distributed.shares import NO_RECORD, Placement, place, share_of
 from hush.training.fingerprint import fingerprint
 from hush.training.noisy_mean import BlockNoise, NoisyMean
 from hush.training.options import Distributed
@@ -188,11 +188,8 @@ class ProcessGroup(Local):
     def slots(self, data: Data) -> int:
         return self.placement(data).slots
 
-    def place(self, data: Data, present: Tensor | None, pending: bool) -> int:
-        before = self._placed
+    def place(self, data: Data, present: Tensor | None) -> int:
         placement = place(data, present, self.processes, shard=self.shard)
-        if pending and before is not None:
-            check_unmoved(before[1].names, placement.names)
         self._placed = data, placement
         return placement.slots
 
@@ -306,8 +303,9 @@ class ProcessGroup(Local):
         """
         processes, step, release = self.processes, details["step"], details["release"]
         named = [details["run"], step, release]
-        said = processes.exchange(f"the charge of step {step}", [named, ledger.head])
-        for rank, (other, _) in enumerate(said):
+        content = [named, ledger.head, details["arithmetic"]]
+        said = processes.exchange(f"the charge of step {step}", content)
+        for rank, (other, *_) in enumerate(said):
             if other != said[0][0]:
                 raise ProcessFailed(
                     # their fingerprints belong to releases without a charge
@@ -317,7 +315,9 @@ class ProcessGroup(Local):
                     "torch, drivers and kind of device on every rank, and resume all of them from one "
                     "checkpoint."
                 )
-        if any(head != said[0][1] for _, head in said):  # rank 0 was charged for something of its own
+        if any(arithmetic == "assumed" for *_, arithmetic in said):  # ragged records on one rank
+            details["arithmetic"] = "assumed"
+        if any(head != said[0][1] for _, head, _ in said):  # rank 0 was charged for something of its own
             snapshot = processes.broadcast_object("the ledger", ledger.snapshot)
             if processes.rank:
                 ledger.mirror(snapshot)
