@@ -77,7 +77,7 @@ class Mean(nn.Module):
 
 def ragged_on_rank_1(folder: Path) -> list[str]:
     """Arithmetic of a step on equal lengths, and of one whose records differ in length on rank 1."""
-    said = []
+    said: list[str] = []
     rank = torch.distributed.get_rank()
     for more in (0, 3 * rank):
         inputs: Any = [torch.full((4 + more * (slot % 2),), 1.0 + rank) for slot in range(4)]
