@@ -1,11 +1,7 @@
 """Models and optimizers that a private step supports, and why not the others."""
 
 import math
-from collections.abc import Iterable
 from functools import lru_cache
-from itertools import chain
-from operator import is_
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,106 +10,24 @@ from torch.nn.parameter import is_lazy
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.value import with_article
 
-_WALKS = ("named_modules", "named_parameters", "_named_members")
-"""Methods that torch's walks consist of: a class with one of its own is walked by torch."""
-
 
 class ModuleTree:
-    """Names of a model's modules and parameters, as torch gives them.
-
-    **Guarantee.** At every call, `modules` and `parameters` are equal to what `named_modules()` and
-    `named_parameters()` would give then, in the same order. The names, the order and the identity of
-    every module's children and parameters are compared with those of the last walk: a walk from the same
-    root over the same children would take the same course. What is compared is referenced here, so that
-    nothing else can have taken on its identity.
-    """
+    """Names of a model's modules and parameters, walked anew at each call."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._modules: dict[str, nn.Module] = {"": model}
-        self._parameters: dict[str, nn.Parameter] = {}
-        self._names: list[Any] = []
-        self._values: list[Any] = []
-        self._cached = False
 
     def modules(self) -> dict[str, nn.Module]:
-        """All modules by their names, the model itself first; not to be written to."""
-        self._walk_if_changed()
-        return self._modules
+        """All modules by name, the model first."""
+        return dict(self.model.named_modules())
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters by their names, each once; not to be written to."""
-        self._walk_if_changed()
-        return self._parameters
+        """All parameters by name, each once."""
+        return dict(self.model.named_parameters())
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Parameters that require a gradient now, by their names."""
+        """Parameters that require a gradient now, by name."""
         return {name: value for name, value in self.parameters().items() if value.requires_grad}
-
-    def _walk_if_changed(self) -> None:
-        if self._cached:
-            names, values = _links(self._modules.values())
-            if (
-                names == self._names
-                and len(values) == len(self._values)
-                and all(map(is_, values, self._values))
-            ):
-                return
-        self._modules = _named_modules(self.model)
-        self._cached = not any(map(_walks_by_itself, set(map(type, self._modules.values()))))
-        if self._cached:
-            self._names, self._values = _links(self._modules.values())
-            self._parameters = _named_parameters(self._modules)
-        else:
-            self._modules = dict(self.model.named_modules())
-            self._parameters = dict(self.model.named_parameters())
-
-
-def _links(modules: Iterable[nn.Module]) -> tuple[list[Any], list[Any]]:
-    """What a walk goes by: names, with how many are whose and the classes, and what they stand for."""
-    owners = [*modules]
-    tables = [module._modules for module in owners] + [module._parameters for module in owners]
-    filled = [table for table in tables if table]
-    names = chain.from_iterable([table.keys() for table in filled])
-    values = chain.from_iterable([table.values() for table in filled])
-    return [*map(type, owners), *map(len, tables), *names], [*values]
-
-
-def _named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules by name in the order of torch: before its children, and at its first place."""
-    found: dict[str, nn.Module] = {}
-    visited: set[int] = set()
-    pending: list[tuple[str, nn.Module]] = [("", model)]
-    while pending:
-        name, module = pending.pop()
-        if id(module) in visited:
-            continue
-        visited.add(id(module))
-        found[name] = module
-        prefix = f"{name}." if name else ""
-        children = [
-            (prefix + part, child) for part, child in module._modules.items() if child is not None
-        ]
-        pending += reversed(children)
-    return found
-
-
-def _named_parameters(modules: dict[str, nn.Module]) -> dict[str, nn.Parameter]:
-    found: dict[str, nn.Parameter] = {}
-    visited: set[int] = set()
-    for name, module in modules.items():
-        prefix = f"{name}." if name else ""
-        for part, value in module._parameters.items():
-            if value is not None and id(value) not in visited:
-                visited.add(id(value))
-                found[prefix + part] = value
-    return found
-
-
-@lru_cache
-def _walks_by_itself(kind: type) -> bool:
-    """Whether a class of modules says itself what belongs to it."""
-    return any(getattr(kind, name) is not getattr(nn.Module, name) for name in _WALKS)
 
 
 _DISTRIBUTED = {
@@ -123,8 +37,6 @@ _DISTRIBUTED = {
     "FSDPModule",
 }
 """Wrappers by their names: importing them all costs more than the step."""
-_NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
-_TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -140,10 +52,8 @@ def check_model(tree: ModuleTree, *, sharded: bool = False) -> None:
         sharded: whether the step provides for `fully_shard`.
     """
     modules, parameters = tree.modules(), tree.parameters()
-    looked_at = set(filter(_may_be_refused, set(map(type, modules.values()))))
     for name, module in modules.items():
-        if type(module) in looked_at:
-            _check_layer(name, module, sharded=sharded)
+        _check_layer(name, module, sharded=sharded)
     lazy = [name for name, value in parameters.items() if is_lazy(value)]
     if lazy:
         raise Unsupported(
@@ -195,12 +105,6 @@ def check_materialized(model: nn.Module) -> None:
             )
 
 
-@lru_cache
-def _may_be_refused(kind: type) -> bool:
-    """Whether modules of a class are looked at one by one: most are not, and there are many."""
-    return _distributed_wrapper(kind) is not None or issubclass(kind, (*_NORMS, *_TABLES))
-
-
 def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
     """Raise for a layer that mixes records, keeps state of them or shows which rows they use."""
     wrapper = _distributed_wrapper(type(module))
@@ -232,13 +136,14 @@ def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
             f"{_described(name, module)} with track_running_stats=True: its running "
             "statistics are released without noise. Pass track_running_stats=False."
         )
-    if isinstance(module, _TABLES) and module.max_norm is not None:
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
         raise Unsupported(
             f"{_described(name, module)} with max_norm: it rescales the rows that a batch "
             "uses, trained or frozen, so the weights show which rows those were. Leave max_norm out."
         )
 
 
+@lru_cache
 def _distributed_wrapper(kind: type) -> str | None:
     """Name of the wrapper of several processes that a class of modules is."""
     return next((base.__name__ for base in kind.__mro__ if base.__name__ in _DISTRIBUTED), None)
