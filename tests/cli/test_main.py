@@ -13,7 +13,7 @@ def test_values_of_options_are_in_the_help_and_checked_before_torch_is_loaded(tm
     from hush.models import networks
 
     assert tuple(networks())[: len(MODELS)] == MODELS
-    wrong = [("--arithmetic", "exact"), ("--data", "x"), ("--device", "x"), ("--features", "x")]
+    wrong = [("--neighbours", "exact"), ("--data", "x"), ("--device", "x"), ("--features", "x")]
     wrong += [("--model", "x"), ("--test", "x")]
     code = (
         "import sys\nfrom unittest import mock\nfrom hush.cli.main import main\n"
@@ -25,7 +25,7 @@ def test_values_of_options_are_in_the_help_and_checked_before_torch_is_loaded(tm
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert result.stdout.splitlines() == [f"{option} 2 False" for option, _ in wrong], result.stderr
     described = " ".join(call("train", "--help").stdout.replace("│", "").split())
-    for value in ("proved, assumed", "summed", "efficientnet-lite0", "wrn-10-2", "fashion-mnist"):
+    for value in ("zero-out, add/remove", "summed", "efficientnet-lite0", "wrn-10-2", "fashion-mnist"):
         assert value in described
 
 

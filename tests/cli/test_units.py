@@ -101,7 +101,6 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
         ("--units", exchanged, "--per-unit", "3"): "another table of owners",
         ("--units", fewer, "--per-unit", "3"): "another table of owners",
         ("--units", ids, "--per-unit", "2"): "per_unit is 3 there and 2 here",
-        (*own, "--unit-gradient", "sum"): "unit_gradient is not set there and sum here",
         (): "per_unit is 3 there and not set here",
         (*own, "--neighbours", "add/remove", "--records", "240"): "neighbours is not set there",
     }.items():
@@ -117,11 +116,9 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
     ("options", "said"),
     [
         ("--per-unit 2", "--per-unit 2 is for owners of several records"),
-        ("--unit-gradient sum", "--unit-gradient sum is for owners of several records"),
         ("--units IDS", "Pass e.g. --per-unit 1"),
         ("--units IDS --per-unit 0", "--per-unit=0 must be a whole number >= 1"),
         ("--units IDS --per-unit 7", "no unit has more than 6 records"),
-        ("--units IDS --per-unit 2 --unit-gradient max", "must be one of mean, sum"),
         ("--units IDS --per-unit 2 --records 7", "records=7 and the ids are of 240 units"),
         (
             "--units IDS --per-unit 2 --batch-size 300",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hush.core.errors import DataError, Unsupported
+from hush.core.errors import DataError
 from hush.gradients.losses import per_sample_loss
 
 
@@ -43,17 +43,3 @@ def test_a_loss_that_says_how_it_reduces_is_taken_apart() -> None:
     torch.testing.assert_close(
         per_sample_loss(nn.MSELoss(reduction="sum"))(outputs, wide), (outputs - wide).square().sum(1)
     )
-
-
-@pytest.mark.parametrize(
-    ("loss", "says"),
-    [
-        (nn.CTCLoss(), "input_lengths"),
-        (nn.TripletMarginLoss(), "negative"),
-        (nn.CosineEmbeddingLoss(reduction="none"), "input2"),
-        (lambda outputs: outputs.sum(1), r"\(outputs\)"),
-    ],
-)
-def test_a_loss_of_other_arguments_is_refused_with_them(loss: Any, says: str) -> None:
-    with pytest.raises(Unsupported, match=f"takes .*{says}.*lambda outputs, targets"):
-        per_sample_loss(loss)

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from hush.core.errors import CheckpointError, InvalidPlan, InvalidValue, shorten
 from hush.core.guarantee import DELTA, Neighbours
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from hush.gradients.tape import Reduction
     from hush.gradients.tree import Views
     from hush.training.options import Units
 
@@ -36,15 +35,12 @@ class Settings(Value):
     delta: float = field(metadata=DELTA)
     learning_rate: float = field(metadata={"range": LEARNING_RATE})
     momentum: float = field(default=0.0, metadata={"range": MOMENTUM})
-    adam: bool = False
     features: str | None = None
     views: int | None = None
     public_records: int = 0
     secure: bool = False
     per_unit: int | None = None
     """Records of one owner per step, for user-level privacy. The owners are in no published file."""
-    unit_gradient: str | None = None
-    """None: mean."""
     neighbours: Neighbours | None = None
     """None: zero-out."""
     records: int | None = None
@@ -87,11 +83,9 @@ class Experiment:
         """Owners of the records; None if each record is a unit of privacy."""
         from hush.training.options import Units
 
-        per_unit = self.settings.per_unit
-        if self.owners is None or per_unit is None:
+        if self.owners is None or self.settings.per_unit is None:
             return None
-        reduction = cast("Reduction", self.settings.unit_gradient or "mean")
-        return Units(owners=self.owners, per_unit=per_unit, gradient=reduction)
+        return Units(owners=self.owners, per_unit=self.settings.per_unit)
 
     def public_count(self) -> int:
         """Number of units of privacy, or the public constant in place of it."""
@@ -112,11 +106,8 @@ class Experiment:
         settings, inputs = self.settings, self.train[0]
         shape, kind = inputs.shape[1:], inputs.dtype
         model = build(settings.model, classes=self.classes, shape=shape, dtype=kind).to(inputs.device)
-        if settings.adam:
-            return model, torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-        return model, torch.optim.SGD(
-            model.parameters(), lr=settings.learning_rate, momentum=settings.momentum
-        )
+        rate, momentum = settings.learning_rate, settings.momentum
+        return model, torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
 
 
 def build_experiment(
@@ -145,9 +136,8 @@ def build_experiment(
     if owners is not None and not set(owners[:public]).isdisjoint(owners[public:]):
         raise InvalidValue(
             f"--public-records {public} makes some records of an owner in {units} public and keeps "
-            "others private (the owner is not shown): the guarantee assumes that no owner is in both "
-            "parts. Order the records by owner and pass a number that splits none, or leave the option "
-            "out."
+            "others private: the guarantee assumes that no owner is in both parts. Order the records by "
+            "owner, and pass a number that splits none."
         )
     views = None
     if settings.views is not None:
@@ -178,11 +168,10 @@ def check_same_plan(folder: Path, plan: Plan) -> None:
     file = folder / "plan.toml"
     if file.exists() and (charged := read_plan(file)) != plan:
         raise InvalidPlan(
-            f"{file} is another plan than these options stand for ({differences(charged, plan)}): a run "
-            "keeps the plan it was charged for, and without --noise or --plan the noise is chosen for "
-            f"--epsilon, --delta and the steps. Continue under it with --plan {file} in place of "
-            "options for noise, rate and clip, and with --steps and --epsilon for all steps together. "
-            "Or name another --run-dir."
+            f"{file} is another plan than these options stand for ({differences(charged, plan)}): "
+            "without --noise or --plan the noise is chosen for --epsilon, --delta and the steps. "
+            f"Continue under it with --plan {file}, and --steps and --epsilon for all steps together; "
+            "or name another --run-dir."
         )
 
 

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from hush import __version__
+from hush.cli.audit import audit
 from hush.cli.compare import compare, probe
 from hush.cli.output import run_app
 from hush.cli.questions import account, calibrate, explain
-from hush.cli.run_commands import audit, pate, report
+from hush.cli.run_commands import pate, report
 from hush.cli.train import train, tune
 from hush.core.errors import Unsupported
 from hush.core.extensions import INSTALL, extensions

@@ -1,7 +1,6 @@
 """Options that several commands share, and the values they are converted to."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,21 +30,6 @@ def about(description: str) -> Any:
     return typer.Option(help=description)
 
 
-def one_of(*names: str, why: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
-    """Callback that raises for a value not in `names`, before the command imports torch."""
-
-    def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
-        if value is not None and value not in names:
-            option = parameter.opts[0]
-            raise InvalidValue(
-                f"{option} {value} must be one of {', '.join(names)}: {why}. Pass e.g. {option} "
-                f"{names[0]}."
-            )
-        return value
-
-    return check
-
-
 def device_named(value: str | None) -> str | None:
     """Callback of --device that raises for an unknown device, before the command imports torch."""
     if value is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
@@ -57,11 +41,19 @@ def device_named(value: str | None) -> str | None:
 
 
 def chosen(description: str, *names: str, why: str, name: str | None = None) -> Any:
-    """Option with few values, which its help lists."""
+    """Option with few values, which its help lists and which are checked before torch is imported."""
+
+    def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
+        if value is not None and value not in names:
+            option = parameter.opts[0]
+            raise InvalidValue(
+                f"{option} {value} must be one of {', '.join(names)}: {why}. Pass e.g. {option} "
+                f"{names[0]}."
+            )
+        return value
+
     declared = () if name is None else (name,)
-    return typer.Option(
-        *declared, help=f"{description}: {', '.join(names)}.", callback=one_of(*names, why=why)
-    )
+    return typer.Option(*declared, help=f"{description}: {', '.join(names)}.", callback=check)
 
 
 def installed(description: str, kind: str, *own: str) -> Any:
@@ -182,30 +174,30 @@ def steps_of(steps: int | None, epochs: float | None, plan: Plan) -> int:
 
 def release_of(
     records: int,
+    unit: str,
+    test: str | None,
+    *,
     batch: int | None,
     noise: float | None,
     clip: float | None,
     threshold: float | None,
-    test: str | None,
-    unit: str = "record",
 ) -> Release:
     """The release rule of the `--test...` options; without a test batch, every update is released.
 
     Args:
         records: Number of units of privacy.
-        batch: Expected number of them in a test.
+        unit: Name of a unit of privacy.
+        test: Statistic of the test, "summed" or "mean".
+        batch: Expected number of units in a test.
         noise: Noise multiplier of the test.
         clip: Bound on the change of the loss.
         threshold: Accept below this many clips.
-        test: Kind of the test.
-        unit: Name of a unit of privacy.
     """
     if batch is None:
-        options = {"noise": noise, "clip": clip, "threshold": threshold}
-        given = [f"--test-{name}" for name, value in options.items() if value is not None]
-        for option in given + ["--test"] * (test is not None):
+        options = {"-noise": noise, "-clip": clip, "-threshold": threshold, "": test}
+        for name in [name for name, value in options.items() if value is not None]:
             raise InvalidPlan(
-                f"{option} needs a test batch: no update would be tested. Pass --test-batch."
+                f"--test{name} needs a test batch: no update would be tested. Pass --test-batch."
             )
         return Always()
     # docs/results/selective.md compares the two tests at equal epsilon

@@ -5,9 +5,11 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TextIO
 
 from hush.core.errors import HushError, shorten
+from hush.core.guarantee import Guarantee
 from hush.core.value import finite_or_none
 
 SEED_NOTICE = (
@@ -26,16 +28,26 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(finite_or_none(value)))
 
 
+def print_run(guarantee: Guarantee, facts: dict[str, Any], seed: int | None, folder: Path) -> None:
+    """Print the result of a run as JSON.
+
+    Args:
+        guarantee: Guarantee of the run.
+        facts: What else the run found.
+        seed: Seed that was passed.
+        folder: Folder of the run.
+    """
+    where = {"seeded": seed is not None, "directory": str(folder)}
+    print_json({"guarantee": guarantee.to_plain(), **facts, **where})
+
+
 def run_app(app: Callable[[], object]) -> None:
     """Run a command line; errors of hush and warnings are printed as a line, without a traceback."""
     warnings.showwarning = _print_warning
     try:
         app()
-    except OSError as error:
-        print_error(_file_error(error))
-        sys.exit(2)
-    except HushError as error:
-        print_error(error)
+    except (OSError, HushError) as error:
+        print_error(_file_error(error) if isinstance(error, OSError) else error)
         sys.exit(2)
 
 

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,12 +19,12 @@ from hush.cli.experiment import (
     new_folder,
 )
 from hush.cli.options import about
-from hush.cli.output import SEED_NOTICE, counted, print_json
+from hush.cli.output import SEED_NOTICE, counted, print_run
 from hush.clipping import L2
 from hush.core.atomic_files import replace_file
 from hush.core.best_of import MEAN
 from hush.core.errors import InvalidValue
-from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours
+from hush.core.guarantee import Adjacency, Budget, Neighbours
 from hush.core.plan import read_plan
 from hush.core.value import Range, check_count
 
@@ -68,21 +68,12 @@ def train(
     ] = None,
     plan: opt.PlanFile = None,
     learning_rate: opt.LearningRate = 1.0,
-    momentum: Annotated[float | None, about("Momentum of SGD.")] = None,
-    adam: Annotated[bool | None, typer.Option("--adam", help="Adam instead of SGD.")] = None,
+    momentum: Annotated[float, about("Momentum of SGD.")] = 0.0,
     physical_batch: Annotated[int | None, about("Records in memory at once.")] = None,
     views: Annotated[int | None, about("Views of an image, averaged before clipping.")] = None,
     public_records: Annotated[int | None, about("Training records without protection.")] = None,
     units: opt.UnitsFile = None,
     per_unit: Annotated[int | None, about("Most records of one owner in a step.")] = None,
-    unit_gradient: Annotated[
-        str | None,
-        opt.chosen(
-            "Reduction over an owner's gradients, which is clipped; mean by default",
-            *("mean", "sum"),
-            why="an owner adds one of the two",
-        ),
-    ] = None,
     neighbours: opt.AdjacencyName = None,
     records: Annotated[int | None, about("Public number of records, for add/remove.")] = None,
     device: opt.Device = None,
@@ -91,14 +82,6 @@ def train(
     reseed: Annotated[bool, about("Resume with new randomness and new charges.")] = False,
     seed: opt.Seed = None,
     secure: Annotated[bool, about("All randomness from the operating system.")] = False,
-    arithmetic: Annotated[
-        str,
-        opt.chosen(
-            "Faster noise of torch, without a proof of its rounding, if assumed",
-            *("proved", "assumed"),
-            why="the guarantee states it",
-        ),
-    ] = "proved",
     self_test: Annotated[bool, typer.Option("--self-test", help="Audit the step first.")] = False,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
@@ -118,18 +101,23 @@ def train(
     from hush.training.run_folder import check_settings
 
     opt.refuse_together(plan=plan, rate=rate, batch_size=batch_size)
-    parts: dict[str, Any] = {"noise": noise, "clip": clip, "test": test, "test_batch": test_batch}
-    parts |= {"test_noise": test_noise, "test_clip": test_clip, "test_threshold": test_threshold}
+    tests: dict[str, Any] = {
+        "batch": test_batch,
+        "noise": test_noise,
+        "clip": test_clip,
+        "threshold": test_threshold,
+    }
+    parts: dict[str, Any] = {"noise": noise, "clip": clip, "test": test}
+    parts |= {f"test_{name}": value for name, value in tests.items()}
     for name, value in parts.items():
         opt.refuse_together(plan=plan, **{name: value})
     opt.refuse_together(steps=steps, epochs=epochs)
-    opt.refuse_together(adam=adam, momentum=momentum)
     LEARNING_RATE.check("--lr", learning_rate)
-    MOMENTUM.check("--momentum", momentum or 0.0)
+    MOMENTUM.check("--momentum", momentum)
     _VIEWS.check("--views", 1 if views is None else views)
     if public_records is not None:
         check_count("--public-records", public_records, "they have no protection", at_least=1)
-    _check_units(units, per_unit, unit_gradient, neighbours, records)
+    _check_units(units, per_unit, neighbours, records)
     budget = Budget(epsilon=epsilon, delta=delta)
     private = None if plan is None else read_plan(plan)  # features of the data take minutes
     settings = Settings(
@@ -137,15 +125,13 @@ def train(
         model=model or default_model(data, features),
         delta=delta,
         learning_rate=learning_rate,
-        momentum=momentum or 0.0,
-        adam=bool(adam),
+        momentum=momentum,
         features=features,
         views=views,
         public_records=public_records or 0,
         secure=secure,
         per_unit=per_unit,
-        # defaults are stored as None: a resumed run may spell them out
-        unit_gradient=None if unit_gradient == "mean" else unit_gradient,
+        # the default is stored as None: a resumed run may spell it out
         neighbours=None if neighbours in (None, Neighbours.ZERO_OUT) else Neighbours(neighbours),
         records=records,
     )
@@ -162,7 +148,7 @@ def train(
             opt.sampling_of(rate, unit_count, size, unit),
             1.0 if noise is None else noise,
             1.0 if clip is None else clip,
-            opt.release_of(unit_count, test_batch, test_noise, test_clip, test_threshold, test, unit),
+            opt.release_of(unit_count, unit, test, **tests),
         )
         total = opt.steps_of(steps, 20 if epochs is None else epochs, private)
         if noise is None:
@@ -193,9 +179,7 @@ def train(
             checkpoints=Checkpoints(
                 directory=folder, resume=resume, reseed=reseed, settings=settings.to_plain()
             ),
-            randomness=Randomness(
-                generator=generator, secure=secure, arithmetic=cast(Arithmetic, arithmetic)
-            ),
+            randomness=Randomness(generator=generator, secure=secure),
             execution=Execution(physical_batch=physical_batch),
             records=records,
             units=experiment.units,
@@ -211,19 +195,9 @@ def train(
             print(f"hush: stopped; continue with the same command and {resuming}", file=sys.stderr)
         raise
     final = run.metrics[-1]
+    plain = {"steps": run.steps, "accepted": run.accepted, "stopped": run.stopped, "final": final}
     if as_json:
-        print_json(
-            {
-                "guarantee": run.guarantee.to_plain(),
-                "steps": run.steps,
-                "accepted": run.accepted,
-                "stopped": run.stopped,
-                "final": final,
-                "plan": private.to_plain(),
-                "seeded": seed is not None,
-                "directory": str(folder),
-            }
-        )
+        print_run(run.guarantee, plain | {"plan": private.to_plain()}, seed, folder)
         return
     print(
         f"{data}: accuracy {final['accuracy']:.2%}, loss {final['loss']:.4f} on "
@@ -249,30 +223,28 @@ def train(
 def _check_units(
     units: Path | None,
     per_unit: int | None,
-    unit_gradient: str | None,
     neighbours: str | None,
     records: int | None,
 ) -> None:
     """Raise if options of the unit of privacy lack one another."""
-    for option, value in (("--per-unit", per_unit), ("--unit-gradient", unit_gradient)):
-        if value is not None and units is None:
-            raise InvalidValue(
-                f"{option} {value} is for owners of several records. Pass --units FILE with the owner "
-                "of each record, or leave it out: each record is then protected on its own."
-            )
     if per_unit is not None:
+        if units is None:
+            raise InvalidValue(
+                f"--per-unit {per_unit} is for owners of several records. Pass --units FILE with the "
+                "owner of each record, or leave it out."
+            )
         check_count("--per-unit", per_unit, "a sampled owner takes part with a record or more", 1)
     if records is not None:
         check_count("--records", records, "the divisor of the update is a public number", 1)
     if units is not None and per_unit is None:
         raise InvalidValue(
-            f"--units {units} does not say how many records of one owner a step takes, and the "
-            "guarantee depends on it. Pass e.g. --per-unit 1."
+            "--units needs the number of records that a step takes of one owner: the guarantee depends "
+            "on it. Pass e.g. --per-unit 1."
         )
     if neighbours == Neighbours.ADD_REMOVE and records is None:
         raise InvalidValue(
-            "--neighbours add/remove keeps the number of records (or owners) private: the rate, the "
-            "divisor and the steps depend on a public constant near it. Pass e.g. --records 60000."
+            "--neighbours add/remove keeps the number of records private: rate, divisor and steps need "
+            "a public constant near it. Pass e.g. --records 60000."
         )
 
 
@@ -290,7 +262,6 @@ def tune(
     learning_rate: Annotated[str, typer.Option("--lr", help=f"Learning rates: {_RANGE}.")] = "0.1:10",
     clip: Annotated[str, about(f"Clipping norms: {_RANGE}.")] = "0.1:10",
     momentum: Annotated[str, about("Momentum of SGD: one number, or several.")] = "0",
-    adam: Annotated[bool, typer.Option("--adam", help="Adam instead of SGD.")] = False,
     trials: Annotated[float, about("Expected number of trials.")] = 10.0,
     held_out: Annotated[int | None, about("Records held out for scores; 0: test records.")] = None,
     device: opt.Device = None,
@@ -325,7 +296,6 @@ def tune(
         model=model or default_model(data, features),
         delta=delta,
         learning_rate=1.0,
-        adam=adam,
         features=features,
     )
     experiment = build_experiment(settings, data_dir, opt.device_of(device))
@@ -360,17 +330,8 @@ def tune(
     replace_file(folder / SETTINGS, stored.encode())
     replace_file(folder / "metrics.jsonl", metrics_line(tuned.guarantee, 1, **final).encode())
     if as_json:
-        print_json(
-            {
-                "guarantee": tuned.guarantee.to_plain(),
-                "settings": tuned.settings,
-                "score": tuned.score,
-                "final": final,
-                "plan": tuned.plan.to_plain(),
-                "seeded": seed is not None,
-                "directory": str(folder),
-            }
-        )
+        plain = {"settings": tuned.settings, "score": tuned.score, "final": final}
+        print_run(tuned.guarantee, plain | {"plan": tuned.plan.to_plain()}, seed, folder)
         return
     best = ", ".join(f"{name} {value:.4g}" for name, value in tuned.settings.items())
     kind = "noisy accuracy on held-out private records" if scored else "accuracy on the test records"
@@ -403,8 +364,8 @@ class _Fit:
             seed = trial.generator.initial_seed()
             torch.manual_seed(seed)
             generator = torch.Generator(experiment.train[0].device).manual_seed(seed)
-        momentum = 0.0 if experiment.settings.adam else chosen["momentum"]
-        settings = replace(experiment.settings, learning_rate=chosen["learning_rate"], momentum=momentum)
+        parts = {name: chosen[name] for name in ("learning_rate", "momentum")}
+        settings = replace(experiment.settings, **parts)
         model, optimizer = replace(experiment, settings=settings).initialise()
         loss = torch.nn.CrossEntropyLoss()
         train(

@@ -1,7 +1,6 @@
 """Losses of one value a record, made of those that reduce over a batch, and why not of others."""
 
 import copy
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +19,9 @@ def per_sample_loss(loss: Any) -> Loss:
     """
     if not callable(loss):
         raise Unsupported(
-            f"loss={loss!r} cannot be called: it is to give one value for each record of a batch. Pass "
-            "e.g. torch.nn.CrossEntropyLoss()."
+            f"loss={loss!r} cannot be called. Pass a loss of one value for each record, e.g. "
+            "torch.nn.CrossEntropyLoss()."
         )
-    _check_arguments(loss)
     reduction = getattr(loss, "reduction", "none")
     if reduction == "none" and not isinstance(loss, CLASS_LOSSES + _ELEMENTWISE_LOSSES):
         return loss  # type: ignore[no-any-return]
@@ -37,22 +35,6 @@ def per_sample_loss(loss: Any) -> Loss:
 def criterion_of(loss: Loss) -> Any:
     """The loss that `per_sample_loss` was given, or a copy of it that does not reduce."""
     return loss.loss if isinstance(loss, PerSampleLoss) else loss
-
-
-def _check_arguments(loss: Any) -> None:
-    """Raise if the loss cannot be called with outputs and targets alone, where that can be told."""
-    try:
-        arguments = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)
-    except (TypeError, ValueError):  # as of a builtin
-        return
-    try:
-        arguments.bind(None, None)
-    except TypeError:
-        raise Unsupported(
-            f"the loss takes {arguments}, and is called with the outputs and the targets of a batch. "
-            "Pass a function of these two that gives one value a record, e.g. lambda outputs, targets: "
-            "loss(outputs, *targets), with reduction='none': either may be a tuple of tensors."
-        ) from None
 
 
 @dataclass(frozen=True)

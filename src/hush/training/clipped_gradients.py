@@ -21,7 +21,7 @@ from hush.core.value import check_count, check_kind
 from hush.gradients.cuda_graph import Replay
 from hush.gradients.direct import direct_chain
 from hush.gradients.losses import criterion_of, per_sample_loss
-from hush.gradients.models import ModuleTree, check_materialized, check_model
+from hush.gradients.models import ModuleTree, check_model
 from hush.gradients.probe import Probed, buffers_restored, probe
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import direct_tape, record, uncompiled
@@ -81,7 +81,6 @@ class ClippedGradients:
             check_count("physical_batch", execution.physical_batch, "it is a number of records", 1)
         self.model = check_kind("model", model, nn.Module)
         self.tree = ModuleTree(model)
-        check_materialized(model)
         check_model(self.tree, sharded=bool(reducer.processes))
         self.loss = per_sample_loss(loss)
         self.views = views
