@@ -80,7 +80,7 @@ def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float])
         uppers = delta_uppers(steps, epsilons)
     else:
         uppers = [
-            chained_delta(lambda share: delta_upper(steps, share), adjacency.slots, epsilon)
+            chained_delta(lambda share: delta_uppers(steps, [share])[0], adjacency.slots, epsilon)
             for epsilon in epsilons
         ]
         uppers = _smaller(uppers, _dominating_steps(steps, adjacency), epsilons)
@@ -120,20 +120,11 @@ def requires_rdp(steps: Counts) -> bool:
     return pairs != list(steps)
 
 
-def _check_requires_rdp(steps: Counts) -> None:
-    if not requires_rdp(steps):
-        raise InvalidValue(
-            "every step has a dominating pair: its privacy loss distribution gives a smaller bound than "
-            "Rényi divergence. Use pld.accountant, or epsilon_bound and delta_bounds, which choose."
-        )
-
-
 def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> float:
     """Upper bound on epsilon at `delta` of steps that require RDP, for one record.
 
     Infinite if epsilon is certainly beyond `ceiling`.
     """
-    _check_requires_rdp(steps)
     failure = _failure_probability(steps)
     upper = math.inf
     if failure < delta:
@@ -149,14 +140,8 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
     return upper if dominating is None else min(upper, accountant.epsilon(dominating, delta).upper)
 
 
-def delta_upper(steps: Counts, epsilon: float) -> float:
-    """Upper bound on delta at `epsilon` of steps that require RDP, for one record."""
-    return delta_uppers(steps, [epsilon])[0]
-
-
 def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
     """Upper bounds on delta at increasing `epsilons`; dominating pairs are composed once for many."""
-    _check_requires_rdp(steps)
     _check_increasing(epsilons)
     uppers = _rdp_deltas(steps, epsilons)
     if (alone := _single_step(steps)) is not None:
@@ -314,11 +299,6 @@ def _extrapolate(divergences: Array, orders: Array, higher: Array) -> Array:
 def _step_rdp(step: ComposableStep, orders: tuple[float, ...]) -> Array:
     """Rényi divergence of one step at each order."""
     return step.rdp(np.array(orders))
-
-
-# The group property is not used at deltas below this, and epsilon is searched to this gap.
-_LOG_MIN_DELTA, _TOLERANCE = -660.0, 1e-4
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)

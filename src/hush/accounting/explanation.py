@@ -95,7 +95,7 @@ def trade_off_curve(profile: PrivacyProfile) -> TradeOffCurve:
         false_positive_rates=tuple(_RATES.tolist()),
         lower=tuple(np.maximum(_envelope(slopes, deltas) - _ROUNDING, 0.0).tolist()),
         upper=tuple(np.minimum(_envelope(*corners) + _ROUNDING, 1 - _RATES).tolist()),
-        gaussian=tuple(_gaussian_curve(mu).tolist()),
+        gaussian=tuple(ndtr(-ndtri(_RATES) - mu).tolist() if mu < math.inf else [0.0] * len(_RATES)),
         mu=mu,
         regret=_regret(mu, *corners),
     )
@@ -165,13 +165,6 @@ def _envelope(slopes: Array, deltas: Array) -> Array:
     flat = ((1 - deltas[:, None] - _RATES) / slopes[:, None]).max(axis=0)
     highest: Array = np.maximum(np.maximum(steep, flat), 0.0)
     return highest
-
-
-def _gaussian_curve(mu: float) -> Array:
-    """The trade-off curve of mu-GDP at `_RATES`."""
-    if math.isinf(mu):
-        return np.zeros(len(_RATES))
-    return np.asarray(ndtr(-ndtri(_RATES) - mu))
 
 
 def _regret(mu: float, slopes: Array, deltas: Array) -> float:

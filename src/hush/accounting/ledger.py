@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from hush.accounting.epsilon import compose
 from hush.accounting.journal import Journal, LockedFile, Run, chained, head_of, text_of
@@ -316,24 +316,19 @@ class Ledger(SingleOwner):
         stored = self.adjacency
         if not self._journal.counts or adjacency == stored:
             return
-        differs = f"{self._title} protects {stored} and this charge is for {adjacency}"
+        reason = "their costs do not add up to a guarantee for either"
         if replace(adjacency, owners=None) == replace(stored, owners=None):
-            reason = (
-                f"{self._title} protects {stored} and this charge is for another table of owners: one "
-                "person may be several users there. Pass units with the same owner of each record"
-            )
+            reason = "of another table of owners, in which one person may be several users"
         elif (
             isinstance(stored.per_unit, int)
             and isinstance(adjacency.per_unit, int)
             and replace(adjacency, per_unit=stored.per_unit) == stored
         ):
-            reason = (
-                f"{differs}: its guarantee names one number of records a step. Pass "
-                f"per_unit={stored.per_unit}"
-            )
-        else:
-            reason = f"{differs}: their costs do not add up to a guarantee for either. Pass {stored}"
-        raise LedgerError(f"{reason}, or use a ledger of its own, and quote both guarantees.")
+            reason = f"its guarantee names one number of records a step. Pass per_unit={stored.per_unit}"
+        raise LedgerError(
+            f"{self._title} protects {stored} and this charge is for {adjacency}: {reason}. Charge the "
+            "same adjacency, or use a ledger of its own, and quote both guarantees."
+        )
 
     def charge(
         self,
@@ -381,15 +376,15 @@ class Ledger(SingleOwner):
         slots = 0 if records is None else check_count("records", records, "slots are counted", 1)
         # the release comes last: a line cut short before it discloses nothing of it
         entry: dict[str, Any] = {"charge": plan.digest, "run": run, "step": step}
-        for name, value, choices in (
-            ("arithmetic", arithmetic, ("proved", "assumed")),
-            ("randomness", randomness, ("secret", "seeded")),
-        ):
-            if value not in choices:
-                raise InvalidValue(
-                    f"{name}={value!r} must be {' or '.join(choices)}: the guarantee names it."
-                )
-            entry |= {name: value} if value != choices[0] else {}
+        if arithmetic not in get_args(Arithmetic) or randomness not in get_args(Secrecy):
+            raise InvalidValue(
+                f"arithmetic={arithmetic!r} must be proved or assumed, and randomness={randomness!r} "
+                "secret or seeded: the guarantee names them."
+            )
+        if arithmetic == "assumed":
+            entry["arithmetic"] = arithmetic
+        if randomness == "seeded":
+            entry["randomness"] = randomness
         entry["release"] = release
         self.check_adjacency(adjacency)
         journal = self._journal
@@ -598,11 +593,12 @@ def _another_release(run: str, step: int) -> LedgerError:
 def reported_delta(ledger: Ledger, requested: float | None) -> tuple[float, str]:
     """Delta to report epsilon at, and its origin in words."""
     stored = ledger.delta
-    if requested is None and stored is None:
-        reason = "by default: the ledger does not say what the run was made for"
-        return DEFAULT_DELTA, f"delta {DEFAULT_DELTA:g} {reason}"
-    if requested is None or requested == stored:
-        assert stored is not None
-        return stored, f"delta {stored:g}, as the run was made for"
+    if requested is None:
+        if stored is None:
+            reason = "by default: the ledger does not say what the run was made for"
+            return DEFAULT_DELTA, f"delta {DEFAULT_DELTA:g} {reason}"
+        requested = stored
+    if requested == stored:
+        return requested, f"delta {requested:g}, as the run was made for"
     own = "" if stored is None else f"; the run was made for delta {stored:g}"
     return requested, f"delta {requested:g}, as asked for{own}"

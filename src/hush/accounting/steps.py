@@ -1,7 +1,6 @@
 """The steps that compositions are made of, with their RDP and the steps that bound them.
 
-A new kind of step says all that composition needs to know of it here: `renyi_composition` and `epsilon`
-ask, and know no kind by name.
+A step states everything that `composition` needs to know of it.
 """
 
 import math

@@ -182,7 +182,7 @@ def train_teachers(
         return
     # spawned, not forked: a fork would copy the threads' locks and the generators' state
     with ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), initializer=_one_thread
+        processes, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
         for finished in as_completed([pool.submit(_train, *job) for job in jobs]):
             finished.result()
@@ -220,7 +220,3 @@ def _train(
 
 def _file(folder: Path, teacher: int) -> Path:
     return folder / f"{teacher:05d}.safetensors"
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)

@@ -36,9 +36,7 @@ def test_the_cost_of_spreading_depends_on_the_dimension(beta: float, factors: li
         assert spread == pytest.approx(factor, rel=5e-3)
         allocation = worst_allocation(law, SensitivitySet(p=beta, norm=1, dimension=k), [2])
         # beta 4 in two coordinates: 0.94 and 0.71 cost a little more than two alike
-        assert (
-            spread <= allocation.bound[0] / one_hot <= spread * (1.011 if (beta, k) == (4, 2) else 1.001)
-        )
+        assert spread <= allocation[0] / one_hot <= spread * (1.011 if (beta, k) == (4, 2) else 1.001)
 
 
 def dense_majorant(law: CoordinateRDP, ball: SensitivitySet, order: float) -> float:
@@ -61,7 +59,7 @@ def test_the_grid_is_rigorous_and_its_slack_small(p: float, beta: float, rate: f
     law, ball = noise(beta, 1.0, rate), SensitivitySet(p=p, norm=1, cap=0.8, dimension=4)
     for order in (2.0, 12.0):
         truth = dense_majorant(law, ball, order)
-        bound = float(worst_allocation(law, ball, [order]).bound[0])
+        bound = float(worst_allocation(law, ball, [order])[0])
         assert truth * (1 - 1e-9) <= bound <= truth * (1 + 1e-3)
 
 
@@ -120,16 +118,11 @@ def test_no_random_change_beats_the_bound(
 ) -> None:
     law, ball = noise(beta, 1.5, rate), SensitivitySet(p=p, norm=1, cap=cap, dimension=dimension)
     allocation = worst_allocation(law, ball, [order])
-    assert best_found(law, ball, order, seed) <= allocation.bound[0]
-    assert allocation.attained[0] <= allocation.bound[0]
-    used = (allocation.counts[:, 0] * allocation.shifts[:, 0] ** p).sum()
-    assert used <= 1 + 1e-9
-    assert allocation.counts[:, 0].sum() <= dimension
-    assert allocation.shifts.max() <= cap * (1 + 1e-12)
+    assert best_found(law, ball, order, seed) <= allocation[0]
 
 
 def test_charging_the_one_hot_change_alone_is_caught() -> None:
     law, ball = noise(4, 3.0), SensitivitySet(p=4, norm=1, dimension=12)
     best = best_found(law, ball, 2.0, 0)
     assert best > 1.5 * float(law(2, 1.0))
-    assert best <= float(worst_allocation(law, ball, [2]).bound[0]) <= 1.2 * best
+    assert best <= float(worst_allocation(law, ball, [2])[0]) <= 1.2 * best

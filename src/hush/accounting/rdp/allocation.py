@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -70,11 +69,6 @@ class ConcaveMajorant:
         points = np.concatenate([[0.0], self._powers(), x])
         heights = np.concatenate([[self._origin()], self._upper_heights(), value])
         return self._hull(points, heights)[0]
-
-    def contact_shifts(self) -> tuple[float, float]:
-        """The shifts on either side of `point` whose mixture attains the majorant on the grid."""
-        _, left, right = self._hull(*self._lower_vertices())
-        return left ** (1 / self.p), right ** (1 / self.p)
 
     def refinement_points(self, tolerance: float) -> Array:
         """Shifts to add to the grid; none where the bounds agree to `tolerance`, relatively."""
@@ -196,31 +190,18 @@ _TOLERANCE = 2e-4
 _MAX_REFINEMENTS = 30
 
 
-@dataclass(frozen=True, kw_only=True)
-class Allocation:
-    """An upper bound on the Rényi divergence at each order, and a change that nearly attains it.
-
-    `counts[k]` coordinates move by `shifts[k]`, k = 0, 1, 2; that change has divergence `attained`.
-    """
-
-    bound: Array
-    attained: Array
-    counts: Array
-    shifts: Array
-
-
-def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.ArrayLike) -> Allocation:
-    """The largest Rényi divergence of a change in `ball` at each order.
+def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.ArrayLike) -> Array:
+    """Upper bound on the Rényi divergence of every change in `ball`, at each order.
 
     A change's divergence is the sum of `profile` over its coordinates.
 
-    **Guarantee.** `bound` is never below the supremum: the allocation lemma, proved in
+    **Guarantee.** Never below the supremum: the allocation lemma of
     docs/guarantees/coordinate-wise.md. It is within 1e-3 of the lemma's value.
 
     >>> from hush.accounting.rdp.profile import NoiseDensity
     >>> gaussian = CoordinateRDP(law=NoiseDensity(beta=2, scale=1))
     >>> changes = SensitivitySet(p=2, norm=0.5, dimension=1000)
-    >>> worst_allocation(gaussian, changes, [2, 3]).bound.round(6).tolist()
+    >>> worst_allocation(gaussian, changes, [2, 3]).round(6).tolist()
     [0.5, 0.75]
     """
     order = checked(np.atleast_1d(np.asarray(orders, dtype=float)), 0.0)[0]
@@ -230,12 +211,14 @@ def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.A
             "cost of a coordinate proved convex in its shift. Pass e.g. orders=[2, 3, 4]."
         )
     if ball.max_entry == 0:
-        zeros = np.zeros((3, len(order)))
-        return Allocation(bound=zeros[0], attained=zeros[0], counts=zeros, shifts=zeros)
-    if ball.p == math.inf or _cube_in_ball(ball):
-        return _cube_vertex(profile, ball, order)
+        return np.zeros(len(order))
+    dimension = math.inf if ball.dimension is None else float(ball.dimension)
+    if ball.p == math.inf or dimension * ball.max_entry**ball.p <= ball.norm**ball.p:
+        # every coordinate may move by `max_entry` at once
+        return np.asarray(dimension * profile(order, ball.max_entry))
     if ball.p == 2 and profile.law.beta == 2:
-        return _sparsest_change(profile, ball, order)
+        # the divergence is convex in the squared shift: its majorant is the chord from 0 to the cap
+        return np.asarray(ball.max_entries_moved * profile(order, ball.max_entry) * OUTWARD)
     return _by_concave_majorant(profile, ball, order)
 
 
@@ -245,39 +228,11 @@ def sum_over_blocks(
     """An upper bound on the divergence of a product of blocks: their worst allocations, added."""
     if not blocks:
         raise InvalidValue("blocks=[] must not be empty: pass e.g. blocks=[(profile, ball)].")
-    total: Array = np.sum(
-        [worst_allocation(profile, ball, orders).bound for profile, ball in blocks], axis=0
-    )
+    total: Array = np.sum([worst_allocation(profile, ball, orders) for profile, ball in blocks], axis=0)
     return total
 
 
-def _cube_in_ball(ball: SensitivitySet) -> bool:
-    """Whether every coordinate may move by `max_entry` at once."""
-    return ball.dimension is not None and ball.dimension * ball.max_entry**ball.p <= ball.norm**ball.p
-
-
-def _cube_vertex(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Allocation:
-    dimension = math.inf if ball.dimension is None else float(ball.dimension)
-    bound = dimension * profile(order, ball.max_entry)
-    counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
-    counts[0], shifts[0] = dimension, ball.max_entry
-    return Allocation(bound=bound, attained=bound, counts=counts, shifts=shifts)
-
-
-def _sparsest_change(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Allocation:
-    """Normal noise under a Euclidean bound: the divergence is convex in the square of the shift.
-
-    It is the logarithm of a sum of exponentials of that square (of one, without sampling). So the
-    majorant is the chord from 0 to the cap, attained by as few coordinates as possible.
-    """
-    counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
-    counts.T[:], shifts.T[:] = _integer_counts(ball, 0.0, ball.max_entry)
-    bound = ball.max_entries_moved * profile(order, ball.max_entry) * OUTWARD
-    attained = _product_rdp(profile, order, counts, shifts)
-    return Allocation(bound=bound, attained=np.minimum(attained, bound), counts=counts, shifts=shifts)
-
-
-def _by_concave_majorant(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Allocation:
+def _by_concave_majorant(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Array:
     """Refine a grid of shifts until the majorant's lower and upper bounds are close, at every order."""
     # |s|^p of one coordinate of the uniform change
     uniform = 0.0 if ball.dimension is None else ball.norm**ball.p / ball.dimension
@@ -297,36 +252,4 @@ def _by_concave_majorant(profile: CoordinateRDP, ball: SensitivitySet, order: Ar
             break
     budget = ball.norm**ball.p
     scale = budget if ball.dimension is None else float(ball.dimension)
-    bound = np.array([scale * majorant.upper() for majorant in majorants]) * OUTWARD
-    counts, shifts = np.zeros((3, len(order))), np.zeros((3, len(order)))
-    for k, majorant in enumerate(majorants):
-        counts[:, k], shifts[:, k] = _integer_counts(ball, *majorant.contact_shifts())
-    attained = _product_rdp(profile, order, counts, shifts)
-    return Allocation(bound=bound, attained=np.minimum(attained, bound), counts=counts, shifts=shifts)
-
-
-def _product_rdp(profile: CoordinateRDP, order: Array, counts: Array, shifts: Array) -> Array:
-    """The divergence of `counts` coordinates at these shifts; a count of 0 adds 0 at any shift."""
-    per_coordinate = profile(np.broadcast_to(order, shifts.shape), shifts)
-    total: Array = np.multiply(
-        counts, per_coordinate, out=np.zeros_like(per_coordinate), where=counts > 0
-    ).sum(axis=0)
-    return total
-
-
-def _integer_counts(ball: SensitivitySet, low: float, high: float) -> tuple[list[float], list[float]]:
-    """Whole numbers of coordinates at two shifts, and one more for the rest of the budget."""
-    budget, p = ball.norm**ball.p, ball.p
-    dimension_limit = math.inf if ball.dimension is None else float(ball.dimension)
-    if high == low or math.isinf(dimension_limit):
-        count_high = math.floor(min(dimension_limit, budget / high**p * OUTWARD))
-        count_low = 0
-    else:
-        count_high = math.floor(
-            max(0.0, (budget - dimension_limit * low**p) / (high**p - low**p)) * OUTWARD
-        )
-        count_low = max(0, int(dimension_limit) - count_high - 1) if low > 0 else 0
-    rest = max(0.0, budget - count_high * high**p - count_low * low**p) ** (1 / p)
-    count_last = 1 if count_high + count_low < dimension_limit and rest > 0 else 0
-    last = min(rest, ball.max_entry) if count_last else 0.0
-    return [count_high, count_low, count_last], [high, low, last]
+    return np.array([scale * majorant.upper() for majorant in majorants]) * OUTWARD
