@@ -37,6 +37,37 @@ _UNPROVED = (
 _RAW = "the records, and every gradient, batch and draw of noise"
 _ON_THE_CARD = ("Unfinished", "Arithmetic", "Randomness", "Tuning", "Public data")
 
+State = Literal["covered", "assumed", "attention"]
+_CAVEATS: dict[tuple[str, State | None], str] = {
+    ("Unfinished", None): "The run is not finished: this is the cost of the charges so far.",
+    (
+        "Sensitive",
+        None,
+    ): "This report contains the result of an audit, which used the records and is not "
+    "charged. Do not publish it. A report without --audit may be published.",
+    ("Proof", "attention"): _UNPROVED,
+    ("Proof", "covered"): "Statement, assumptions, proof and tests: {pages}.",
+    ("Arithmetic", "covered"): "Noise is sampled exactly in floating-point numbers, and the rounding of "
+    "sums is part of the sensitivity. Assumptions on the matrix kernels: docs/guarantees/tape.md.",
+    ("Arithmetic", "attention"): "Real-number arithmetic is assumed: the proof does not cover the "
+    "rounding of noise or sums, so attacks on the low bits of released numbers are not excluded.",
+    ("Randomness", "covered"): "Sampling and noise use {source}, not a known seed.",
+    ("Randomness", "attention"): "The noise came from a given seed: the guarantee holds only while "
+    "nobody knows the seed and no other run uses it. For tests.",
+    ("Tuning", "covered"): "Private selection chose the hyperparameters; epsilon covers all of its "
+    "trials.",
+    ("Tuning", "assumed"): "Epsilon covers this run alone and assumes that the hyperparameters do not "
+    "depend on the private records. Earlier runs on the same records add to it (`hush tune` accounts "
+    "for a search).",
+    ("Public data", None): "{data}",
+    ("Delta", "covered"): "{delta}, below 1.",
+    ("Delta", "attention"): "{delta}, above 1, so publishing one of them outright would satisfy it.",
+    ("Ledger", None): "{checked}.",
+    ("Beyond this ledger", None): "Other runs on the same records have their own ledgers and add to the "
+    "cost. Run time, memory and power consumption are not covered.",
+}
+"""Sentence for each term and state; None: for any state."""
+
 
 @dataclass(frozen=True)
 class Item:
@@ -50,7 +81,7 @@ class Item:
 class Caveat(Item):
     """A term, whether the guarantee covers it, and a sentence about it."""
 
-    state: Literal["covered", "assumed", "attention"]
+    state: State
 
 
 def statements(facts: RunFacts) -> dict[str, Any]:
@@ -155,77 +186,36 @@ def protection(facts: RunFacts) -> list[Item]:
 
 def caveats(facts: RunFacts) -> list[Caveat]:
     """Coverage, assumptions and warnings of the guarantee."""
-    stated, found = facts.guarantee, []
-
-    def add(term: str, state: Literal["covered", "assumed", "attention"], text: str) -> None:
-        found.append(Caveat(term, text, state))
-
-    if not facts.finished:
-        add(
-            "Unfinished", "attention", "The run is not finished: this is the cost of the charges so far."
-        )
-    if facts.audit is not None:
-        text = (
-            "This report contains the result of an audit, which used the records and is not charged. Do "
-            "not publish it. A report without --audit may be published."
-        )
-        add("Sensitive", "attention", text)
-    if stated.basis != "proved":
-        add("Proof", "attention", _UNPROVED)
-    else:
-        pages = ", ".join(dict.fromkeys(f"docs/guarantees/{charge.proof}" for charge in facts.plans))
-        add("Proof", "covered", f"Statement, assumptions, proof and tests: {pages}.")
-    if stated.arithmetic == "proved":
-        text = (
-            "Noise is sampled exactly in floating-point numbers, and the rounding of sums is part of "
-            "the sensitivity. Assumptions on the matrix kernels: docs/guarantees/tape.md."
-        )
-        add("Arithmetic", "covered", text)
-    else:
-        text = (
-            "Real-number arithmetic is assumed: the proof does not cover the rounding of noise or sums, "
-            "so attacks on the low bits of released numbers are not excluded."
-        )
-        add("Arithmetic", "attention", text)
-    if stated.randomness == "seeded":
-        text = (
-            "The noise came from a given seed: the guarantee holds only while nobody knows the seed and "
-            "no other run uses it. For tests."
-        )
-        add("Randomness", "attention", text)
-    else:
-        stream = "a ChaCha20 stream under a key from the operating system"
-        system = "the operating system's cryptographic source"
-        source = {None: f"{stream}, or {system}", False: stream, True: system}[facts.secure]
-        add("Randomness", "covered", f"Sampling and noise use {source}, not a known seed.")
-    if any(isinstance(charge.plan.release, BestOf) for charge in facts.plans):
-        text = "Private selection chose the hyperparameters; epsilon covers all of its trials."
-        add("Tuning", "covered", text)
-    else:
-        text = (
-            "Epsilon covers this run alone and assumes that the hyperparameters do not depend on the "
-            "private records. Earlier runs on the same records add to it (`hush tune` accounts for a "
-            "search)."
-        )
-        add("Tuning", "assumed", text)
-    add("Public data", "assumed", _public_data(facts))
-    if stated.records is not None:
-        share = stated.delta * stated.records
-        verdict = (
-            "above 1, so publishing one of them outright would satisfy it." if share > 1 else "below 1."
-        )
-        text = (
-            f"Delta {stated.delta:g} times the number of {facts.one}s is {at_most(share, 2)}, {verdict}"
-        )
-        add("Delta", "attention" if share > 1 else "covered", text)
+    stated = facts.guarantee
+    stream = "a ChaCha20 stream under a key from the operating system"
+    system = "the operating system's cryptographic source"
+    share = stated.delta * (stated.records or 0)
+    selected = any(isinstance(charge.plan.release, BestOf) for charge in facts.plans)
     checked = "; ".join(facts.notes)
-    add("Ledger", "assumed" if "may be missing" in checked else "covered", f"{_sentence(checked)}.")
-    text = (
-        "Other runs on the same records have their own ledgers and add to the cost. Run time, memory "
-        "and power consumption are not covered."
-    )
-    add("Beyond this ledger", "assumed", text)
-    return found
+    values = {
+        "pages": ", ".join(dict.fromkeys(f"docs/guarantees/{charge.proof}" for charge in facts.plans)),
+        "source": {None: f"{stream}, or {system}", False: stream, True: system}[facts.secure],
+        "delta": f"Delta {stated.delta:g} times the number of {facts.one}s is {at_most(share, 2)}",
+        "data": _public_data(facts),
+        "checked": _sentence(checked),
+    }
+    states: dict[str, State | None] = {
+        "Unfinished": None if facts.finished else "attention",
+        "Sensitive": None if facts.audit is None else "attention",
+        "Proof": "covered" if stated.basis == "proved" else "attention",
+        "Arithmetic": "covered" if stated.arithmetic == "proved" else "attention",
+        "Randomness": "attention" if stated.randomness == "seeded" else "covered",
+        "Tuning": "covered" if selected else "assumed",
+        "Public data": "assumed",
+        "Delta": None if stated.records is None else "attention" if share > 1 else "covered",
+        "Ledger": "assumed" if "may be missing" in checked else "covered",
+        "Beyond this ledger": "assumed",
+    }
+    return [
+        Caveat(term, _CAVEATS.get((term, state), _CAVEATS.get((term, None), "")).format(**values), state)
+        for term, state in states.items()
+        if state is not None
+    ]
 
 
 def _public_data(facts: RunFacts) -> str:
