@@ -101,13 +101,14 @@ def record_directly(
         if not parameters:
             x = module(x)
             continue
-        weight, bias = (
-            None if value is None else Weight(value.detach(), lists.get(id(value)))
-            for value in (parameters["weight"], parameters["bias"])
-        )
-        layer = _layer(module, weight, bias, records)
+        weights: list[Weight | None] = []
+        trained = False
+        for value in (parameters["weight"], parameters["bias"]):
+            trained = trained or id(value) in lists
+            weights.append(None if value is None else Weight(value.detach(), lists.get(id(value))))
+        layer = _layer(module, records, *weights)
         x, saved = layer.forward(x.contiguous())
-        if any(part is not None and part.terms is not None for part in (weight, bias)):
+        if trained:
             if not x.requires_grad:
                 x.requires_grad_()
             captured.append((layer, saved))
@@ -121,7 +122,8 @@ def record_directly(
     return terms
 
 
-def _layer(module: nn.Module, weight: Weight | None, bias: Weight | None, records: int) -> Layer:
+def _layer(module: nn.Module, records: int, weight: Weight | None, bias: Weight | None) -> Layer:
+    """The layer of a module, which computes all records at once."""
     if isinstance(module, nn.Linear):
         assert weight is not None
         return Linear(records, weight, bias)

@@ -170,6 +170,8 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
     """
     if left.is_cuda:
         return _block_sums(left, right)
+    if len(left) <= SUM_BLOCK and left.shape[1] * right.shape[1] <= _TILE:
+        return left.mT.mm(right).double()
     total = torch.empty(left.shape[1], right.shape[1], dtype=torch.float64)
     for tile, part, (high, wide) in _tiles(total, left):
         for block in range(0, max(1, len(left)), SUM_BLOCK):

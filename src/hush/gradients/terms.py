@@ -223,6 +223,8 @@ def product_bound(left: Tensor, right: Tensor, order: float = 2) -> Tensor:
     if factors[0].dtype == torch.float64:
         # what underflows in one factor can be large in the other
         bounds = bounds + _UNDERFLOW * (norms[0] + norms[1])
+    if bounds.shape[1] == 1:
+        return bounds[:, 0].where(~beyond[:, 0], torch.inf)
     return bounds.sum(1).where(~beyond.any(1), torch.inf)
 
 

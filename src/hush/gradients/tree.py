@@ -35,7 +35,7 @@ def tree_map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if type(value) in (list, tuple):
-        return type(value)(tree_map(part, function) for part in value)
+        return type(value)([tree_map(part, function) for part in value])
     if isinstance(value, (dict, UserDict)):  # as a tokenizer of the transformers library returns
         return {key: tree_map(part, function) for key, part in value.items()}
     return value

@@ -119,10 +119,10 @@ class ClippedGradients:
     def layout(self) -> Layout:
         """Layout of the flat gradient of the parameters that are trainable now."""
         parameters = self.tree.trainable()
-        laid_out = [(id(value), value.dtype, value.numel()) for value in parameters.values()]
-        if self._layout is not None and laid_out == self._laid_out:
+        now = [(id(value), value.dtype, value.numel()) for value in parameters.values()]
+        if self._layout is not None and now == self._laid_out:
             return self._layout
-        size, plan = sum(numel for _, _, numel in laid_out), self.plan
+        size, plan = sum(numel for _, _, numel in now), self.plan
         if size > self.dimension and grows_with_dimension(plan):
             raise Unsupported(
                 f"{size} numbers are to be trained and the step was made for {self.dimension}: "
@@ -130,7 +130,7 @@ class ClippedGradients:
             )
         sensitivity = plan.clipping.sensitivity(size)
         sizes = [block.dimension or 0 for block in sensitivity]
-        self._laid_out = laid_out
+        self._laid_out = now
         self._layout = Layout(
             parameters,
             sensitivity,
@@ -139,6 +139,10 @@ class ClippedGradients:
             plan.noise.per_block(sensitivity, plan.clipping.reference_norm),
         )
         return self._layout
+
+    def laid_out(self) -> Layout:
+        """Layout of the step that was begun."""
+        return self._layout or self.layout()
 
     def record(self, inputs: Any, targets: Any) -> GradientTape:
         """Gradient tape of some records."""
@@ -186,7 +190,7 @@ class ClippedGradients:
         chain = None if self.views is not None else direct_chain(self.model, self.loss, inputs)
         if chain is not None and len(inputs):
             no_randomness(masks, self.device)
-            tape = direct_tape(chain, self.loss, inputs, targets, self.layout().parameters)
+            tape = direct_tape(chain, self.loss, inputs, targets, self.laid_out().parameters)
         else:
             # seeded for each batch: how much is drawn may depend on a record, and must not shift others
             with own_randomness(masks, self.device):

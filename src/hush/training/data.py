@@ -314,6 +314,8 @@ def pair_of(data: Data) -> Sequence[Any] | None:
 
 def _has_tensors(part: Any) -> bool:
     """Whether a tree holds tensors, and no arrays: a `Source` reads rows of those."""
+    if isinstance(part, Tensor):
+        return True
     kinds = [type(value) for value in leaves(part)]
     return any(issubclass(kind, Tensor) for kind in kinds) and not any(
         issubclass(kind, np.ndarray) for kind in kinds

@@ -3,7 +3,6 @@
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,6 +47,13 @@ from hush.training.replay_choice import check_replay, choose_replay
 from hush.training.units import adjacency_of, check_length, public_count, units_of
 from hush.training.weights_guard import WeightsGuard
 
+_WAY_OUT = (
+    "The step stopped before it was charged, and its batch is the next one all the same: leaving it out "
+    "would make the sampling depend on the records. If a record stopped it (which is private), check "
+    "every record against the model, mend those that do not fit each by itself, and loop on with "
+    "step.batches(mended): it begins with this batch. A run of hush.train with a directory goes on with "
+    "resume=True."
+)
 _RANDOMNESS, _EXECUTION, _DISTRIBUTED = Randomness(), Execution(), Distributed()
 
 
@@ -295,9 +301,9 @@ class PrivateStep:
     def _check_model(self) -> None:
         """Check the model and the optimizer, if modules, modes or trained parameters have changed."""
         tree = self.gradients.tree
-        modules = tree.modules().values()
+        modules, parameters = tree.modules().values(), tree.parameters().values()
         groups = [id(value) for group in self.optimizer.param_groups for value in group["params"]]
-        trained = [(id(value), value.requires_grad) for value in tree.parameters().values()]
+        trained = [(id(value), value.requires_grad) for value in parameters]
         now = [(id(module), module.training) for module in modules], trained, groups
         if now != self._checked:
             check_model(tree, sharded=bool(self.reducer.processes))
@@ -310,7 +316,10 @@ class PrivateStep:
         Args:
             phases: Names of methods.
         """
-        return any(getattr(type(self), name) is not getattr(PrivateStep, name) for name in phases)
+        own = type(self)
+        if own is PrivateStep:
+            return False
+        return any(getattr(own, name) is not getattr(PrivateStep, name) for name in phases)
 
     # before the first draw
 
@@ -416,8 +425,12 @@ class PrivateStep:
             self._check_model()
             self.check_weights()
             self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since
-            with self._recovery_note():
+            try:
                 moved = self.rule.run(batch)
+            except Exception as error:
+                if self.pending_batch is not None and not isinstance(error, Unsupported | ProcessFailed):
+                    error.add_note(_WAY_OUT)
+                raise
             self.accepted += moved
             self.advance(batch.data)
             return moved
@@ -608,7 +621,7 @@ class PrivateStep:
         Args:
             update: Result of `private_gradient` or `privatize`.
         """
-        parameters = list(self.gradients.layout().parameters.values())
+        parameters = list(self.gradients.laid_out().parameters.values())
         self.reducer.set_gradients(parameters, update)
         self.optimizer.step()
         for parameter in parameters:
@@ -624,20 +637,3 @@ class PrivateStep:
         """
         if self._streams is not None:
             self.gradients.advance(data, self._streams.masks)
-
-    @contextmanager
-    def _recovery_note(self) -> Iterator[None]:
-        """Context that adds the way out to an error that stops a step before its charge."""
-        try:
-            yield
-        except Exception as error:
-            if self.pending_batch is not None and not isinstance(error, (Unsupported, ProcessFailed)):
-                error.add_note(
-                    "The step stopped before it was charged, and its batch is the next one all the "
-                    "same: leaving it out would make the sampling depend on the records. If a record "
-                    "stopped it (which one is private), check every record against the model, mend "
-                    "those that do not fit each by itself, and loop on with step.batches(mended): it "
-                    "begins with this batch. A run of hush.train with a directory goes on with "
-                    "resume=True."
-                )
-            raise

@@ -162,14 +162,15 @@ class PendingDraws:
         unsure = layers(self.beta).widest * self.units + _ROUNDING
         lost = location[self.undecided].astype(np.float64)
         size = min(BLOCK, len(location))
-        sums, wholes, floors = (np.empty(size) for _ in range(3))
+        sums, wholes, floors = np.empty((3, size))
         near: list[Integers] = []
         at: list[Doubles] = []
         # a location may be infinite or NaN, and its sum too large for single precision
         with np.errstate(over="ignore", invalid="ignore"):
             for first in range(0, len(location), BLOCK):
                 part = location[first : first + BLOCK]
-                total, below, rounded = (buffer[: len(part)] for buffer in (sums, wholes, floors))
+                count = len(part)
+                total, below, rounded = sums[:count], wholes[:count], floors[:count]
                 # whole multiples of the grid are kept apart, so that the location is not rounded
                 np.multiply(part, 1 / step, out=total, dtype=np.float64)
                 np.rint(total, out=below)
@@ -233,11 +234,11 @@ def pending_draws(beta: float, count: int, units: float, source: RandomSource) -
     pending = PendingDraws(beta, units, random_words(count, source), np.empty(count))
     scaled = law.cells * units
     size = min(BLOCK, count)
-    layer, place, limit = (np.empty(size, np.int64) for _ in range(3))
+    layer, place, limit = np.empty((3, size), np.int64)
     open_ = []
     for first in range(0, count, BLOCK):
         words, start = pending.words[first : first + BLOCK], pending.start[first : first + BLOCK]
-        a, b, c = (part[: len(words)] for part in (layer, place, limit))
+        a, b, c = layer[: len(words)], place[: len(words)], limit[: len(words)]
         np.bitwise_and(words, LAYERS - 1, out=a)
         np.right_shift(words, PLACE_SHIFT, out=b)
         np.take(scaled, a, out=start, mode="clip")  # no index is clipped: the other modes are slower
