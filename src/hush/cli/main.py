@@ -43,7 +43,7 @@ def demo(
 
 
 def reproduce() -> None:
-    """Compute a paper's table or figure again; `pip install ./recipes` in a clone of hush adds them."""
+    """A command about published methods; `pip install ./recipes` in a clone of hush adds it."""
     raise Unsupported(INSTALL)
 
 
@@ -55,8 +55,10 @@ for command in (
 _COMMANDS = extensions("commands")
 for name, point in _COMMANDS.items():
     app.command(name)(point.load())
-if "reproduce" not in _COMMANDS:
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(reproduce)
+for name in sorted({"claims", "reproduce", "tune-selective"} - _COMMANDS.keys()):
+    app.command(name, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+        reproduce
+    )
 
 
 def main() -> None:
