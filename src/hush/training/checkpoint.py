@@ -192,10 +192,11 @@ def origin_of(
     """
     key = secrets.token_hex(32) if salt is None else salt
     held = held_slots(data)  # a rank may hold none
-    rows: list[Tensor] = []
+    rows: list[bytes] = []
     if held and not secure:
         first = take(data, torch.arange(min(_FIRST, held)), Stream(torch.device("cpu"), bytes(32)))
-        rows = [part for part in tree_leaves(first) if part.layout == torch.strided]
+        parts = [part.detach().cpu() for part in tree_leaves(first) if part.layout == torch.strided]
+        rows = [part.contiguous().flatten().view(torch.uint8).numpy().tobytes() for part in parts]
 
     def digest(content: bytes) -> str:
         return hmac.digest(bytes.fromhex(key), content, hashlib.sha256).hex()
@@ -203,7 +204,7 @@ def origin_of(
     return {
         "salt": key,
         "record": describe_record(data) if held else None,
-        "first": digest(b"".join(map(_bytes, rows))) if rows else None,
+        "first": digest(b"".join(rows)) if rows else None,
         "seed": None if generator is None else digest(str(generator.initial_seed()).encode()),
     }
 
@@ -246,10 +247,6 @@ def check_same_origin(
             "goes on with the randomness in its checkpoint, and the seed would be ignored. Leave it "
             "out, or start a new run in a new directory."
         )
-
-
-def _bytes(rows: Tensor) -> bytes:
-    return bytes(rows.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
 
 def state_of(step: "PrivateStep") -> dict[str, Any]:
@@ -304,8 +301,9 @@ def _load(step: "PrivateStep", state: dict[str, Any]) -> None:
     step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
     step.accepted = state["accepted"]
     step.gradients.replayed = state.get("replayed")  # repeated steps must round alike
-    theirs = _noise_layout(state.get("processes", 1), sharded=state.get("sharded", False))
-    ours = _noise_layout(step.reducer.size, sharded=step.reducer.modules is not None)
+    ours = step.reducer.description
+    ranks, sharded = state.get("processes", 1), state.get("sharded", False)
+    theirs = f"{ranks} process{'es' * (ranks > 1)}{' with sharded parameters' * sharded}"
     if isinstance(step.generator, SystemSource):
         step.reseed()
     elif theirs != ours and _charged_since(step):
@@ -317,11 +315,6 @@ def _load(step: "PrivateStep", state: dict[str, Any]) -> None:
             stacklevel=4,
         )
         step.reseed()
-
-
-def _noise_layout(ranks: int, *, sharded: bool) -> str:
-    """Processes that draw the noise, in words."""
-    return f"{ranks} process{'es' * (ranks > 1)}{' with sharded parameters' * sharded}"
 
 
 def _charged_since(step: "PrivateStep") -> bool:

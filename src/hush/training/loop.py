@@ -19,7 +19,7 @@ from hush.training import checkpoint
 from hush.training.checkpoint import Scheduler, resume_run, save_run
 from hush.training.data import Data, Source, pair_of, prepare
 from hush.training.disjoint import check_held_out
-from hush.training.distributed.handshake import check_same_run
+from hush.training.distributed.handshake import check_same
 from hush.training.distributed.process_group import reducer_of
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.metrics import StepMetrics, check_callbacks
@@ -126,14 +126,17 @@ def train(
     ranks = reducer_of(distributed)
     check_kind("randomness", randomness, Randomness)
     with ranks.propagate_errors(), ExitStack() as opened:
-        check_same_run(
+        check_same(
             ranks.exchange,
-            budget=str(budget),
-            evaluation="some" if evaluation is not None else "none",
-            every=period,
-            directory="some" if directory is not None else "none",
-            scheduler=type(scheduler).__name__,
-            self_test="some" if self_test is not None else "none",
+            "the arguments of hush.train",
+            {
+                "budget": str(budget),
+                "evaluation": "some" if evaluation is not None else "none",
+                "every": period,
+                "directory": "some" if directory is not None else "none",
+                "scheduler": type(scheduler).__name__,
+                "self_test": "some" if self_test is not None else "none",
+            },
         )
         data = prepare(data)
         if evaluation is not None and not isinstance(evaluation, Source) and pair_of(evaluation) is None:

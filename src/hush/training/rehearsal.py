@@ -30,7 +30,10 @@ class Snapshot:
             for name, value in module._buffers.items()
         ]
         self._state = {key: _copied(state) for key, state in optimizer.state.items()}
-        self._groups = [_settings(group) for group in optimizer.param_groups]
+        self._groups = [
+            {key: _copied(value) for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -48,11 +51,6 @@ class Snapshot:
             parameters = group["params"]
             group.clear()
             group.update({**_copied(settings), "params": parameters})
-
-
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a parameter group, such as its learning rate."""
-    return {key: _copied(value) for key, value in group.items() if key != "params"}
 
 
 def _copied(value: Any) -> Any:

@@ -36,7 +36,7 @@ from hush.training.data import (
     same_slots,
 )
 from hush.training.disjoint import check_distinct, check_public
-from hush.training.distributed.handshake import check_same_end, check_state_advances
+from hush.training.distributed.handshake import check_same, check_state_advances
 from hush.training.distributed.process_group import reducer_of
 from hush.training.methods.public_bases import basis_schedule
 from hush.training.noisy_mean import NoisyMean
@@ -380,7 +380,7 @@ class PrivateStep:
             last = None
             if steps is not None:
                 last = self.steps + check_count("steps", steps, "steps are counted")
-            check_same_end(self.reducer.exchange("the number of steps", steps))
+            check_same(self.reducer.exchange, "the number of steps", {"steps": steps})
             if self.basis_schedule is not None and held:
                 check_public(self.basis_schedule.public, data)
             physical_batch = self.probe(data)

@@ -182,7 +182,7 @@ def test_other_gradients_are_not_charged_and_their_fingerprints_not_shown(scenar
     ("scenario", "text"),
     [
         (other_tensor_settings, "with other settings of the optimizer"),
-        (other_momentum, "ranks 0 and 1 have different states of the optimizer"),
+        (other_momentum, "ranks 0 and 1 differ in states of the optimizer"),
         (other_buffers, "ranks 0 and 1 differ in the model's weights"),
         (evaluation_mode_on_one_rank, "in other modes"),
         (autocast_on_one_rank, "in other modes"),

@@ -496,7 +496,7 @@ def test_a_rank_may_have_no_slice() -> None:
         ("another_order", ["rank 0 and of rank 1", "which record is in which slot"]),
         ("another_loss", ["differ in loss", "CrossEntropyLoss", "with weight of hash"]),
         ("another_smoothing", ["differ in loss", "'label_smoothing': 0.0", "'label_smoothing': 0.1"]),
-        ("another_end", ["steps=3 on rank 0", "steps=4 on rank 1"]),
+        ("another_end", ["differ in steps: rank 0 has 3, rank 1 has 4"]),
         ("a_path_on_rank_1_alone", ["rank 1 was given the path of a ledger and rank 0 was not"]),
     ],
 )
@@ -557,7 +557,7 @@ def test_a_collective_of_another_kind_is_not_taken_for_a_message() -> None:
 def test_weights_that_were_set_must_be_the_same() -> None:
     for raised in result("weights_set_differently"):
         assert raised.kind == "Unsupported"
-        assert "ranks 0 and 1 have different weights" in raised.text
+        assert "ranks 0 and 1 differ in weights" in raised.text
 
 
 def test_an_error_on_one_rank_stops_all_before_the_charge() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hush.core.errors import DataError, InvalidValue, ProcessFailed, Unsupported
+from hush.core.errors import DataError, ProcessFailed, Unsupported
 from hush.core.plan import plan_text
 from hush.core.randomness import SystemSource, cryptographic
 from hush.gradients.models import ModuleTree
@@ -39,19 +39,19 @@ def check_same_step(
     _compare(processes.gather("the handshake", _facts(step, generator)))
 
 
-def check_same_run(exchange: Callable[[str, Any], list[Any]], **arguments: Any) -> None:
-    """Raise on every rank unless `hush.train` was called alike on all of them.
+def check_same(exchange: Callable[[str, Any], list[Any]], phase: str, facts: dict[str, Any]) -> None:
+    """Raise on every rank unless short plain facts, by name, are equal on all of them.
 
     Args:
         exchange: `Local.exchange` of the reducer.
-        arguments: of `hush.train`, by name, as short plain data; of data and folders whether there is
-            one.
+        phase: Name of the place in the program.
+        facts: Facts of this rank.
     """
-    _compare(exchange("the arguments of hush.train", arguments))
+    _compare(exchange(phase, facts))
 
 
 def _compare(described: list[dict[str, Any]]) -> None:
-    """Raise where a rank's facts, by name, are not those of rank 0."""
+    """Raise if a rank's facts, by name, are not those of rank 0."""
     for name, first in described[0].items():
         for rank, other in enumerate(described):
             if other.get(name) != first:
@@ -59,42 +59,23 @@ def _compare(described: list[dict[str, Any]]) -> None:
                 raise Unsupported(
                     f"ranks 0 and {rank} differ in {name}: "
                     f"{'it is secret, and not shown' if name in _SECRET else both}. The ranks run one "
-                    "step together, which is charged once, as one plan on one model: nothing was drawn "
-                    "or charged. Pass every rank the same, or processes=False for runs that have "
-                    "nothing to do with each other."
+                    "step together, charged once, as one plan on one model: nothing was drawn or "
+                    "charged. Pass every rank the same, load or set weights on all of them, or pass "
+                    "processes=False for runs that are independent of each other."
                 )
 
 
 def check_same_weights(model: nn.Module, optimizer: torch.optim.Optimizer, processes: Processes) -> None:
     """Raise on every rank unless all have the same weights and buffers, and state of the optimizer."""
-    own = [weights_digest(model), _optimizer_digest(optimizer)]
-    held = processes.exchange("comparing the weights", own)
-    for rank, other in enumerate(held):
-        for what, ours, theirs in zip(
-            ("weights", "states of the optimizer"), held[0], other, strict=True
-        ):
-            if ours != theirs:
-                raise Unsupported(
-                    f"ranks 0 and {rank} have different {what} ({ours} and {theirs}, by a hash): they "
-                    "would train different models under one charge. Load or set the same on every "
-                    "rank, and call step.adopt_weights() there."
-                )
-
-
-def check_same_end(said: list[int | None]) -> None:
-    """Raise on every rank unless all take as many steps: a rank that leaves the loop does not come back.
-
-    Args:
-        said: steps of each rank.
-    """
-    for rank, other in enumerate(said):
-        if other != said[0]:
-            raise InvalidValue(
-                f"steps={said[0]} on rank 0 and steps={other} on rank {rank}: a step is made by all "
-                "ranks, and those with more of them would wait for one that has left the loop. Nothing "
-                "was drawn or charged. Pass every rank the same steps.",
-                key="steps",
-            )
+    entries = optimizer.state_dict()["state"].values()
+    check_same(
+        processes.exchange,
+        "comparing the weights",
+        {
+            "weights": weights_digest(model),
+            "states of the optimizer": _digest(v for entry in entries for v in entry.values()),
+        },
+    )
 
 
 def check_same_draw(
@@ -150,11 +131,6 @@ def weights_digest(model: nn.Module) -> str:
     return _digest(state.values())
 
 
-def _optimizer_digest(optimizer: torch.optim.Optimizer) -> str:
-    entries = optimizer.state_dict()["state"].values()
-    return _digest(value for entry in entries for value in entry.values())
-
-
 def _digest(values: Iterable[Any]) -> str:
     # a shard is on one rank alone: there is nothing to compare it with
     return fingerprint(
@@ -172,6 +148,8 @@ def _facts(step: "PrivateStep", generator: torch.Generator | None) -> dict[str, 
         f"{f' {placed[name]}' * (placed[name] is not None)}"
         for name, value in step.model.named_parameters()
     ]
+    shapes = f"{', '.join(structure[:4])}, {len(structure)} parameters of hash "
+    shapes += hashlib.sha256("\n".join(structure).encode()).hexdigest()[:8]
     seed = None if generator is None else str(generator.initial_seed()).encode()
     public = None if step.basis_schedule is None else pair_of(step.basis_schedule.public)
     return {
@@ -182,7 +160,7 @@ def _facts(step: "PrivateStep", generator: torch.Generator | None) -> dict[str, 
         "neighbours": str(step.adjacency),
         _UNITS: None if step.units is None else step.units.digest,
         "shard": step.reducer.shard,
-        "model": f"{type(step.model).__name__} of {_listed(structure)}",
+        "model": f"{type(step.model).__name__} of {shapes}",
         "the model's weights": weights_digest(step.model),
         "loss": _loss(getattr(step.gradients.loss, "loss", step.gradients.loss)),
         "optimizer": type(step.optimizer).__name__,
@@ -213,16 +191,6 @@ def _loss(loss: Any) -> str:
 def _name(function: Any) -> str:
     """Name of a function, or of the class of a module."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
-def _listed(structure: list[str]) -> str:
-    """The parameters of a small model, or a few of them and a hash of all."""
-    if len(structure) <= 4:
-        return ", ".join(structure)
-    digest = hashlib.sha256("\n".join(structure).encode()).hexdigest()[:8]
-    return (
-        f"{', '.join(structure[:2])}, ... {structure[-1]} ({len(structure)} parameters, hash {digest})"
-    )
 
 
 def forward_modes(tree: ModuleTree, device: torch.device) -> list[Any]:

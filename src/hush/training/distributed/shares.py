@@ -1,6 +1,5 @@
 """Slots that each rank reads and processes, and comparison of the data of ranks."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -21,7 +20,6 @@ from hush.training.data import (
     count,
     describe_record,
     held_slots,
-    made_up_record,
     pair_of,
     take,
 )
@@ -168,23 +166,3 @@ def share_of(batch: Batch, placement: Placement, processes: Processes, *, shard:
     first, last = ([0, *units[1:-1], len(ends)][number] for number in (rank, rank + 1))
     slots = [int(ends[unit - 1]) if unit else 0 for unit in (first, last)]
     return replace(batch, indices=batch.indices[slots[0] : slots[1]], counts=batch.counts[first:last])
-
-
-def padded_batches(
-    batches: Iterator[tuple[Any, Any, Tensor | None, Tensor | None]], passes: int, data: Data
-) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
-    """The physical batches of a rank, and then as many of one empty slot as other ranks have more.
-
-    Args:
-        batches: of the rank's share.
-        passes: physical batches of the rank that has most.
-        data: only shapes and types count.
-    """
-    own = 0
-    for batch in batches:
-        own += 1
-        yield batch
-    if own < passes:
-        inputs, targets = made_up_record(data)
-        for _ in range(passes - own):
-            yield inputs, targets, torch.zeros(1, dtype=torch.bool), None

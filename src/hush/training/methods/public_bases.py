@@ -154,7 +154,14 @@ def check_enough(
 ) -> tuple[list[tuple[str, ...]], list[tuple[int, ...]]]:
     """The groups of parameters and the ranks in each; raise if the records are too few for them."""
     sizes = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
-    ranks = _checked(ranks, sum(sizes.values()))
+    dimension = sum(sizes.values())
+    if len(ranks) < 2 or min(ranks) < 1 or sum(ranks) != dimension:
+        raise InvalidValue(
+            f"ranks={tuple(ranks)} must be the ranks of the subspaces and, last, of the residual, each "
+            f"at least 1, and add up to the {dimension} trained numbers. Pass e.g. ranks=(1, "
+            f"{dimension - 1}).",
+            key="ranks",
+        )
     groups = _groups_of(list(sizes), list(sizes.values()), principal.groups)
     totals = [sum(sizes[name] for name in group) for group in groups]
     shares = [webster_apportionment(total, totals) for total in accumulate(ranks[:-1], initial=0)]
@@ -250,17 +257,6 @@ def _groups_of(names: list[str], sizes: list[int], groups: int) -> list[tuple[st
     return [tuple(run) for run in members.values()]
 
 
-def _checked(ranks: Sequence[int], dimension: int) -> tuple[int, ...]:
-    if len(ranks) < 2 or min(ranks) < 1 or sum(ranks) != dimension:
-        raise InvalidValue(
-            f"ranks={tuple(ranks)} must be the ranks of the subspaces and, last, of the residual, each "
-            f"at least 1, and add up to the {dimension} trained numbers. Pass e.g. ranks=(1, "
-            f"{dimension - 1}).",
-            key="ranks",
-        )
-    return tuple(ranks)
-
-
 def _too_few(records: int, needed: int, groups: int) -> DataError:
     return DataError(
         f"{records} public records with finite gradients cannot span the {needed} directions that the "
@@ -284,7 +280,8 @@ def gradient_rows(
     rows = torch.empty(count(data), sum(sizes), dtype=dtype, device=device)
     at_once = _GRADIENTS_AT_ONCE[device.type]
     for batch, tape in zip(rows.split(at_once), tapes(model, loss, data), strict=True):
-        for chunk, gradients in _only(tape, names).chunks():
+        own = replace(tape, terms={name: tape.terms[name] for name in names})
+        for chunk, gradients in own.chunks():
             for part, columns in zip(gradients.values(), batch.split(sizes, 1), strict=True):
                 columns[chunk] = part.unsqueeze(-1).flatten(1).to(dtype)
     return rows
@@ -306,11 +303,6 @@ def finite_rows(rows: Tensor) -> Tensor:
     """Rows all of whose entries are finite."""
     usable = rows.isfinite().all(1)
     return rows if bool(usable.all()) else rows[usable]
-
-
-def _only(tape: GradientTape, names: Sequence[str]) -> GradientTape:
-    """The tape of some of the parameters."""
-    return replace(tape, terms={name: tape.terms[name] for name in names})
 
 
 def probe(

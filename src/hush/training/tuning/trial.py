@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 import torch
@@ -53,8 +53,19 @@ class Uniform(Dimension):
     low: float
     high: float
 
+    least: ClassVar[float] = -math.inf
+
     def __post_init__(self) -> None:
-        _check_ends(self, self.low, self.high, least=-math.inf)
+        low, high = as_float(self.low), as_float(self.high)
+        if not (self.least < low <= high < math.inf):
+            above = "finite" if math.isinf(self.least) else "> 0"
+            kind = type(self).__name__
+            raise InvalidValue(
+                f"{kind}({short_repr(self.low)}, {short_repr(self.high)}) must be from a number {above} "
+                f"to one no smaller. Pass e.g. {kind}(0.1, 10.0)."
+            )
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
 
     def draw(self, pick: Random) -> float:
         return pick.uniform(self.low, self.high)
@@ -65,7 +76,7 @@ class Uniform(Dimension):
 
 
 @dataclass(frozen=True)
-class LogUniform(Dimension):
+class LogUniform(Uniform):
     """Positive numbers between two ends, uniform in their logarithm: for learning rates and norms.
 
     Args:
@@ -73,19 +84,11 @@ class LogUniform(Dimension):
         high: Largest number.
     """
 
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        _check_ends(self, self.low, self.high, least=0.0)
+    least: ClassVar[float] = 0.0
 
     def draw(self, pick: Random) -> float:
         value = math.exp(pick.uniform(math.log(self.low), math.log(self.high)))
         return min(max(value, self.low), self.high)
-
-    @property
-    def first(self) -> float:
-        return self.low
 
 
 @dataclass(frozen=True)
@@ -141,19 +144,6 @@ def check_space(space: object) -> Mapping[str, Dimension]:
 def draw_settings(space: Mapping[str, Dimension], pick: Random) -> Settings:
     """Settings of one trial, each drawn independently."""
     return {name: dimension.draw(pick) for name, dimension in space.items()}
-
-
-def _check_ends(dimension: Dimension, low: object, high: object, least: float) -> None:
-    ends = as_float(low), as_float(high)
-    if not (least < ends[0] <= ends[1] < math.inf):
-        above = "finite" if math.isinf(least) else "> 0"
-        raise InvalidValue(
-            f"{type(dimension).__name__}({short_repr(low)}, {short_repr(high)}) must be from a number "
-            f"{above} to one no smaller: settings are drawn between the two. Pass e.g. "
-            f"{type(dimension).__name__}(0.1, 10.0)."
-        )
-    object.__setattr__(dimension, "low", ends[0])
-    object.__setattr__(dimension, "high", ends[1])
 
 
 @dataclass(kw_only=True, eq=False)
