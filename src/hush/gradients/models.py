@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hush.core.errors import Unsupported
 from hush.core.value import with_article
@@ -50,6 +51,11 @@ def check_model(tree: ModuleTree, *, sharded: bool = False) -> None:
     modules, parameters = tree.modules(), tree.parameters()
     for name, module in modules.items():
         _check_layer(name, module, sharded=sharded)
+    if lazy := [name for name, value in parameters.items() if is_lazy(value)]:
+        raise Unsupported(
+            f"{lazy[0]} has no shape yet (a Lazy module). Run the model once on public or synthetic "
+            "inputs before making the optimizer and the step."
+        )
     hooked = any(value._backward_hooks for value in parameters.values())
     if hooked or any(m._backward_hooks or m._backward_pre_hooks for m in modules.values()):
         raise Unsupported(
