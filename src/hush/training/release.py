@@ -6,6 +6,7 @@ A release rule is a frozen part of the plan in `hush.core` and a class that runs
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
+from weakref import proxy
 
 from hush.core.errors import Unsupported
 from hush.training.data import Batch
@@ -80,5 +81,6 @@ class WholeSelection(EveryUpdate):
 def rule_of(step: "PrivateStep") -> ReleaseRule:
     """Rule that runs the release of a step's plan."""
     module, _, name = step.plan.release.runner.partition(":")
-    rule: ReleaseRule = getattr(import_module(module), name)(step)
+    # the step stores its rule: a strong reference back would keep finished models in memory
+    rule: ReleaseRule = getattr(import_module(module), name)(proxy(step))
     return rule

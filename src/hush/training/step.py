@@ -173,9 +173,8 @@ class PrivateStep:
             """Whether rounding is within its slack, from public shapes: known after `probe`."""
             self._streams: StepStreams | None = None
             self._checked: tuple[Any, ...] | None = None
-            self._guard = WeightsGuard(
-                self.gradients.tree, lambda: self.gradients.probed.changing_buffers
-            )
+            gradients = self.gradients  # a guard that referred to the step would keep it in memory
+            self._guard = WeightsGuard(gradients.tree, lambda: gradients.probed.changing_buffers)
             self._guard.warn_of_other_ledger(self.ledger)
 
     # state
