@@ -13,8 +13,4 @@ def grouped(options: dict[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in options.items() if name not in _CHECKPOINTS + _LOGGING}
     checkpoints = {name: options[name] for name in _CHECKPOINTS if name in options}
     logging = {name: options[name] for name in _LOGGING if name in options}
-    return {
-        **rest,
-        "checkpoints": hush.Checkpoints(**checkpoints),
-        "logging": hush.Logging(**logging),
-    }
+    return {**rest, "checkpoints": hush.Checkpoints(**checkpoints), "logging": hush.Logging(**logging)}

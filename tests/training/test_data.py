@@ -1,14 +1,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from hush.core.errors import DataError
 from hush.training.data import Batch, Data, count, take
-from hush.training.sources.records import check_present
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 
@@ -59,18 +57,6 @@ def test_rows_that_do_not_match_are_refused() -> None:
         count((X, Y, Y))
 
 
-def test_a_list_of_records_is_told_to_become_a_tensor() -> None:
-    lengths = [torch.zeros(number) for number in (31, 32, 33)]
-    for inputs, targets in ((lengths, torch.zeros(3)), (list(torch.zeros(3, 2)), list(torch.zeros(3)))):
-        with pytest.raises(DataError, match=r"list of 3 tensors, one a record.*pad_sequence") as raised:
-            count((inputs, targets))
-        assert "31" not in str(raised.value)
-    with pytest.raises(DataError, match="3 tensors"):
-        count([(rows, 0) for rows in lengths])
-    with pytest.raises(DataError, match=r"nested tensor.*pad_sequence"):
-        count((torch.nested.nested_tensor(lengths, layout=torch.jagged), torch.zeros(3)))
-
-
 class Images:
     """Records that differ in more than their length."""
 
@@ -115,13 +101,6 @@ def test_records_that_cannot_be_stacked_are_refused_and_not_shown(data: Data, re
     assert not any(private in told for private in ("30", "31", "secret"))
 
 
-def test_lists_are_told_to_become_tensors() -> None:
-    with pytest.raises(DataError, match="kinds list and Tensor, and gradients are taken of tensors"):
-        count(([1.0, 2.0, 3.0], torch.zeros(3)))
-    with pytest.raises(DataError, match="holds no numbers"):
-        count((np.array(["one", "two"]), torch.zeros(2)))
-
-
 TEN = torch.arange(10.0)[:, None], torch.arange(10)
 DRAWN = torch.tensor([1, 4, 5, 8, 9])
 
@@ -143,32 +122,3 @@ def test_an_empty_slot_keeps_its_place() -> None:
         if occupied is not None
     ]
     assert parts == [([1, 4], [True, False]), ([5, 8], [True, True]), ([9], [True])]
-
-
-def test_an_empty_batch_has_no_parts() -> None:
-    assert list(Batch(torch.tensor([], dtype=torch.long), TEN, physical=2)) == []
-
-
-@pytest.mark.parametrize("wrong", [torch.ones(9, dtype=torch.bool), torch.ones(10), [True] * 10, 3])
-def test_presence_is_said_of_each_slot(wrong: object) -> None:
-    with pytest.raises(DataError, match="boolean tensor with 10 entries"):
-        check_present(wrong, 10)
-    assert check_present(None, 10) is None
-
-
-@pytest.mark.parametrize(
-    ("inputs", "said"),
-    [
-        ({"x": X, "use_cache": False}, "'use_cache' is a bool, which has no row for each record"),
-        ({"x": X, "mask": None}, "'mask' is a NoneType"),
-        ((X, None), "part of the data is a NoneType"),
-    ],
-)
-def test_what_has_no_rows_is_named(inputs: Any, said: str) -> None:
-    with pytest.raises(DataError, match=said):
-        count((inputs, Y))
-
-
-def test_lists_of_a_tokenizer_are_named() -> None:
-    with pytest.raises(DataError, match=r"\('ids' without tensors\).*return_tensors=\"pt\""):
-        count(({"ids": X.tolist(), "mask": X}, Y.tolist()))

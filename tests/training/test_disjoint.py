@@ -54,22 +54,6 @@ def test_one_record_in_both_is_refused_wherever_it_is_and_whatever_its_label(pla
             check_public(ours, private)
 
 
-def test_zero_has_one_name_and_what_is_named_is_no_record() -> None:
-    public = torch.tensor([[0.0, 1.0]]), torch.tensor([0])
-    with pytest.raises(DataError) as raised:
-        check_public(public, (torch.tensor([[5.0, 5.0], [-0.0, 1.0]]), torch.tensor([0, 1])))
-    assert not any(letter.isdigit() for letter in str(raised.value))
-
-
-def test_text_and_single_numbers() -> None:
-    tokens = torch.arange(12).view(4, 3)
-    check_public((tokens[:1], Y[:1]), (tokens[1:], Y[1:4]))
-    with pytest.raises(DataError, match="same inputs"):
-        check_public((tokens[:2].int(), Y[:2]), (tokens[1:], Y[1:4]))
-    with pytest.raises(DataError, match="same inputs"):
-        check_public((torch.arange(3.0), Y[:3]), (torch.arange(2.0, 5.0), Y[:3]))
-
-
 INPUTS, LABELS = torch.randn(10, 3), torch.arange(10) % 2
 SET = TensorDataset(INPUTS, LABELS)
 
@@ -207,15 +191,3 @@ def test_rows_that_two_selections_of_a_table_share_are_found() -> None:
     for evaluation, data in common:
         with pytest.raises(DataError, match="without being charged"):
             check_held_out(evaluation, hush.Source(data, targets="label"))
-
-
-def test_a_row_that_a_table_holds_twice_is_found() -> None:
-    datasets = pytest.importorskip("datasets")
-    whole = table(20)
-    few, most = whole.select(range(5)), whole.select(range(5, 20))
-    for data in (whole, whole.shuffle(seed=0), datasets.concatenate_datasets([most, few])):
-        check_distinct(hush.Source(data, targets="label"))
-    oversampled = datasets.interleave_datasets([few, most], stopping_strategy="all_exhausted")
-    for data in (whole.select([0, 1, 1]), datasets.concatenate_datasets([whole, few]), oversampled):
-        with pytest.raises(DataError, match="in several slots"):
-            check_distinct(hush.Source(data, targets="label"))

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hush.training.evaluate import evaluate
 
@@ -64,52 +64,3 @@ def test_nothing_is_measured_where_every_record_is_ignored() -> None:
 def test_regression_has_no_accuracy() -> None:
     result = evaluate(nn.Linear(3, 1), nn.MSELoss(), (torch.randn(5, 3), torch.randn(5, 1)))
     assert set(result) == {"loss"}
-
-
-def test_weights_that_moved_inside_autocast_are_the_ones_evaluated() -> None:
-    """torch keeps low-precision copies of weights until the outermost context ends."""
-    model, loss = nn.Linear(4, 2), nn.CrossEntropyLoss()
-    data = torch.randn(16, 4), torch.randint(0, 2, (16,))
-    with torch.autocast("cpu", torch.bfloat16):
-        model(data[0])  # whoever called the model before: the copies are made here
-        before = evaluate(model, loss, data)["loss"]
-        with torch.no_grad():
-            model.weight.mul_(-5)
-        inside = evaluate(model, loss, data)["loss"]
-    with torch.autocast("cpu", torch.bfloat16):
-        afresh = evaluate(model, loss, data)["loss"]
-    assert inside == afresh != before
-
-
-class Recalling(nn.Linear):
-    """Keeps the last outputs of an evaluation, in a buffer that was there and in a new one."""
-
-    def __init__(self) -> None:
-        super().__init__(4, 2)
-        self.register_buffer("last", torch.zeros(2))
-        self.register_buffer("none", None)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs = super().forward(inputs)
-        if not self.training:
-            self.last = outputs[-1]
-            self.register_buffer("new", outputs[0])
-        return outputs
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_evaluating_leaves_modes_and_buffers(fails: bool) -> None:
-    model = nn.Sequential(Recalling(), nn.Dropout())
-    model[1].eval()
-    before = dict(model.named_buffers())
-    targets = torch.zeros(3, dtype=torch.long)
-    if fails:
-        with pytest.raises((RuntimeError, IndexError)):
-            evaluate(model, nn.CrossEntropyLoss(), (torch.ones(3, 4), targets + 5))
-    else:
-        evaluate(model, nn.CrossEntropyLoss(), (torch.ones(3, 4), targets))
-    after = dict(model.named_buffers())
-    assert after.keys() == before.keys() == {"0.last"}
-    assert after["0.last"] is before["0.last"]
-    assert torch.equal(after["0.last"], torch.zeros(2))
-    assert [module.training for module in model] == [True, False]

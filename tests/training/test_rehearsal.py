@@ -107,14 +107,3 @@ def test_a_batch_that_was_drawn_is_still_to_be_used_after_an_error_inside() -> N
     assert step.update is None
     assert step(batch)
     assert step.steps == 1
-
-
-def test_a_step_without_a_state_to_put_back_keeps_its_charges() -> None:
-    step = built(None, randomness=hush.Randomness(secure=True))
-    run(step, 2)
-    name = step.run
-    with rehearsal(step):
-        run(step, 2)
-    assert (step.run, step.steps, sum(step.ledger.counts.values())) == (name, 2, 2)
-    run(step, 1)
-    assert step.steps == 3

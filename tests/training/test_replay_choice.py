@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import LedgerError, PerformanceWarning, Unsupported
+from hush.core.errors import PerformanceWarning, Unsupported
 from hush.gradients.cuda_graph import CapturedGraph, CaptureError, Replay
 from hush.gradients.recording import record
 from hush.training import replay_choice
-from hush.training.replay_choice import host_bound, worth
 
 RECORDS = 100
 BATCH = torch.randn(RECORDS, 4), torch.randint(0, 3, (RECORDS,))
@@ -81,22 +80,6 @@ def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("few", "every", "bound"),
-    [(9.0, 10.0, True), (2.0, 10.0, True), (0.9, 10.0, False), (10.0, 9.0, True)],
-)
-def test_the_gpu_waits_where_two_records_take_much_of_the_time_of_all(
-    few: float, every: float, bound: bool
-) -> None:
-    assert host_bound(few, every) is bound
-
-
-def test_a_graph_is_worth_its_memory_if_it_is_faster_and_leaves_some() -> None:
-    assert worth(0.3, 0.01)
-    assert not worth(0.99, 0.01)
-    assert not worth(0.3, 0.6)
-
-
-@pytest.mark.parametrize(
     ("times", "replayed"),
     [([9.0, 10.0, 3.0], True), ([9.0, 10.0, 9.9], False), ([0.9, 10.0, 3.0], False)],
 )
@@ -107,14 +90,6 @@ def test_what_pays_is_replayed(times: list[float], replayed: bool, as_if_on_a_gp
         step(batch)
     assert step.gradients.replayed is replayed
     assert (step.gradients.replay is not None) is replayed
-
-
-def test_a_few_steps_are_not_worth_a_measurement(as_if_on_a_gpu: Any) -> None:
-    as_if_on_a_gpu([])
-    step = private_step()
-    for batch in step.batches(BATCH, steps=2):
-        step(batch)
-    assert step.gradients.replayed is None
 
 
 def test_replayed_or_not_a_step_of_the_same_layout_releases_the_same(as_if_on_a_gpu: Any) -> None:
@@ -139,26 +114,6 @@ def test_replayed_or_not_a_step_of_the_same_layout_releases_the_same(as_if_on_a_
     assert step.update is not None
     assert torch.equal(updates[0], updates[1])
     assert torch.equal(updates[0], step.update)
-
-
-def test_a_record_that_is_not_finite_is_left_out_of_a_replayed_step(as_if_on_a_gpu: Any) -> None:
-    """The step is computed again, under noise of its own, and what came first is not released."""
-    as_if_on_a_gpu([])
-    spoiled = BATCH[0].clone()
-    spoiled[5] = torch.inf
-    exact = plan(sampling=hush.FullBatch(), noise=hush.Gaussian(multiplier=1e-9))
-    step = private_step(plan=exact)
-    step.gradients.replayed = True
-    for batch in islice(step.batches((spoiled, BATCH[1])), 2):
-        before = step.skipped
-        step.model.eval()  # so that the sum is known
-        others = torch.arange(RECORDS) != 5
-        tape = record(step.model, step.gradients.loss, BATCH[0][others], BATCH[1][others])
-        expected = torch.cat([part.flatten() for part in exact.clipping.clip(tape).total.values()])
-        step(batch)
-        assert step.update is not None
-        torch.testing.assert_close(step.update * RECORDS, expected, rtol=1e-4, atol=1e-6)
-        assert step.skipped == before + 1
 
 
 class Scaled(nn.Module):
@@ -224,90 +179,6 @@ def test_a_stale_replay_is_discarded_by_the_comparison_alone(
         test_a_replay_of_what_was_given_before_is_never_released(change_scale, as_if_on_a_gpu)
 
 
-def test_a_model_that_may_not_be_trained_is_refused_after_a_replay_too(as_if_on_a_gpu: Any) -> None:
-    as_if_on_a_gpu([])
-    layer = nn.Linear(4, 3)
-    step = private_step(layer)
-    step.gradients.replayed = True
-    batches = step.batches(BATCH)
-    step(next(batches))
-    batch = next(batches)
-    with torch.no_grad():
-        layer.weight.add_(1.0)
-    with pytest.raises(LedgerError, match="outside of the private step"):
-        step(batch)
-    assert step.steps == 1
-
-
-def test_a_capture_that_fails_is_noted_once_and_runs_without(as_if_on_a_gpu: Any) -> None:
-    as_if_on_a_gpu([9.0, 10.0, 3.0], refuse)  # that it is fast by chance is no reason
-    step = private_step()
-    with pytest.warns(
-        PerformanceWarning, match="cannot be replayed as a CUDA graph: the driver"
-    ) as notes:
-        batches = islice(step.batches(BATCH), 3)
-    assert len(notes) == 1
-    for batch in batches:
-        step(batch)  # warnings are errors here
-    assert step.gradients.replayed is False
-    assert step.steps == 3
-
-
-def test_what_was_decided_goes_into_the_checkpoint(as_if_on_a_gpu: Any) -> None:
-    as_if_on_a_gpu([9.0, 10.0, 3.0])
-    step = private_step()
-    for batch in islice(step.batches(BATCH), 1):
-        step(batch)
-    state = step.state_dict()
-    resumed = private_step(ledger=step.ledger)
-    resumed.load_state_dict(state)
-    next(resumed.batches(BATCH))  # no time is told for another measurement
-    assert resumed.gradients.replayed
-    state.pop("replayed")  # of a version that replayed on request alone
-    resumed = private_step(ledger=step.ledger)
-    resumed.load_state_dict(state)
-    assert resumed.gradients.replayed is None
-
-
-def test_what_python_does_in_forward_is_not_left_out(as_if_on_a_gpu: Any) -> None:
-    hooked, heard = nn.Linear(4, 3), []
-    hooked.register_forward_hook(lambda *_: heard.append(1))
-    for model in (hooked,):
-        as_if_on_a_gpu([9.0, 10.0, 3.0])
-        step = private_step(model)
-        for batch in islice(step.batches(BATCH), 2):
-            step(batch)
-        assert step.gradients.replayed is False
-    assert len(heard) >= 2
-
-
-def test_an_attribute_set_between_steps_is_seen(as_if_on_a_gpu: Any) -> None:
-    """A graph would go on with the old one; the ordinary way is what it is to be."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-            self.temperature = 1.0
-
-        def forward(self, rows: Tensor) -> Any:
-            return self.layer(rows) / self.temperature
-
-    captured = []
-
-    def counted(*arguments: Any) -> Any:
-        captured.append(arguments)
-        return run_again(*arguments)
-
-    as_if_on_a_gpu([9.0, 10.0, 3.0], counted)
-    model = Scaled()
-    step = private_step(model, plan=plan(sampling=hush.FullBatch()))
-    for number, batch in enumerate(islice(step.batches(BATCH), 4)):
-        model.temperature = 1.0 if number < 2 else 2.0
-        step(batch)
-    assert len(captured) == 2  # of the measurement, and of the new temperature
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -324,20 +195,6 @@ def test_what_cannot_be_replayed_is_quietly_computed_without(options: dict[str, 
     assert step.gradients.replayed is False
     with pytest.raises(Unsupported, match=r"Leave (out replay|replay out)|leave replay out"):
         private_step(**options, execution=hush.Execution(replay=True))
-
-
-def test_passes_that_change_buffers_are_not_replayed(as_if_on_a_gpu: Any) -> None:
-    def model() -> nn.Module:
-        return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)))
-
-    as_if_on_a_gpu([9.0, 10.0, 3.0])
-    step = private_step(model())
-    step.batches(BATCH)
-    assert step.gradients.replayed is False
-    with pytest.raises(
-        Unsupported, match=r"forward passes change 0\.parametrizations.* Leave out replay"
-    ):
-        private_step(model(), execution=hush.Execution(replay=True)).batches(BATCH)
 
 
 @needs_cuda

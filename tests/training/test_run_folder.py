@@ -1,6 +1,4 @@
 import errno
-import json
-import math
 import os
 from pathlib import Path
 
@@ -42,35 +40,6 @@ def test_metrics_after_the_checkpoint_are_dropped_and_torn_lines_too(tmp_path: P
     assert folder.metrics() == [{"step": 5}, {"step": 10}, {"step": 15}]
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_is_null_in_the_file(tmp_path: Path, loss: float) -> None:
-    def refuse(word: str) -> None:
-        raise AssertionError(f"{word} is no JSON")
-
-    folder = RunFolder(tmp_path, PLAN, resume=True)
-    folder.add_metrics({"step": 5, "loss": loss})
-    for _ in range(2):
-        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(line, parse_constant=refuse) for line in lines] == [{"step": 5, "loss": None}]
-        assert math.isnan(folder.metrics(up_to=5)[0]["loss"])
-
-
-@pytest.mark.parametrize(
-    "line", ["oops}", "", "null", '{"loss": 1}', '{"step": "5"}', '{"step": 2{"step": 3}', "\udc80"]
-)
-def test_metrics_that_no_run_wrote_are_named_with_the_way_out(tmp_path: Path, line: str) -> None:
-    folder = RunFolder(tmp_path, PLAN, resume=True)
-    folder.add_metrics({"step": 5})
-    path = tmp_path / "metrics.jsonl"
-    with path.open("ab") as file:
-        file.write(line.encode(errors="surrogateescape") + b"\n")
-    folder.add_metrics({"step": 10})
-    before = path.read_bytes()
-    with pytest.raises(CheckpointError, match=rf"{path}, line 2.*delete the line, or the file"):
-        folder.metrics(up_to=10)
-    assert path.read_bytes() == before
-
-
 def full_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -95,20 +64,6 @@ def test_a_full_disk_is_reported_with_the_file_it_hit(
         folder.add_metrics({"step": 1})
     monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.jsonl"]
-
-
-def test_a_crash_while_the_plan_is_written_leaves_a_folder_that_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = RunFolder(tmp_path / "run", PLAN, resume=False)
-    with hush.Ledger(folder.ledger) as ledger:
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", full_disk)
-            with pytest.raises(OSError, match="No space"):
-                folder.begin(PLAN, ledger)
-        repeated = RunFolder(tmp_path / "run", PLAN, resume=False)
-        repeated.begin(PLAN, ledger)
-    assert read_plan(tmp_path / "run" / "plan.toml") == PLAN
 
 
 def test_a_run_refused_before_it_began_leaves_nothing(

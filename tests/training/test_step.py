@@ -15,18 +15,12 @@ import hush
 from hush.core.errors import (
     CheckpointError,
     DataError,
-    InvalidValue,
     LedgerError,
     PrivacyWarning,
-    Unproved,
     Unsupported,
 )
-from hush.core.parts import Clipping, Noise
 from hush.core.randomness import source_for
-from hush.training.evaluate import evaluate
 from hush.training.step import PrivateStep
-from tests.gradients.test_layers import LAYERS
-from tests.training.grouped import grouped
 
 LOSS = nn.CrossEntropyLoss()
 RECORDS = 64
@@ -235,12 +229,7 @@ def test_a_step_that_cannot_be_charged_is_not_applied(tmp_path: Path) -> None:
     before = weights(model)
     ledger = hush.Ledger(tmp_path / "ledger.jsonl")
     step = hush.PrivateStep(
-        model,
-        LOSS,
-        torch.optim.SGD(model.parameters()),
-        plan(),
-        records=RECORDS,
-        ledger=ledger,
+        model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS, ledger=ledger
     )
     ledger.close()
     with pytest.raises(LedgerError, match="must not be applied"):
@@ -281,62 +270,11 @@ def test_the_data_has_the_number_of_records_that_was_said() -> None:
         next(step.batches((inputs[1:], targets[1:])))
 
 
-WRONG: list[tuple[str, str, Any]] = [
-    ("execution", "replay", hush.Execution(replay="no")),  # type: ignore[arg-type]
-    ("execution", "replay", hush.Execution(replay=0)),  # type: ignore[arg-type]
-    ("execution", "execution", {"replay": True}),
-    ("randomness", "secure", hush.Randomness(secure="no")),  # type: ignore[arg-type]
-    ("randomness", "secure", hush.Randomness(secure=None)),  # type: ignore[arg-type]
-    ("randomness", "arithmetic", hush.Randomness(arithmetic=True)),  # type: ignore[arg-type]
-    ("randomness", "randomness", torch.Generator()),
-    ("units", "gradient", hush.Units(owners=[1] * RECORDS, per_unit=1, gradient="median")),  # type: ignore[arg-type]
-    ("units", "units", [1] * RECORDS),
-    ("distributed", "shard", hush.Distributed(shard="no")),  # type: ignore[arg-type]
-    ("distributed", "distributed", False),
-]
-
-
-@pytest.mark.parametrize(("option", "flag", "wrong"), WRONG)
-def test_wrong_options_of_a_step_are_refused(option: str, flag: str, wrong: Any) -> None:
-    model, _ = problem()
-    options: Any = {option: wrong, "records": None if option == "units" else RECORDS}
-    with pytest.raises(InvalidValue, match=f"{flag}=") as raised:
-        hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters()), plan(), **options)
-    assert raised.value.key == flag
-
-
-@pytest.mark.parametrize(("flag", "wrong"), [("resume", "no"), ("reseed", 0), ("progress", "no")])
-def test_a_flag_of_a_run_is_not_taken_for_yes(flag: str, wrong: object) -> None:
-    model, data = problem()
-    optimizer = torch.optim.SGD(model.parameters())
-    budget = hush.Budget(epsilon=9.0, delta=1e-3)
-    with pytest.raises(InvalidValue, match=f"{flag}=") as raised:
-        hush.train(model, LOSS, optimizer, plan(), data, budget=budget, **grouped({flag: wrong}))
-    assert raised.value.key == flag
-
-
-@pytest.mark.parametrize("records", [0, -5, 1.5, math.nan, None])
-def test_the_number_of_records_is_a_positive_count(records: object) -> None:
-    model, _ = problem()
-    with pytest.raises(InvalidValue, match="records="):
-        hush.PrivateStep(
-            model,
-            LOSS,
-            torch.optim.SGD(model.parameters()),
-            plan(),
-            records=records,  # type: ignore[arg-type]
-        )
-
-
 def test_a_reduced_loss_is_refused_before_anything_is_charged() -> None:
     model, data = problem()
     before = weights(model)
     step = hush.PrivateStep(
-        model,
-        nn.functional.cross_entropy,
-        torch.optim.SGD(model.parameters()),
-        plan(),
-        records=RECORDS,
+        model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters()), plan(), records=RECORDS
     )
     with pytest.raises(Unsupported, match="already reduced"):
         step(next(step.batches(data)))
@@ -361,49 +299,6 @@ def test_a_loss_that_compares_records_is_refused_before_anything_is_charged() ->
     assert torch.equal(weights(model), before)
 
 
-@pytest.mark.usefixtures("without_noise")
-@pytest.mark.parametrize("name", ["LSTM", "transformer layer", "group norm", "language model, tied"])
-def test_every_trainable_parameter_moves(name: str) -> None:
-    """Without noise, so that what moves is moved by the records."""
-    torch.manual_seed(0)
-    make, shape = LAYERS[name]
-    model = nn.Sequential(make(), nn.Flatten(), nn.LazyLinear(3))
-    inputs = torch.randn(8, *shape) if shape else torch.randint(0, 3, (8, 6))
-    model(inputs)
-    before = {key: value.detach().clone() for key, value in model.named_parameters()}
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    step = hush.PrivateStep(model, LOSS, optimizer, plan(1), records=8)
-    step(next(step.batches((inputs, torch.randint(0, 3, (8,))))))
-    for key, value in model.named_parameters():
-        assert not torch.equal(value, before[key]), key
-
-
-def test_a_model_may_take_its_inputs_by_name() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(5, 3)
-
-        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-            scores: Tensor = self.linear(x * mask)
-            return scores
-
-    model, (inputs, targets) = Named(), problem(torch.float32)[1]
-    data = ({"x": inputs, "mask": (inputs > 0).float()}, targets)
-    step = hush.PrivateStep(
-        model,
-        LOSS,
-        torch.optim.SGD(model.parameters()),
-        plan(),
-        records=RECORDS,
-        execution=hush.Execution(physical_batch=7),
-    )
-    for batch in step.batches(data, steps=2):
-        step(batch)
-    assert step.steps == 2
-    assert evaluate(model, LOSS, data)["loss"] > 0
-
-
 def test_a_model_switched_back_to_batch_statistics_is_noticed() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     model.eval()
@@ -414,29 +309,6 @@ def test_a_model_switched_back_to_batch_statistics_is_noticed() -> None:
     model.train()
     with pytest.raises(Unsupported, match="mixes the records"):
         step(next(draws))
-
-
-def test_dropout_draws_from_the_generator_and_leaves_global_randomness_alone() -> None:
-    def one_run(global_seed: int) -> Tensor:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
-        _, data = problem()
-        torch.manual_seed(global_seed)
-        before = torch.get_rng_state()
-        step = hush.PrivateStep(
-            model,
-            LOSS,
-            torch.optim.SGD(model.parameters(), lr=0.5),
-            plan(),
-            records=RECORDS,
-            randomness=hush.Randomness(generator=torch.Generator().manual_seed(3)),
-        )
-        for batch in step.batches(data, steps=3):
-            step(batch)
-        assert torch.equal(torch.get_rng_state(), before)
-        return weights(model)
-
-    assert torch.equal(one_run(1), one_run(2))
 
 
 def test_a_ledger_of_another_plan_is_refused_unless_opened_on_purpose(tmp_path: Path) -> None:
@@ -554,22 +426,6 @@ def test_layers_may_be_unfrozen_on_the_way() -> None:
     assert (weights(early) != before).all()
 
 
-@pytest.mark.parametrize(
-    ("clipping", "noise"),
-    [
-        (hush.Lp(p=1.0, norm=1.0), hush.Laplace(multiplier=3.0)),
-        (hush.Lp(p=1.5, norm=1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=3.0)),
-        (hush.L2(norm=1.0), hush.GeneralizedGaussian(beta=3.0, multiplier=3.0)),
-    ],
-)
-def test_other_noise_runs_and_is_charged(clipping: Clipping, noise: Noise) -> None:
-    chosen = hush.Plan(sampling=hush.Poisson(rate=0.25), clipping=clipping, noise=noise)
-    moved, step = run(chosen, 3)
-    assert moved.isfinite().all()
-    assert (moved != weights(problem()[0])).all()
-    assert step.spent(1e-5) == replace(hush.epsilon(chosen, steps=3, delta=1e-5), randomness="seeded")
-
-
 @pytest.mark.parametrize("beta", [2.33, 4.0])
 def test_l_beta_clipping_above_two_trains_and_is_charged_for_its_dimension(beta: float) -> None:
     chosen = hush.Plan(
@@ -622,17 +478,6 @@ def test_what_is_unfrozen_later_is_not_in_a_charge_that_grows_with_the_dimension
     with pytest.raises(Unsupported, match="39 numbers"):
         step.batches(data)
     assert step.steps == 1
-
-
-def test_noise_and_norm_that_do_not_fit_are_refused() -> None:
-    for clipping, noise in (
-        (hush.L2(norm=1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=1.0)),
-        (hush.Lp(p=3.0, norm=1.0), hush.GeneralizedGaussian(beta=4.0, multiplier=1.0)),
-        (hush.Lp(p=3.0, norm=1.0), hush.Gaussian(multiplier=1.0)),
-        (hush.L2(norm=1.0), hush.Laplace(multiplier=1.0)),
-    ):
-        with pytest.raises(Unproved, match=r"clips in l_.*noise of exponent.*Clip with"):
-            run(hush.Plan(sampling=hush.FullBatch(), clipping=clipping, noise=noise), 1)
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
@@ -713,47 +558,6 @@ def test_an_interrupted_step_leaves_no_bare_sum(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ZeroDivisionError):
         step(next(batches))
     assert step.update is None
-
-
-def test_a_state_kept_right_after_reseeding_can_be_loaded_again(tmp_path: Path) -> None:
-    for secure in (True, False):
-        path = tmp_path / f"{secure}.jsonl"
-
-        def step(path: Path = path, secure: bool = secure) -> hush.PrivateStep:
-            model, _ = problem()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            return hush.PrivateStep(
-                model,
-                LOSS,
-                optimizer,
-                plan(),
-                records=RECORDS,
-                ledger=path,
-                randomness=hush.Randomness(secure=secure),
-            )
-
-        taken = step()
-        for batch in taken.batches(problem()[1], steps=3):
-            taken(batch)
-        state = taken.state_dict()
-        taken.ledger.close()
-        for _ in range(2):
-            repeated = step()
-            repeated.load_state_dict(state)
-            if not secure:
-                repeated.reseed()
-            state = repeated.state_dict()
-            repeated.ledger.close()
-        last = step()
-        last.load_state_dict(state)
-        for batch in last.batches(problem()[1], steps=1):
-            last(batch)
-        assert last.ledger.counts == {plan(): 4}
-        last.ledger.close()
-        lines = path.read_bytes().splitlines(keepends=True)
-        path.write_bytes(b"".join(lines[:-2]))  # without the last charge before, too
-        with pytest.raises(LedgerError, match="charges are missing"):
-            step().load_state_dict(state)
 
 
 def test_weights_of_another_run_are_trained_on_with_a_warning() -> None:

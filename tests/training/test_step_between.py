@@ -48,11 +48,6 @@ def after_steps(steps: int = 3, model: Any = None) -> tuple[Any, PrivateStep, An
     return model, step, batches
 
 
-def released(step: PrivateStep) -> int:
-    """Coordinates of the last release."""
-    return 0 if step.update is None else len(step.update)
-
-
 def wrap(model: Any) -> None:
     model.first = nn.Sequential(model.first, nn.BatchNorm1d(4))
 
@@ -114,35 +109,6 @@ def test_weights_that_were_moved_are_neither_charged_for_nor_trained(
         step.ledger.epsilon(1e-5)
 
 
-def test_parameters_that_are_frozen_are_left_out_and_come_back() -> None:
-    model, step, batches = after_steps()
-    whole = released(step)
-    model.first.requires_grad_(False)
-    before = model.first.weight.detach().clone()
-    step(next(batches))
-    assert released(step) == whole - 20
-    assert torch.equal(model.first.weight, before)
-    model.first.requires_grad_(True)
-    step(next(batches))
-    assert released(step) == whole
-    assert not torch.equal(model.first.weight, before)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: setattr(model, "factor", 2),
-        lambda model: setattr(model, "colour", "red"),
-        lambda model: model.eval(),
-    ],
-)
-def test_what_is_public_may_be_set_between_steps(change: Callable[[Any], object]) -> None:
-    model, step, batches = after_steps()
-    change(model)
-    step(next(batches))
-    assert step.steps == 4
-
-
 def run_in_training_mode(model: Any) -> None:
     model.norm.train()
     with torch.no_grad():
@@ -182,81 +148,3 @@ def test_buffers_that_were_changed_are_neither_trained_with_nor_vouched_for(
     step.adopt_weights()
     assert step(batch)
     assert step.spent(1e-5).epsilon.upper > 0
-
-
-class Recalling(Network):
-    """Has buffers that a forward pass changes whatever the record is: calls, and a power iteration."""
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        nn.utils.parametrizations.spectral_norm(self.first)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, words: Tensor) -> Tensor:
-        self.calls = self.calls + 1
-        return super().forward(words)
-
-
-def test_buffers_that_forward_passes_change_for_all_records_alike_may_change() -> None:
-    model, step, batches = after_steps(model=Recalling())
-    for _ in range(2):
-        calls = float(model.calls)
-        with torch.no_grad():
-            model(torch.randint(0, 10, (3, 5)))
-        assert float(model.calls) == calls + 1
-        step(next(batches))
-    assert step.spent(1e-5).epsilon.upper > 0
-
-
-def test_weights_that_are_loaded_before_the_first_step_can_be_adopted() -> None:
-    """Nothing was charged yet: the ledger is not void."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=4)
-    model.load_state_dict(nn.Linear(4, 3).state_dict())
-    batch = next(step.batches((torch.randn(4, 4), torch.zeros(4, dtype=torch.long))))
-    with pytest.raises(LedgerError, match="adopt_weights"):
-        step(batch)
-    step.adopt_weights()
-    assert step(batch)
-    model.load_state_dict(nn.Linear(4, 3).state_dict())
-    with pytest.raises(LedgerError, match="changed outside"):
-        step.spent(1e-5)
-    step.adopt_weights()
-    with pytest.raises(LedgerError, match="void"):
-        step.spent(1e-5)
-
-
-def test_one_autocast_over_all_steps_is_the_same_as_one_a_step() -> None:
-    """Low-precision copies of the weights, which torch keeps until it ends, are not what steps use."""
-    final = []
-    for outer, inner in ((True, False), (False, True)):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-        data = torch.randn(16, 5), torch.randint(0, 3, (16,))
-        step = hush.PrivateStep(
-            model,
-            nn.CrossEntropyLoss(),
-            torch.optim.SGD(model.parameters(), lr=1.0),
-            hush.Plan(
-                sampling=hush.FullBatch(),
-                clipping=hush.L2(norm=1.0),
-                noise=hush.Gaussian(multiplier=0.01),
-            ),
-            records=16,
-            randomness=hush.Randomness(generator=torch.Generator().manual_seed(0)),
-            execution=hush.Execution(physical_batch=16),
-        )
-        with torch.autocast("cpu", torch.bfloat16, enabled=outer):
-            for batch in step.batches(data, steps=3):
-                with torch.autocast("cpu", torch.bfloat16, enabled=outer or inner):
-                    model(data[0])  # copies are made
-                    step(batch)
-        final.append(torch.cat([value.detach().reshape(-1) for value in model.parameters()]))
-    assert torch.equal(*final)

@@ -1,7 +1,6 @@
 """Steps whose noise is laid over blocks, and whose coordinates are sampled."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import InvalidValue, Unsupported
+from hush.core.errors import Unsupported
 from hush.training.step import PrivateStep
 
 RECORDS, WIDTH, CLASSES = 32, 60, 50
@@ -110,31 +109,6 @@ def test_one_record_moves_the_sum_within_its_balls() -> None:
             # replaced: one record taken away and one added
             assert float(part.norm()) <= 2 * ball.norm * 1.001
             assert float(part.abs().max()) <= 2 * ball.max_entry * 1.001
-
-
-def test_steps_are_charged_and_go_on_exactly(tmp_path: Path) -> None:
-    plan = hush.Plan(
-        sampling=hush.Twice(rate=0.5, coordinate_rate=0.5),
-        clipping=hush.L2Linf(l2=1.0, linf=0.1),
-        noise=hush.Gaussian(multiplier=1.0),
-    )
-    whole, step = stepped(plan, steps=3)
-    assert step.spent(1e-5).epsilon == hush.epsilon(plan, steps=3, delta=1e-5).epsilon
-    repeated, _ = stepped(plan, steps=3)
-    assert torch.equal(whole, repeated)
-    other, _ = stepped(plan, steps=3, seed=1)
-    assert not torch.equal(whole, other)
-
-
-def test_blocks_of_another_model_are_refused_before_anything_is_drawn() -> None:
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.5),
-        clipping=hush.Subspaces(ranks=(10, 20), l2=(1.0, 1.0)),
-        noise=hush.Gaussian(multiplier=1.0),
-    )
-    model, _ = problem()
-    with pytest.raises(InvalidValue, match="bounds 30 numbers and 3050 are trained"):
-        hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters(), lr=1.0), plan, records=RECORDS)
 
 
 def test_replay_does_not_repeat_the_sampling_of_coordinates() -> None:

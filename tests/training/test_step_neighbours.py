@@ -21,9 +21,7 @@ from hush.core.errors import DataError, InvalidValue, LedgerError, PrivacyWarnin
 RATE, SIGMA, CONSTANT = 0.4, 1.5, 10
 ADD_REMOVE, REPLACE = hush.Neighbours.ADD_REMOVE, hush.Neighbours.REPLACE
 PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=RATE),
-    clipping=hush.L2(norm=1.0),
-    noise=hush.Gaussian(multiplier=SIGMA),
+    sampling=hush.Poisson(rate=RATE), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=SIGMA)
 )
 
 

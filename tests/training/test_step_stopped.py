@@ -1,7 +1,6 @@
 """Steps that a record stops before their charge, and how a run goes on from there."""
 
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,35 +66,6 @@ def test_a_run_goes_on_with_the_same_draw_once_the_data_is_mended() -> None:
     assert not all(torch.equal(later, slots) for later in drawn[1:])
     assert len(drawn) == 30 - taken
     assert step.ledger.counts == {PLAN: 30}
-
-
-def test_what_was_mended_is_what_the_draw_is_trained_on() -> None:
-    step = made()
-    slots = stopped(step)
-    words, classes = data(0)
-    fits = torch.arange(RECORDS) != BAD
-    batch = next(step.batches((words, classes), present=fits))
-    others = replace(batch, indices=slots[slots != BAD], present=None)
-    expected = step.clipped_sum(others).clone()
-    torch.testing.assert_close(step.clipped_sum(batch), expected, rtol=1e-6, atol=1e-7)
-    whole = next(step.batches((words, classes)))
-    assert not torch.allclose(step.clipped_sum(whole), expected, rtol=1e-2, atol=1e-3)
-
-
-def test_a_draw_that_was_handed_out_again_is_used_once() -> None:
-    step = made()
-    stopped(step)
-    old = step.pending_batch
-    assert old is not None
-    batches = step.batches(data(0), steps=2)
-    new = next(batches)
-    with pytest.raises(DataError, match="not drawn by"):
-        step(old)
-    with pytest.raises(DataError, match="drawn and not used"):
-        next(batches)
-    taken = step.steps
-    step(new)
-    assert step.steps == taken + 1
 
 
 def test_a_draw_is_not_used_on_data_of_another_length() -> None:

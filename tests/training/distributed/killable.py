@@ -147,11 +147,7 @@ def _watch(job: Job, rank: int) -> None:
 
     patched: list[tuple[Any, str, Any]] = [
         (PrivateStep, "draw", watched(PrivateStep.draw, "draw")),
-        (
-            PrivateStep,
-            "clip_physical_batch",
-            watched(PrivateStep.clip_physical_batch, "gradients"),
-        ),
+        (PrivateStep, "clip_physical_batch", watched(PrivateStep.clip_physical_batch, "gradients")),
         (Processes, "sum_slices", watched(Processes.sum_slices, "reduction")),
         (Processes, "gather_slices", watched(Processes.gather_slices, "noise")),
         (PrivateStep, "charge", watched(PrivateStep.charge, "charge")),

@@ -3,7 +3,9 @@
 import datetime
 import fcntl
 import functools
+import inspect
 import os
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -34,50 +36,59 @@ class Raised:
         return f"{self.kind}: {self.text}"
 
 
+def scenarios(module: str) -> tuple[Scenario, ...]:
+    """Functions of a module whose one parameter is `folder`, without those that begin with `_`."""
+    values = vars(sys.modules[module]).items()
+    return tuple(
+        value
+        for name, value in values
+        if inspect.isfunction(value)
+        and value.__module__ == module
+        and not name.startswith(("_", "test_"))
+        if [*inspect.signature(value).parameters] == ["folder"]
+    )
+
+
 @functools.cache
-def run(scenarios: tuple[Scenario, ...], ranks: int, timeout: float = 300.0) -> dict[str, list[Any]]:
-    """What each scenario returned, or raised, by name and rank.
+def run(module: str, ranks: int, timeout: float = 300.0) -> dict[str, list[Any]]:
+    """What each scenario of a module returned, or raised, by name and rank.
 
     Workers of one test run (xdist) share it: the first that asks starts the processes.
     """
     if shared_folder is None:
-        return _start(scenarios, ranks, timeout)
-    shared = shared_folder / f"{scenarios[0].__module__} by {ranks} processes.pt"
+        return _start(scenarios(module), ranks, timeout)
+    shared = shared_folder / f"{module} by {ranks} processes.pt"
     with shared.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         if not shared.stat().st_size:
-            torch.save(_start(scenarios, ranks, timeout), shared)
+            torch.save(_start(scenarios(module), ranks, timeout), shared)
     results: dict[str, list[Any]] = torch.load(shared, weights_only=False)
     return results
 
 
-def _start(scenarios: tuple[Scenario, ...], ranks: int, timeout: float) -> dict[str, list[Any]]:
+def _start(chosen: tuple[Scenario, ...], ranks: int, timeout: float) -> dict[str, list[Any]]:
     """Start the processes, and collect what each of them has to say."""
     with tempfile.TemporaryDirectory() as folder:
-        codes = start(scenarios, ranks, folder, timeout)
+        codes = start(chosen, ranks, folder, timeout)
         assert not any(codes), f"processes ended with {codes}"
         results = [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(ranks)]
-    return {each.__name__: [result[each.__name__] for result in results] for each in scenarios}
+    return {each.__name__: [result[each.__name__] for result in results] for each in chosen}
 
 
-def start(scenarios: tuple[Scenario, ...], ranks: int, folder: str, timeout: float) -> list[int | None]:
+def start(chosen: tuple[Scenario, ...], ranks: int, folder: str, timeout: float) -> list[int | None]:
     """Run scenarios one after another in processes of one group; the exit code of each process.
 
     They work in folders of the scenarios' names. A process that dies leaves the others to themselves.
     """
     context = start_processes(
-        _worker,
-        (scenarios, ranks, folder, timeout),
-        nprocs=ranks,
-        join=False,
-        start_method="forkserver",
+        _worker, (chosen, ranks, folder, timeout), nprocs=ranks, join=False, start_method="forkserver"
     )
     for process in context.processes:
         process.join()
     return [process.exitcode for process in context.processes]
 
 
-def _worker(rank: int, scenarios: tuple[Scenario, ...], ranks: int, folder: str, timeout: float) -> None:
+def _worker(rank: int, chosen: tuple[Scenario, ...], ranks: int, folder: str, timeout: float) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -89,7 +100,7 @@ def _worker(rank: int, scenarios: tuple[Scenario, ...], ranks: int, folder: str,
         timeout=datetime.timedelta(seconds=timeout),
     )
     results: dict[str, Any] = {}
-    for scenario in scenarios:
+    for scenario in chosen:
         shared = Path(folder, scenario.__name__)
         shared.mkdir(exist_ok=True)
         try:

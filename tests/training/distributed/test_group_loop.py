@@ -4,24 +4,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import hush
-from hush.audit import self_test
 from hush.training.loop import Run
 from tests.training.distributed import spawned
-from tests.training.distributed.problems import (
-    RECORDS,
-    data_of,
-    model_of,
-    plan_of,
-    seeded,
-    step_of,
-    weights_of,
-)
+from tests.training.distributed.problems import data_of, model_of, plan_of, seeded, step_of, weights_of
 from tests.training.distributed.spawned import Raised
 from tests.training.grouped import grouped
 
@@ -67,30 +57,7 @@ def goes_on(folder: Path) -> dict[str, Any]:
     return {"once": once, "twice": twice, "epsilon": run.guarantee.epsilon.upper}
 
 
-def parts(folder: Path) -> dict[str, Any]:
-    """Each rank with a part of its own: 30 records and 10."""
-    inputs, targets = data_of()
-    own = slice(0, 30) if dist.get_rank() == 0 else slice(30, 40)
-    weights, run = train(
-        folder, 4, data=(inputs[own], targets[own]), distributed=hush.Distributed(shard=True)
-    )
-    return {"weights": weights, "records": run.guarantee.records}
-
-
-def a_taken_directory(folder: Path) -> None:
-    train(folder, 1)
-    train(folder, 1)
-
-
-def checks_itself(folder: Path) -> torch.Tensor:
-    return train(folder, 2, self_test=self_test)[0]
-
-
-def checks_itself_securely(folder: Path) -> torch.Tensor:
-    return train(folder, 2, secure=True, self_test=self_test)[0]
-
-
-def crashes_after_a_charge(folder: Path) -> None:
+def _crashes_after_a_charge(folder: Path) -> None:
     """A checkpoint of step 2, and three steps more on the ledger."""
     with hush.Ledger(folder / "ledger.jsonl" if dist.get_rank() == 0 else None) as ledger:
         step = step_of(ledger=ledger, randomness=hush.Randomness(generator=seeded()))
@@ -108,7 +75,7 @@ def crashes_after_a_charge(folder: Path) -> None:
 
 def repeats(folder: Path) -> dict[str, Any]:
     """The three steps again: the same weights, and no charge."""
-    crashes_after_a_charge(folder)
+    _crashes_after_a_charge(folder)
     dist.barrier()
     with hush.Ledger(folder / "ledger.jsonl" if dist.get_rank() == 0 else None) as ledger:
         step = step_of(ledger=ledger, randomness=hush.Randomness(generator=seeded(1)))
@@ -124,17 +91,13 @@ def repeats(folder: Path) -> dict[str, Any]:
 
 def leaves_for_one(folder: Path) -> dict[str, Any]:
     """What a single process resumes: a checkpoint with nothing charged since, and one with."""
-    crashes_after_a_charge(folder)
+    _crashes_after_a_charge(folder)
     dist.barrier()
     return {
         "state": torch.load(folder / "state.pt"),
         "third draw": torch.load(folder / f"third draw {dist.get_rank()}.pt"),
         "ledger": (folder / "ledger.jsonl").read_bytes(),
     }
-
-
-def evaluates_on_rank_0_alone(folder: Path) -> None:
-    train(folder, 2, evaluation=None if dist.get_rank() else data_of(seed=7))
 
 
 def a_directory_on_rank_0_alone(folder: Path) -> None:
@@ -151,22 +114,8 @@ def a_directory_on_rank_0_alone(folder: Path) -> None:
     )
 
 
-SCENARIOS = (
-    trains_into_a_directory,
-    goes_on,
-    parts,
-    a_taken_directory,
-    checks_itself,
-    checks_itself_securely,
-    repeats,
-    leaves_for_one,
-    evaluates_on_rank_0_alone,
-    a_directory_on_rank_0_alone,
-)
-
-
 def result(name: str) -> list[Any]:
-    return spawned.run(SCENARIOS, 2)[name]
+    return spawned.run(__name__, 2)[name]
 
 
 def test_all_ranks_return_the_same_and_one_directory_is_written() -> None:
@@ -178,15 +127,11 @@ def test_all_ranks_return_the_same_and_one_directory_is_written() -> None:
     assert "model.safetensors" in first["files"]
 
 
-@pytest.mark.parametrize(
-    ("name", "argument"),
-    [("evaluates_on_rank_0_alone", "evaluation"), ("a_directory_on_rank_0_alone", "directory")],
-)
-def test_ranks_that_are_called_differently_are_refused(name: str, argument: str) -> None:
-    for raised in result(name):
+def test_ranks_that_are_called_differently_are_refused() -> None:
+    for raised in result("a_directory_on_rank_0_alone"):
         assert isinstance(raised, Raised)
         assert raised.kind == "Unsupported"
-        assert f"ranks 0 and 1 differ in {argument}: rank 0 has some, rank 1 has none" in raised.text
+        assert "ranks 0 and 1 differ in directory: rank 0 has some, rank 1 has none" in raised.text
 
 
 def test_a_run_goes_on_bit_for_bit() -> None:
@@ -194,26 +139,6 @@ def test_a_run_goes_on_bit_for_bit() -> None:
     assert torch.equal(first["once"], first["twice"])
     assert torch.equal(first["twice"], second["twice"])
     assert first["epsilon"] == second["epsilon"]
-
-
-def test_parts_are_counted_together() -> None:
-    first, second = result("parts")
-    assert torch.equal(first["weights"], second["weights"])
-    assert first["records"] == second["records"] == RECORDS
-
-
-def test_a_directory_that_holds_a_run_is_refused_on_every_rank() -> None:
-    first, second = result("a_taken_directory")
-    assert isinstance(first, Raised)
-    assert isinstance(second, Raised)
-    assert first.kind == "CheckpointError"
-    assert second.kind == "ProcessFailed"
-    assert "already holds a run" in second.text
-
-
-def test_a_run_checks_itself_first() -> None:
-    assert torch.equal(*result("checks_itself"))
-    assert torch.equal(*result("checks_itself_securely"))
 
 
 def test_steps_that_were_charged_are_repeated_without_a_charge() -> None:
@@ -246,19 +171,3 @@ def test_steps_charged_by_another_number_of_processes_are_paid_again(tmp_path: P
     for batch in step.batches(data_of(), steps=3):
         step(batch)
     assert sum(step.ledger.counts.values()) == 8
-
-
-def test_a_charge_that_was_cut_short_is_not_taken_for_another_number_of_processes(
-    tmp_path: Path,
-) -> None:
-    """One digit of a release that two processes made: one process makes another, and pays for both."""
-    left, _ = result("leaves_for_one")
-    lines = left["ledger"].splitlines(keepends=True)
-    torn = lines[-3][: lines[-3].index(b'"release": "') + len(b'"release": "') + 1]
-    (tmp_path / "ledger.jsonl").write_bytes(b"".join([*lines[:-3], torn]))
-    step = step_of(ledger=tmp_path / "ledger.jsonl", randomness=hush.Randomness(generator=seeded(1)))
-    with pytest.warns(hush.PrivacyWarning, match="charged by 2 processes"):
-        step.load_state_dict(left["state"])
-    for batch in step.batches(data_of(), steps=1):
-        step(batch)
-    assert sum(step.ledger.counts.values()) == 4

@@ -31,18 +31,6 @@ def fork_workers() -> None:
     torch.multiprocessing.set_start_method("fork", force=True)
 
 
-def trains_on_sources(folder: Path) -> list[Tensor]:
-    """Weights by tensors, by a data set, and by one that workers read."""
-    fork_workers()
-    weights = []
-    for data in (data_of(), Pairs(data_of()), hush.Source(Pairs(data_of()), workers=1)):
-        step = step_of(randomness=hush.Randomness(generator=seeded()))
-        for batch in step.batches(data, steps=3):
-            step(batch)
-        weights.append(weights_of(step.model))
-    return weights
-
-
 def trains_on_shards(folder: Path) -> list[Tensor]:
     fork_workers()
     rank = torch.distributed.get_rank()
@@ -121,26 +109,17 @@ def unreadable_on_one_rank(folder: Path) -> tuple[str, int, bool]:
     return said, charged, torch.equal(again.indices, batch.indices) and step(again)
 
 
-SCENARIOS = (
-    trains_on_sources,
-    trains_on_shards,
-    shards_that_share_records,
-    ragged_on_rank_1,
-    unreadable_on_one_rank,
-)
-
-
 def test_ranks_do_not_hold_a_record_twice_whatever_reads_it() -> None:
-    for said in spawned.run(SCENARIOS, 2)["shards_that_share_records"]:
+    for said in spawned.run(__name__, 2)["shards_that_share_records"]:
         assert "ranks 0 and 1 hold the same records" in said
 
 
 def test_ragged_records_of_one_rank_weaken_the_charge_of_all() -> None:
-    assert spawned.run(SCENARIOS, 2)["ragged_on_rank_1"] == [["proved", "assumed"]] * 2
+    assert spawned.run(__name__, 2)["ragged_on_rank_1"] == [["proved", "assumed"]] * 2
 
 
 def test_a_record_that_one_rank_cannot_read_stops_all_before_the_charge() -> None:
-    first, second = spawned.run(SCENARIOS, 2)["unreadable_on_one_rank"]
+    first, second = spawned.run(__name__, 2)["unreadable_on_one_rank"]
     assert "rank 1" in first[0]
     assert "a record could not be read: OSError" in second[0]
     for said, charged, went_on in (first, second):
@@ -149,9 +128,8 @@ def test_a_record_that_one_rank_cannot_read_stops_all_before_the_charge() -> Non
         assert went_on
 
 
-@pytest.mark.parametrize("scenario", ["trains_on_sources", "trains_on_shards"])
-def test_ranks_train_on_sources_as_on_tensors(scenario: str) -> None:
-    first, second = spawned.run(SCENARIOS, 2)[scenario]
+def test_ranks_train_on_sources_as_on_tensors() -> None:
+    first, second = spawned.run(__name__, 2)["trains_on_shards"]
     assert torch.equal(first[0], second[0])
     for weights in (*first[1:], *second[1:]):
         assert torch.equal(weights, first[0])

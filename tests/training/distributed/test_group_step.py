@@ -1,6 +1,5 @@
 """Two processes run the step of one: draws, sums, noise, charge and refusals, in one start of them."""
 
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hush
-from hush.audit.draws import draws_independent
-from hush.audit.noise import noise_fresh, noise_law, noise_scale, observe
 from hush.training.data import Batch
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import (
@@ -60,13 +57,6 @@ def trains_securely(folder: Path) -> dict[str, Any]:
     return {"weights": weights_of(step.model), "draws": draws}
 
 
-def trains_with_torch_s_generator(folder: Path) -> Tensor:
-    step = step_of(randomness=hush.Randomness(arithmetic="assumed"))
-    for batch in step.batches(data_of(), steps=3):
-        step(batch)
-    return weights_of(step.model)
-
-
 def trains_without_noise(folder: Path) -> tuple[list[Tensor], Tensor]:
     """Draws and weights of a run whose noise is exactly zero: what is left is the records' part."""
     draws = []
@@ -82,64 +72,10 @@ def _location_itself(self: hush.Gaussian, location: Tensor, **_: object) -> Tens
     return location
 
 
-def sums(folder: Path) -> list[tuple[Tensor, Tensor]]:
-    """Sums of the whole batch, and who was drawn, without noise."""
-    step = step_of(randomness=hush.Randomness(generator=seeded(3)))
-    return [
-        (batch.indices, step.clipped_sum(batch).clone())
-        for batch in (next(_drawn(step)) for _ in range(4))
-    ]
-
-
-def _drawn(step: hush.PrivateStep) -> Any:
-    step.pending_batch = None
-    return step.batches(data_of())
-
-
 def noise_streams(folder: Path) -> list[tuple[bytes, bytes, bytes]]:
     step = step_of(randomness=hush.Randomness(generator=seeded()))
     made = [step.reducer.streams(step.generator) for _ in range(3)]
     return [(each.masks.key, each.coordinates.key, each.noise.key) for each in made]  # type: ignore[union-attr]
-
-
-def noise_is_that_of_one_process(folder: Path) -> list[bool]:
-    step = step_of(randomness=hush.Randomness(generator=seeded(1)))
-    observed = observe(step, data_of(), 30)
-    return [check(observed).passed for check in (noise_scale, noise_law, noise_fresh)]
-
-
-def draws_are_those_of_one_process(folder: Path) -> bool:
-    step = step_of(randomness=hush.Randomness(generator=seeded(2)))
-    return draws_independent(step, data_of()).passed
-
-
-def empty_draws(folder: Path) -> tuple[Tensor, int]:
-    """Nobody, or one record for two ranks, in almost every step."""
-    step = step_of(
-        plan=plan_of(sampling=hush.Poisson(rate=0.01)), randomness=hush.Randomness(generator=seeded())
-    )
-    sizes = []
-    for batch in step.batches(data_of(), steps=8):
-        sizes.append(len(batch))
-        step(batch)
-    return weights_of(step.model), min(sizes)
-
-
-def few_parameters(folder: Path) -> Tensor:
-    """Fewer numbers than ranks: a rank without a slice."""
-    model = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.ones_(model.weight)
-    step = hush.PrivateStep(
-        model,
-        lambda outputs, targets: outputs[:, 0] * targets,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        plan_of(),
-        records=RECORDS,
-    )
-    data = torch.ones(RECORDS, 1), torch.ones(RECORDS)
-    for batch in step.batches(data, steps=3):
-        step(batch)
-    return weights_of(model)
 
 
 def another_plan(folder: Path) -> None:
@@ -150,27 +86,8 @@ def other_weights(folder: Path) -> None:
     step_of(model_of(seed=dist.get_rank()))
 
 
-def another_model(folder: Path) -> None:
-    wide = torch.nn.Sequential(torch.nn.Linear(8, 5 + dist.get_rank()))
-    step_of(wide)
-
-
 def another_count(folder: Path) -> None:
     step_of(records=RECORDS + dist.get_rank())
-
-
-def another_version(folder: Path) -> None:
-    if dist.get_rank():
-        hush.__version__ = "0.0.9"
-    try:
-        step_of()
-    finally:
-        hush.__version__ = "0.1.0"
-
-
-def another_rate_of_learning(folder: Path) -> None:
-    model = model_of()
-    step_of(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1 * (1 + dist.get_rank())))
 
 
 def another_order(folder: Path) -> None:
@@ -187,35 +104,9 @@ def another_loss(folder: Path) -> None:
     hush.PrivateStep(model, torch.nn.CrossEntropyLoss(weight), optimizer, plan_of(), records=RECORDS)
 
 
-def another_smoothing(folder: Path) -> None:
-    model = model_of()
-    loss = torch.nn.CrossEntropyLoss(label_smoothing=0.1 * dist.get_rank())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hush.PrivateStep(model, loss, optimizer, plan_of(), records=RECORDS)
-
-
-def another_end(folder: Path) -> None:
-    step_of().batches(data_of(), steps=3 + dist.get_rank())
-
-
-def a_path_on_rank_1_alone(folder: Path) -> bool:
-    try:
-        step_of(ledger=folder / "ledger.jsonl" if dist.get_rank() else None)
-    finally:
-        assert not list(folder.iterdir())
-    return False
-
-
 def a_ledger_of_its_own(folder: Path) -> None:
     with hush.Ledger(folder / f"{dist.get_rank()}.jsonl") as ledger:
         step_of(ledger=ledger)
-
-
-def charged_beside_the_step(folder: Path) -> None:
-    """A release of one rank alone, charged to its copy of the ledger."""
-    step = step_of()
-    if dist.get_rank():
-        step.ledger.charge(plan_of(), run="own", step=1, release="0")
 
 
 def weights_moved(folder: Path) -> tuple[str | None, str | None]:
@@ -233,23 +124,6 @@ def weights_moved(folder: Path) -> tuple[str | None, str | None]:
     return None, None
 
 
-def weights_set_differently(folder: Path) -> None:
-    step = step_of()
-    with torch.no_grad():
-        next(step.model.parameters()).fill_(float(dist.get_rank()))
-    step.adopt_weights()
-    step.batches(data_of())
-
-
-def frozen_on_one_rank(folder: Path) -> None:
-    step = step_of()
-    batches = step.batches(data_of(), steps=2)
-    step(next(batches))
-    if dist.get_rank():
-        next(step.model.parameters()).requires_grad_(False)
-    step(next(batches))
-
-
 def scheduled_on_one_rank(folder: Path) -> None:
     step = step_of()
     batches = step.batches(data_of(), steps=2)
@@ -257,40 +131,6 @@ def scheduled_on_one_rank(folder: Path) -> None:
     if dist.get_rank():
         step.optimizer.param_groups[0]["lr"] = 1.0
     step(next(batches))
-
-
-def destroys_the_group(folder: Path) -> str:
-    group = dist.new_group()
-    step = step_of(distributed=hush.Distributed(processes=group))
-    batches = step.batches(data_of(), steps=2)
-    step(next(batches))
-    batch = next(batches)
-    dist.destroy_process_group(group)
-    with pytest.raises(hush.errors.ProcessFailed) as failed:
-        step(batch)
-    return str(failed.value)
-
-
-def leaves_a_batch_out(folder: Path) -> None:
-    step = step_of()
-    for batch in step.batches(data_of(), steps=3):
-        if dist.get_rank() or step.steps == 0:
-            step(batch)
-
-
-def a_collective_of_its_own(folder: Path) -> tuple[str, str] | None:
-    """On rank 0, as long as a message of the step that rank 1 goes on with."""
-    step = step_of()
-    if dist.get_rank() == 0:
-        sent = torch.arange(4096, dtype=torch.int64).to(torch.uint8)
-        dist.all_gather([torch.empty_like(sent) for _ in range(2)], sent)
-        return None
-    said = []
-    for _ in range(2):  # the second time without meeting the others
-        with pytest.raises(hush.errors.ProcessFailed) as failed:
-            step.batches(data_of())
-        said.append(str(failed.value))
-    return said[0], said[1]
 
 
 def fails_on_one_rank(folder: Path) -> tuple[str, Tensor, int]:
@@ -307,75 +147,12 @@ def fails_on_one_rank(folder: Path) -> tuple[str, Tensor, int]:
     raise AssertionError("it went on")
 
 
-def goes_on_after_an_error(folder: Path) -> tuple[Tensor, int]:
-    """The same batch, passed again on every rank once rank 1 can take its records."""
-    step = step_of(ledger=folder / "ledger.jsonl")
-    if dist.get_rank():
-        step.clip_physical_batch = _stops  # type: ignore[method-assign,assignment]
-    with suppress(RuntimeError, hush.errors.ProcessFailed):
-        for batch in step.batches(data_of(), steps=1):
-            step(batch)
-    if dist.get_rank():
-        del step.clip_physical_batch
-    for batch in step.batches(data_of(), steps=2):
-        step(batch)
-    return weights_of(step.model), sum(step.ledger.counts.values())
-
-
 def _stops(*_: Any) -> None:
     raise RuntimeError("a record that forward() does not take")
 
 
-def alone(folder: Path) -> Tensor:
-    """Two runs that have nothing to do with each other."""
-    step = step_of(
-        distributed=hush.Distributed(processes=False),
-        randomness=hush.Randomness(generator=seeded(dist.get_rank())),
-    )
-    for batch in step.batches(data_of(), steps=1):
-        step(batch)
-    return weights_of(step.model)
-
-
-SCENARIOS = (
-    trains,
-    trains_securely,
-    trains_with_torch_s_generator,
-    trains_without_noise,
-    sums,
-    noise_streams,
-    noise_is_that_of_one_process,
-    draws_are_those_of_one_process,
-    empty_draws,
-    few_parameters,
-    another_plan,
-    other_weights,
-    another_model,
-    another_count,
-    another_version,
-    another_rate_of_learning,
-    another_order,
-    another_loss,
-    another_smoothing,
-    another_end,
-    a_path_on_rank_1_alone,
-    a_ledger_of_its_own,
-    charged_beside_the_step,
-    weights_moved,
-    weights_set_differently,
-    frozen_on_one_rank,
-    scheduled_on_one_rank,
-    destroys_the_group,
-    leaves_a_batch_out,
-    a_collective_of_its_own,
-    fails_on_one_rank,
-    goes_on_after_an_error,
-    alone,
-)
-
-
 def result(name: str) -> list[Any]:
-    return spawned.run(SCENARIOS, 2)[name]
+    return spawned.run(__name__, 2)[name]
 
 
 def test_every_rank_has_the_same_weights_bit_for_bit() -> None:
@@ -409,23 +186,6 @@ def test_one_ledger_is_written_and_the_others_count_the_same() -> None:
     assert (mirrored, copy) == (False, True)
 
 
-def test_every_rank_has_the_same_checkpoint() -> None:
-    first, second = (each["state"] for each in result("trains"))
-    assert first["processes"] == 2
-    assert {name: str(value) for name, value in first.items()} == {
-        name: str(value) for name, value in second.items()
-    }
-
-
-def test_a_sum_of_two_ranks_is_that_of_one_process() -> None:
-    one = step_of(randomness=hush.Randomness(generator=seeded(3)))
-    one.batches(data_of())
-    for first, second in zip(*result("sums"), strict=True):
-        assert torch.equal(first[1], second[1])
-        batch = Batch(first[0], data_of(), 5)
-        torch.testing.assert_close(first[1], one.clipped_sum(batch), rtol=1e-6, atol=1e-7)
-
-
 def test_weights_are_those_of_one_process_with_the_same_draws(without_noise: None) -> None:
     (draws, weights), (_, others) = result("trains_without_noise")
     drawn = iter(draws)
@@ -455,33 +215,9 @@ def test_secure_ranks_draw_the_same_slots() -> None:
     assert all(map(torch.equal, first["draws"], second["draws"]))
 
 
-def test_ranks_agree_under_torch_s_generator() -> None:
-    assert torch.equal(*result("trains_with_torch_s_generator"))
-
-
 def test_no_two_ranks_steps_or_uses_share_a_stream() -> None:
     keys = [key for rank in result("noise_streams") for made in rank for key in made]
     assert len(set(keys)) == len(keys) == 2 * 3 * 3
-
-
-def test_the_noise_is_that_of_one_process() -> None:
-    assert result("noise_is_that_of_one_process") == [[True] * 3] * 2
-
-
-def test_the_draws_are_those_of_one_process() -> None:
-    assert result("draws_are_those_of_one_process") == [True, True]
-
-
-def test_ranks_without_a_record_take_part() -> None:
-    (first, fewest), (second, _) = result("empty_draws")
-    assert fewest == 0
-    assert torch.equal(first, second)
-
-
-def test_a_rank_may_have_no_slice() -> None:
-    first, second = result("few_parameters")
-    assert torch.equal(first, second)
-    assert first.isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -489,15 +225,9 @@ def test_a_rank_may_have_no_slice() -> None:
     [
         ("another_plan", ["plan", "multiplier = 1.0", "multiplier = 2.0"]),
         ("other_weights", ["the model's weights"]),
-        ("another_model", ["model", "(5, 8)", "(6, 8)"]),
         ("another_count", ["records", "rank 0 has 40", "rank 1 has 41"]),
-        ("another_version", ["hush", "rank 0 has 0.1.0", "rank 1 has 0.0.9"]),
-        ("another_rate_of_learning", ["settings of the optimizer", "'lr': 0.1", "'lr': 0.2"]),
         ("another_order", ["rank 0 and of rank 1", "which record is in which slot"]),
         ("another_loss", ["differ in loss", "CrossEntropyLoss", "with weight of hash"]),
-        ("another_smoothing", ["differ in loss", "'label_smoothing': 0.0", "'label_smoothing': 0.1"]),
-        ("another_end", ["differ in steps: rank 0 has 3, rank 1 has 4"]),
-        ("a_path_on_rank_1_alone", ["rank 1 was given the path of a ledger and rank 0 was not"]),
     ],
 )
 def test_a_rank_that_differs_is_refused_on_every_rank(name: str, words: list[str]) -> None:
@@ -514,50 +244,16 @@ def test_a_second_ledger_is_refused() -> None:
     assert "rank 1 has a ledger of its own" in first.text
 
 
-def test_a_copy_of_the_ledger_takes_no_charge() -> None:
-    first, second = result("charged_beside_the_step")
-    assert first is None
-    assert second.kind == "LedgerError"
-    assert "copy of the one that rank 0 writes" in second.text
-
-
 def test_weights_moved_on_one_rank_void_the_ledger_of_all() -> None:
     for text, void in result("weights_moved"):
         assert "changed outside of the private step" in text
         assert void is not None
 
 
-@pytest.mark.parametrize("name", ["frozen_on_one_rank", "scheduled_on_one_rank"])
-def test_ranks_that_do_different_things_between_steps_are_stopped(name: str) -> None:
-    for raised in result(name):
+def test_ranks_that_do_different_things_between_steps_are_stopped() -> None:
+    for raised in result("scheduled_on_one_rank"):
         assert raised.kind == "ProcessFailed"
         assert "other parameters or with other settings of the optimizer" in raised.text
-
-
-def test_a_step_of_a_destroyed_group_is_refused() -> None:
-    for text in result("destroys_the_group"):
-        assert "the process group was destroyed" in text
-        assert "Step 1 is on the ledger" in text
-
-
-def test_a_rank_that_leaves_a_batch_out_stops_all() -> None:
-    first, second = result("leaves_a_batch_out")
-    assert first.kind == "DataError"
-    assert second.kind == "ProcessFailed"
-    assert "rank 0 stopped (DataError: a batch was drawn and not used" in second.text
-
-
-def test_a_collective_of_another_kind_is_not_taken_for_a_message() -> None:
-    _, (first, second) = result("a_collective_of_its_own")
-    assert "rank 1 of 2 was at comparing the weights and received what is no message" in first
-    assert "a collective of its own in the same process group" in first
-    assert second == first
-
-
-def test_weights_that_were_set_must_be_the_same() -> None:
-    for raised in result("weights_set_differently"):
-        assert raised.kind == "Unsupported"
-        assert "ranks 0 and 1 differ in weights" in raised.text
 
 
 def test_an_error_on_one_rank_stops_all_before_the_charge() -> None:
@@ -567,14 +263,3 @@ def test_an_error_on_one_rank_stops_all_before_the_charge() -> None:
     assert not moved.any()
     assert not also.any()
     assert charges == copied == 0
-
-
-def test_a_step_that_raised_is_taken_again_by_all_ranks() -> None:
-    (first, charges), (second, copied) = result("goes_on_after_an_error")
-    assert torch.equal(first, second)
-    assert charges == copied == 2
-
-
-def test_runs_of_their_own_have_nothing_in_common() -> None:
-    first, second = result("alone")
-    assert not torch.equal(first, second)

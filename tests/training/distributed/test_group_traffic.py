@@ -48,7 +48,7 @@ def traffic(folder: Path) -> dict[int, list[tuple[str, int]]]:
 
 
 def result() -> list[dict[int, list[tuple[str, int]]]]:
-    return spawned.run((traffic,), 2)["traffic"]
+    return spawned.run(__name__, 2)["traffic"]
 
 
 @pytest.mark.parametrize("size", BATCHES)
@@ -57,10 +57,7 @@ def test_a_step_reduces_one_gradient_once(size: int) -> None:
     for seen in result():
         vectors = [each for each in seen[size] if each != ("_allgather_base_", MESSAGE)]
         double = torch.float64.itemsize
-        assert vectors == [
-            ("alltoall_base_", 2 * SLICE * double),
-            ("_allgather_base_", SLICE * double),
-        ]
+        assert vectors == [("alltoall_base_", 2 * SLICE * double), ("_allgather_base_", SLICE * double)]
 
 
 def test_messages_do_not_grow_with_the_physical_batches() -> None:

@@ -1,11 +1,8 @@
 """Kill or stop one rank: nothing is released uncharged, the others stop, and the run resumes."""
 
 import os
-import pickle
 import random
 import signal
-import subprocess
-import sys
 import time
 from itertools import product
 from pathlib import Path
@@ -149,25 +146,3 @@ def test_a_rank_that_hangs(tmp_path: Path, whole: Releases, victim: int, place: 
     assert ended(started) == [1, 1]
     assert "ProcessFailed: " in job.said(victim).splitlines()[-1]
     check_resumes(tmp_path, whole)
-
-
-@pytest.mark.slow
-def test_a_program_ends_where_another_rank_hangs(tmp_path: Path) -> None:
-    """As people start it: closing the connections of a whole interpreter must not hang as well."""
-    job = Job(tmp_path, WHOLE, timeout=6, fate=Fate(1, "charge", 3, signal.SIGSTOP))
-    code = (
-        "import pickle, sys; from tests.training.distributed.killable import work;"
-        "work(pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2]))"
-    )
-    command = [sys.executable, "-c", code, pickle.dumps(job).hex()]
-    root = Path(__file__).parents[3]
-    ranks = [subprocess.Popen([*command, str(rank)], cwd=root) for rank in range(2)]
-    try:
-        assert ranks[0].wait(60) == 1
-        check_hung(job, 0)
-        assert "Step 2 is on the ledger" in job.said(0)
-        assert len(check_paid(tmp_path)) == 2
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()

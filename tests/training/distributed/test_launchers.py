@@ -1,8 +1,6 @@
 """The scripts of docs/distributed.md, each run by two gloo processes."""
 
-import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -29,50 +27,6 @@ LEDGERS = {
     "trainer_train.py": "digits/ledger.jsonl",
     "sharded_train.py": "ledger.jsonl",
 }
-WRAPPED = """
-import torch
-import hush
-from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
-from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import SingleDeviceStrategy
-from hush.core.errors import Unsupported
-from tests.training.distributed.problems import data_of, model_of, seeded, step_of, weights_of
-
-accelerator = Accelerator()
-assert accelerator.num_processes == 2
-
-def trained(model, optimizer):
-    step = step_of(model, optimizer=optimizer, randomness=hush.Randomness(generator=seeded()))
-    for batch in step.batches(data_of(), steps=3):
-        step(batch)
-    return weights_of(model)
-
-model = model_of()
-plain = trained(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-model = model_of()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-prepared, optimizer = accelerator.prepare(model, optimizer)
-try:
-    step_of(prepared, optimizer=optimizer)
-except Unsupported as error:
-    print(error)
-assert torch.equal(plain, trained(accelerator.unwrap_model(prepared), optimizer))
-print("the same weights")
-scaler = torch.amp.GradScaler("cpu")
-strategy = SingleDeviceStrategy("cpu", precision_plugin=MixedPrecision("16-mixed", "cpu", scaler))
-plain = torch.optim.SGD(model.parameters(), lr=0.1)
-for wrapped in (
-    AcceleratedOptimizer(plain, scaler=scaler),
-    LightningOptimizer._to_lightning_optimizer(plain, strategy),
-):
-    try:
-        step_of(model, optimizer=wrapped)
-    except Unsupported as error:
-        print(error)
-accelerator.end_training()
-"""
 
 
 def printed_by(script: Path, rank: int) -> str:
@@ -96,8 +50,8 @@ def test_the_charge_that_is_looked_for_is_that_of_one_process() -> None:
 @pytest.mark.slow
 def test_a_script_of_the_page_is_one_run_of_two_processes(tmp_path: Path) -> None:
     """All of them in one test: they share the imports."""
-    scripts = [tmp_path / name.removesuffix(".py") / name for name in (*SCRIPTS, "wrapped.py")]
-    for script, text in zip(scripts, (*SCRIPTS.values(), WRAPPED), strict=True):
+    scripts = [tmp_path / name.removesuffix(".py") / name for name in SCRIPTS]
+    for script, text in zip(scripts, SCRIPTS.values(), strict=True):
         script.parent.mkdir()
         script.write_text(text)
     launcher = [sys.executable, "-m", launched.__name__]
@@ -106,40 +60,11 @@ def test_a_script_of_the_page_is_one_run_of_two_processes(tmp_path: Path) -> Non
         script.name: [printed_by(script, rank) for rank in range(launched.RANKS)] for script in scripts
     }
     assert done.returncode == 0, (done.stderr, printed)
-    for script in scripts[:-1]:
+    for script in scripts:
         first, second = printed[script.name]
         assert CHARGE in first, script
         assert "epsilon" not in second, script
         assert steps_charged(script.parent, script.name) == 20, script
-    for text in printed["wrapped.py"]:
-        assert "is wrapped in DistributedDataParallel" in text
-        assert "the same weights" in text
-        assert "is an AcceleratedOptimizer with a gradient scaler" in text
-        assert "is a LightningSGD with a gradient scaler" in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("script", LEDGERS)
-def test_the_command_of_the_page_goes_on_where_it_stopped(script: str, tmp_path: Path) -> None:
-    """Half of the steps, then the page's script, then nothing: the steps are charged once."""
-    (command,) = re.findall(
-        rf"^    (.*\b{script}) .*two processes on a CPU$", PAGE.read_text(), re.MULTILINE
-    )
-    text = SCRIPTS[script]
-    half = text.replace("steps=20", "steps=10")
-    assert half != text
-    scripts = {10: half, 20: text}
-    for steps in (10, 20, 20):
-        (tmp_path / script).write_text(scripts[steps])
-        done = subprocess.run(
-            ["env", *shlex.split(command)],
-            cwd=tmp_path,
-            env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert steps_charged(tmp_path, script) == steps
 
 
 def test_processes_that_have_not_met_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import hush
-from hush.audit.canaries import CanaryStep
 from hush.audit.noise import noise_fresh, noise_law, noise_scale, observe
 from hush.audit.run_self_test import charged, influence
 from hush.core.randomness import derive_source
@@ -163,12 +162,6 @@ def trains_on_parts(folder: Path) -> dict[str, Any]:
     return {"draws": draws, "weights": weights_of(step.model)}
 
 
-def trains_in_secret(folder: Path) -> str:
-    step = step_on(sharded_model(), randomness=hush.Randomness(secure=True, generator=None))
-    trained(step, 2)
-    return str(step.spent(1e-3).epsilon)
-
-
 def evaluates(folder: Path) -> dict[str, Any]:
     """A run whose model is evaluated on public records before everything that the step does."""
     step = step_on(sharded_model(), SILENT, ledger=folder / "ledger.jsonl")
@@ -193,31 +186,6 @@ def _evaluate(model: nn.Module) -> None:
     assert not all(isinstance(value, DTensor) for value in model.parameters()), "FSDP keeps some whole"
 
 
-def draws_nobody(folder: Path) -> int:
-    plan = plan_of(sampling=hush.Poisson(rate=0.01))
-    step = step_on(sharded_model(), plan=plan)
-    return min(map(len, trained(step, 6)))
-
-
-def rank_without_a_shard(folder: Path) -> dict[str, Any]:
-    """A parameter of one row, which is all rank 0's."""
-    model = nn.Linear(3, 1, bias=False)
-    nn.init.ones_(model.weight)
-    fully_shard(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = PrivateStep(
-        model,
-        lambda outputs, _: outputs[:, 0],
-        optimizer,
-        plan_of(),
-        records=RECORDS,
-        execution=hush.Execution(physical_batch=4),
-    )
-    trained(step, 2, (torch.ones(RECORDS, 3), torch.ones(RECORDS)))
-    assert step.update is not None
-    return {"update": step.update.numel(), "weights": weights_of(model)}
-
-
 class Tied(nn.Module):
     """Scores of words by the table that the words are looked up in."""
 
@@ -230,37 +198,6 @@ class Tied(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         scores: Tensor = self.head(self.block(self.words(tokens)).mean(1))
-        return scores
-
-
-class Attending(nn.Module):
-    """An encoder layer of torch's own, after a recurrent one; its norms are frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.over_time = nn.LSTM(WIDTH, WIDTH, batch_first=True)
-        self.block = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.0, batch_first=True)
-        self.block.norm1.requires_grad_(False)
-        self.head = nn.Linear(WIDTH, 5)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.block(self.over_time(self.words(tokens))[0]).mean(1))
-        return scores
-
-
-class Images(nn.Module):
-    """Convolutions of the tokens as one-hot images, used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv1d(WORDS, 4, 2)
-        self.block = nn.Sequential(nn.GroupNorm(2, 4), nn.Conv1d(4, 4, 1), nn.ReLU(inplace=True))
-        self.head = nn.Linear(4, 5)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.first(functional.one_hot(tokens, WORDS).mT.float())
-        scores: Tensor = self.head(self.block(self.block(x)).mean(2))
         return scores
 
 
@@ -294,7 +231,7 @@ def sums_of_other_layers(folder: Path) -> dict[str, float]:
     """How far the sums of shards are from those of one process with the whole model."""
     batch = Batch(torch.arange(7), sentences(), 3)
     apart = {}
-    for kind in (Tied, Attending, Images, Reused):
+    for kind in (Tied, Reused):
         sums = []
         for sharded in (False, True):
             torch.manual_seed(0)
@@ -402,54 +339,12 @@ def _alone(folder: Path, ledger: hush.Ledger) -> dict[str, Any]:
     return {**found, "alone_charges": ledger.counts[alone.plan]}
 
 
-def resumes_from_one_process(folder: Path) -> dict[str, Any]:
-    """Saved by one process with the whole model, and gone on with by two that share it out."""
-    result: dict[str, Any] = {}
-    if dist.get_rank() == 0:
-        one = step_on(
-            whole_model(), distributed=hush.Distributed(processes=False), ledger=folder / "ledger.jsonl"
-        )
-        trained(one, 2)
-        sharded_checkpoint.save(one, folder / "run")
-        result["saved"] = weights_of(one.model)
-        result["next"] = next(iter(one.batches(sentences()))).indices
-        one.ledger.close()
-    dist.barrier()
-    two = step_on(sharded_model(), ledger=folder / "ledger.jsonl")
-    sharded_checkpoint.load(two, folder / "run")
-    result["loaded"] = weights_of(two.model)
-    result["drawn"] = trained(two, 1)
-    return result
-
-
-def a_folder_out_of_reach(folder: Path) -> dict[str, str]:
-    """Of rank 1, which has another one, or a file where the folder should be."""
-    step = step_on(sharded_model())
-    sharded_checkpoint.save(step, folder / "run")
-    (folder / "file").touch()
-    other = dist.get_rank() == 1
-    read, written = (
-        folder / ("none" if other else "run"),
-        folder / ("file" if other else "new") / "run",
-    )
-    return {
-        "load": _refused(lambda: sharded_checkpoint.load(step, read)),
-        "save": _refused(lambda: sharded_checkpoint.save(step, written)),
-    }
-
-
 def refuses(folder: Path) -> dict[str, str]:
     """What each unsupported option is refused with, on this rank."""
-    odd = whole_model()
-    fully_shard(odd, shard_placement_fn=_second_dimension)
     some = whole_model()
     fully_shard(some.blocks[0])
     cases = {
         "clipping": lambda: step_on(sharded_model(), plan=plan_of(clipping=hush.Linf(norm=1.0))),
-        "noise": lambda: step_on(
-            sharded_model(),
-            plan=plan_of(clipping=hush.Lp(p=1.0, norm=1.0), noise=hush.Laplace(multiplier=1.0)),
-        ),
         "units": lambda: step_on(
             sharded_model(),
             units=hush.Units(owners=torch.arange(RECORDS) // 2, per_unit=2),
@@ -458,17 +353,10 @@ def refuses(folder: Path) -> dict[str, str]:
         "release": lambda: step_on(
             sharded_model(), plan=plan_of(release=hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0))
         ),
-        "mp_policy": lambda: step_on(
-            sharded_model(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-        ),
-        "placement": lambda: step_on(odd),
         "some": lambda: step_on(some),
         "one process": lambda: step_on(sharded_model(), distributed=hush.Distributed(processes=False)),
         "state_dict": lambda: step_on(sharded_model()).state_dict(),
         "train": lambda: _train(sharded_model()),
-        "override": lambda: _canaries(sharded_model()),
-        "branch": lambda: trained(step_on(_branching()), 1),
-        "derived": lambda: trained(step_on(_derived()), 1),
         "no records": lambda: trained(
             step_on(sharded_model(), distributed=hush.Distributed(shard=True)),
             1,
@@ -476,11 +364,6 @@ def refuses(folder: Path) -> dict[str, str]:
         ),
     }
     return {name: _refused(case) for name, case in cases.items()}
-
-
-def _canaries(model: nn.Module) -> None:
-    optimizer = torch.optim.Adam(model.parameters())
-    CanaryStep(model, nn.CrossEntropyLoss(), optimizer, plan_of(), records=RECORDS)
 
 
 def _train(model: nn.Module) -> None:
@@ -497,53 +380,8 @@ def _refused(case: Any) -> str:
     return "not refused"
 
 
-def _second_dimension(parameter: nn.Parameter) -> Any:
-    from torch.distributed.tensor import Shard
-
-    return Shard(1) if parameter.dim() == 2 and parameter.shape[1] % 2 == 0 else Shard(0)
-
-
-def _branching() -> nn.Module:
-    class Branching(Sentences):
-        def forward(self, tokens: Tensor) -> Tensor:
-            x = self.words(tokens)
-            if tokens.sum() > LENGTH:
-                x = self.blocks[0](x)
-            scores: Tensor = self.head(self.blocks[2](self.blocks[1](x)).mean(1))
-            return scores
-
-    model = Branching()
-    fully_shard(model)
-    return model
-
-
-def _derived() -> nn.Module:
-    model = whole_model()
-    model.head = nn.utils.parametrizations.weight_norm(model.head)
-    fully_shard(model)
-    return model
-
-
-SCENARIOS = (
-    trains_without_noise,
-    trains_with_recomputed_activations,
-    trains_on_parts,
-    trains_in_secret,
-    evaluates,
-    draws_nobody,
-    rank_without_a_shard,
-    sums_of_other_layers,
-    audits,
-    sabotaged,
-    resumes,
-    resumes_from_one_process,
-    a_folder_out_of_reach,
-    refuses,
-)
-
-
 def result(scenario: Any) -> list[Any]:
-    by_rank = spawned.run(SCENARIOS, 2)[scenario.__name__]
+    by_rank = spawned.run(__name__, 2)[scenario.__name__]
     assert not any(isinstance(each, Raised) for each in by_rank), by_rank
     return by_rank
 
@@ -627,17 +465,6 @@ def test_ranks_with_fewer_records_run_as_many_passes() -> None:
         assert close(rank["weights"], without_noise(rank["draws"]))
 
 
-def test_it_runs_with_the_systems_randomness_and_on_empty_draws() -> None:
-    assert len(set(result(trains_in_secret))) == 1
-    assert result(draws_nobody) == [0, 0]
-
-
-def test_a_rank_may_hold_nothing() -> None:
-    first, second = result(rank_without_a_shard)
-    assert (first["update"], second["update"]) == (3, 0)
-    assert equal(first["weights"], second["weights"])
-
-
 def test_the_sums_of_other_layers_are_those_of_one_process() -> None:
     for apart in result(sums_of_other_layers):
         assert all(distance < 1e-5 for distance in apart.values()), apart
@@ -668,38 +495,16 @@ def test_another_number_of_ranks_has_the_same_weights_and_pays_for_new_noise() -
     assert (rank["alone_steps"], rank["alone_charges"]) == (2, 5)
 
 
-def test_a_rank_that_cannot_reach_the_checkpoint_stops_all() -> None:
-    first, second = result(a_folder_out_of_reach)
-    assert "cannot be read" in second["load"]
-    for called in ("load", "save"):
-        assert "rank 1 stopped (" in first[called]
-        assert "rank 0 of 2 was at the checkpoint's shards" in first[called]
-
-
-def test_shards_go_on_where_one_process_was() -> None:
-    first, second = result(resumes_from_one_process)
-    assert equal(first["saved"], first["loaded"])
-    assert equal(first["saved"], second["loaded"])
-    assert torch.equal(first["drawn"][0], first["next"])
-    assert torch.equal(first["drawn"][0], second["drawn"][0])
-
-
 @pytest.mark.parametrize(
     ("case", "text"),
     [
         ("clipping", "clipping by Linf with parameters that are sharded"),
-        ("noise", "clipping by Lp with parameters that are sharded"),
         ("units", "units= (owners of several records) with parameters that are sharded"),
         ("release", "release by Selective with parameters that are sharded"),
-        ("mp_policy", "with mp_policy: the weights"),
-        ("placement", "every number must be in exactly one shard"),
         ("some", "is not sharded, and others are"),
         ("one process", "has fully_shard applied to it and the step runs in one process"),
         ("train", "of rank 0, which holds a part of the weights"),
-        ("override", "CanaryStep, which overrides clip_physical_batch, with parameters"),
         ("state_dict", "sharded_checkpoint on every rank"),
-        ("branch", "torch.vmap cannot run the model"),
-        ("derived", "derives a value from its parameters alone"),
         ("no records", "rank 1 holds 0 records, and the parameters are sharded"),
     ],
 )
@@ -708,7 +513,7 @@ def test_what_is_not_provided_for_is_refused_on_every_rank(case: str, text: str)
         assert text in rank[case]
 
 
-def second_dies_in_a_pass(folder: Path) -> None:
+def _second_dies_in_a_pass(folder: Path) -> None:
     """Rank 1 is gone in the backward pass of step 2, while rank 0 waits for weights."""
     step = step_on(sharded_model(), ledger=folder / "ledger.jsonl")
     batches = step.batches(sentences(), steps=3)
@@ -725,8 +530,8 @@ def second_dies_in_a_pass(folder: Path) -> None:
 
 def test_a_rank_that_dies_in_a_pass_leaves_the_other_stopped_and_nothing_charged() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        codes = spawned.start((second_dies_in_a_pass,), 2, folder, timeout=30.0)
-        shared = Path(folder, second_dies_in_a_pass.__name__)
+        codes = spawned.start((_second_dies_in_a_pass,), 2, folder, timeout=30.0)
+        shared = Path(folder, _second_dies_in_a_pass.__name__)
         text, sharded = torch.load(shared / "left.pt")
         with hush.Ledger(shared / "ledger.jsonl") as ledger:
             assert sum(ledger.counts.values()) == 1

@@ -12,13 +12,9 @@ from scipy import stats
 from torch import Tensor
 
 import hush
-from hush.core.errors import DataError, InvalidValue, LedgerError
+from hush.core.errors import DataError, LedgerError
 from hush.training.methods import least_squares
-from hush.training.methods.least_squares import (
-    NoisyLeastSquares,
-    SufficientStatistics,
-    posterior_mean,
-)
+from hush.training.methods.least_squares import NoisyLeastSquares, SufficientStatistics, posterior_mean
 
 SOLVER = NoisyLeastSquares(multiplier=2.0, row_norm=1.5, target_norm=0.5)
 BOUND = math.sqrt(2) * 1.5**2
@@ -67,15 +63,6 @@ def test_one_record_moves_the_sum_by_the_bound_at_most(record: list[float]) -> N
     assert float((after - before).norm()) <= BOUND * (1 + 2**-16)
 
 
-@pytest.mark.parametrize("size", [1e150, 1e200, 1e300])
-def test_a_record_beyond_all_bounds_counts_nothing_and_harms_nobody(size: float) -> None:
-    inputs, targets = table(20)
-    before = SOLVER.clipped_sum(inputs, targets)
-    rows = torch.cat([inputs, torch.full((1, 3), size, dtype=torch.float64)])
-    after = SOLVER.clipped_sum(rows, torch.cat([targets, targets[:1]]))
-    assert torch.equal(before, after)
-
-
 def test_the_bound_is_attained_within_the_declared_norms() -> None:
     """Noise for a smaller bound would be too little."""
     row = torch.tensor([[1.0, 0.5, 0.0]], dtype=torch.float64)  # with the constant: norm 1.5
@@ -90,21 +77,6 @@ def test_a_sum_without_the_weight_moves_by_more(monkeypatch: pytest.MonkeyPatch)
     beyond = torch.full((1, 3), 3.0, dtype=torch.float64)
     moved = SOLVER.clipped_sum(torch.cat([inputs, beyond]), torch.cat([targets, targets[:1]]))
     assert float((moved - SOLVER.clipped_sum(inputs, targets)).norm()) > 4 * BOUND
-
-
-def test_bounds_learnt_from_the_records_move_the_sum_by_more() -> None:
-    """Scaled by the largest value among them, one record moves every other's row."""
-    inputs, targets = table(200)
-
-    def learnt(rows: Tensor) -> Tensor:
-        return rows / rows.abs().amax(0)
-
-    more = torch.cat([inputs, torch.full((1, 3), 10.0, dtype=torch.float64)])
-    values = torch.cat([targets, targets[:1]])
-    moved = SOLVER.clipped_sum(learnt(more), values) - SOLVER.clipped_sum(learnt(inputs), targets)
-    assert float(moved.norm()) > 10 * BOUND
-    declared = SOLVER.clipped_sum(more, values) - SOLVER.clipped_sum(inputs, targets)
-    assert float(declared.norm()) <= BOUND * (1 + 2**-16)
 
 
 def released(solver: NoisyLeastSquares, seed: int, records: tuple[Tensor, Tensor]) -> np.ndarray:
@@ -177,28 +149,6 @@ def test_the_charge_is_that_of_one_gaussian_release() -> None:
     assert SOLVER.guarantee(1e-5).epsilon == guarantee.epsilon
 
 
-def test_a_seed_repeats_the_noise_and_is_said() -> None:
-    ledgers = hush.Ledger(), hush.Ledger()
-    fits = [SOLVER(*table(30), ledger, generator=seeded(4)) for ledger in ledgers]
-    assert np.array_equal(fits[0].coefficients, fits[1].coefficients)
-    assert ledgers[0].epsilon(1e-5).randomness == "seeded"
-    again = SOLVER(*table(30), ledgers[0], generator=seeded(4))
-    assert not np.array_equal(again.coefficients, fits[0].coefficients), "one ledger, other noise"
-
-
-def test_with_little_noise_it_is_least_squares() -> None:
-    inputs, targets = table(500)
-    targets = (
-        targets * 0.05 + inputs @ torch.tensor([[0.2, 0.0], [-0.1, 0.1], [0.0, 0.2]]).double() + 0.1
-    )
-    solver = NoisyLeastSquares(multiplier=1e-6, row_norm=2.0, target_norm=2.0)
-    actual = solver(inputs, targets, hush.Ledger())
-    design = np.hstack([np.ones((500, 1)), inputs.numpy()])
-    expected = np.linalg.lstsq(design, targets.numpy(), rcond=None)[0]
-    assert actual.coefficients == pytest.approx(expected[1:], abs=2e-3)
-    assert actual.intercept == pytest.approx(expected[0], abs=2e-3)
-
-
 def noisy_statistics(seed: int, noise: float) -> SufficientStatistics:
     draw = np.random.default_rng(seed)
     rows = np.hstack([np.ones((200, 1)), draw.uniform(-1, 1, (200, 4))])
@@ -240,15 +190,6 @@ def test_the_posterior_mean_is_that_of_the_joint_normal_law(noise: float) -> Non
     assert actual.intercept == pytest.approx(middle - means @ actual.coefficients)
 
 
-def test_a_gram_matrix_that_is_not_positive_definite_gives_small_coefficients() -> None:
-    for seed in range(20):
-        released = noisy_statistics(seed, 300.0)
-        assert np.linalg.eigvalsh(released.gram)[0] < 0
-        actual = posterior_mean(released)
-        assert np.abs(actual.coefficients).max() < 3
-        assert np.isfinite(actual.intercept).all()
-
-
 def test_a_ledger_of_users_is_refused_before_anything_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = hush.Ledger()
     ledger.charge(SOLVER.plan, run="a", step=1, release="x", adjacency=hush.Adjacency(per_unit=2))
@@ -273,9 +214,3 @@ def test_rows_are_finite_numbers_one_a_record(inputs: Tensor, targets: Tensor) -
     with pytest.raises(DataError):
         SOLVER(inputs, targets, ledger)
     assert not ledger.counts
-
-
-@pytest.mark.parametrize("norm", [0.0, -1.0, math.nan, 1e4])
-def test_norms_are_in_their_range(norm: float) -> None:
-    with pytest.raises(InvalidValue, match="row_norm"):
-        NoisyLeastSquares(multiplier=1.0, row_norm=norm)

@@ -1,7 +1,6 @@
 """Noisy moments: what one record can change, the noise that is charged, and the charge on the ledger."""
 
 import math
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -9,14 +8,7 @@ import torch
 from torch import Tensor
 
 import hush
-from hush.core.errors import DataError, InvalidValue, LedgerError
-from hush.training.methods.moments import (
-    FrozenWhitening,
-    NoisyMoments,
-    NoisyWhitening,
-    finite_records,
-)
-from hush_recipes.dpsur.inputs import FrozenNorm
+from hush.training.methods.moments import NoisyMoments, NoisyWhitening, finite_records
 
 MIXING = torch.tensor([[2.0, 0.0, 0.0], [1.9, 0.3, 0.0], [-1.0, 0.5, 0.7]])
 
@@ -103,15 +95,6 @@ def test_the_noise_is_the_noise_that_is_charged(monkeypatch: pytest.MonkeyPatch)
         assert float(value.std()) * 10 == pytest.approx(charged * norm, rel=0.025)
 
 
-def test_the_sums_are_of_all_records_however_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    moments, inputs = NoisyMoments(multiplier=1.0, norm=0.9, square_norm=0.8), images(23)
-    whole = moments(inputs, hush.Ledger(), generator=seeded())
-    monkeypatch.setattr("hush.training.methods.moments._AT_ONCE", 5)
-    parts = moments(inputs, hush.Ledger(), generator=seeded())
-    torch.testing.assert_close(parts.mean, whole.mean, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(parts.variance, whole.variance, rtol=1e-10, atol=1e-12)
-
-
 def test_two_releases_are_on_the_ledger() -> None:
     ledger, moments = hush.Ledger(), NoisyMoments(multiplier=8.0)
     moments(images(5), ledger, generator=seeded())
@@ -124,51 +107,6 @@ def test_two_releases_are_on_the_ledger() -> None:
     delta = norm.cdf(mu / 2 - paid / mu) - math.exp(paid) * norm.cdf(-mu / 2 - paid / mu)
     assert delta == pytest.approx(1e-5, rel=1e-3)
     assert hush.epsilon(moments.plan, 1, 1e-5).epsilon.upper < 0.7 * paid
-
-
-EITHER = pytest.mark.parametrize("kind", [NoisyMoments, NoisyWhitening])
-
-
-@EITHER
-def test_nothing_is_released_that_cannot_be_charged(kind: Any) -> None:
-    ledger = hush.Ledger()
-    ledger.close()
-    with pytest.raises(LedgerError):
-        kind(multiplier=8.0)(images(5), ledger)
-
-
-def test_variances_that_noise_took_below_zero_are_the_floor() -> None:
-    actual = NoisyMoments(multiplier=50.0, floor=0.01)(images(3, 50), hush.Ledger(), generator=seeded())
-    assert float(actual.variance.min()) == pytest.approx(0.01)
-
-
-@EITHER
-@pytest.mark.parametrize("inputs", [torch.ones(3), torch.ones(0, 2), torch.ones(3, 2).long()])
-def test_inputs_without_channels_raise(kind: Any, inputs: Tensor) -> None:
-    with pytest.raises(DataError, match="records x channels"):
-        kind(multiplier=1.0)(inputs, hush.Ledger())
-
-
-def test_frozen_normalisation_against_numpy_and_under_a_private_step() -> None:
-    inputs = images(6)
-    mean, variance = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 4.0, 0.25])
-    shown = FrozenNorm(mean, variance)(inputs).numpy()
-    expected = (inputs.numpy() - mean.numpy()[:, None, None]) / np.sqrt(variance.numpy())[:, None, None]
-    assert shown == pytest.approx(expected, rel=1e-5)
-    each = torch.rand(3, 4, 4, generator=seeded(1))
-    everywhere = FrozenNorm(each, each + 1)(inputs).numpy()
-    assert everywhere == pytest.approx((inputs - each).numpy() / np.sqrt(each.numpy() + 1), rel=1e-4)
-    model = torch.nn.Sequential(
-        FrozenNorm(mean, variance), torch.nn.Flatten(), torch.nn.Linear(3 * 16, 2)
-    )
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = hush.PrivateStep(model, torch.nn.CrossEntropyLoss(), optimizer, plan, records=6)
-    for batch in step.batches((inputs, torch.zeros(6).long()), steps=1):
-        assert step(batch)
-    assert torch.equal(model.state_dict()["0.mean"], mean)
 
 
 def mixed_images(records: int) -> Tensor:
@@ -244,51 +182,6 @@ def test_the_noise_of_whitening_is_the_noise_that_is_charged(monkeypatch: pytest
     for value, norm, numbers in zip(means, (3.0, 0.5), (20000, 10000), strict=True):
         assert value.numel() == numbers
         assert float(value.std()) * 10 == pytest.approx(charged * norm, rel=5 / math.sqrt(2 * numbers))
-
-
-def test_all_that_is_made_is_made_of_what_was_released(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the noisy means and the inputs' shape alone: the layer is what they give again."""
-    means, noisy = released(monkeypatch), NoisyWhitening(multiplier=1.0)
-    inputs = mixed_images(20)
-    layer = noisy(inputs, hush.Ledger())
-    repeated = noisy.statistics(means, inputs.shape)
-    assert torch.equal(layer.mean, repeated.mean)
-    assert torch.equal(layer.matrix, repeated.matrix)
-    assert not torch.equal(layer.matrix, noisy(inputs, hush.Ledger()).matrix), "fresh noise shows"
-
-
-def test_what_is_no_tensor_and_no_ledger_is_refused() -> None:
-    wrong: Any = np.ones((3, 2))
-    with pytest.raises(InvalidValue, match="inputs"):
-        NoisyWhitening(multiplier=1.0)(wrong, hush.Ledger())
-    with pytest.raises(InvalidValue, match="ledger"):
-        NoisyWhitening(multiplier=1.0)(mixed_images(3), cast("Any", "ledger.jsonl"))
-
-
-@pytest.mark.parametrize("name", ["multiplier", "norm", "square_norm"])
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
-def test_values_out_of_range_are_refused(name: str, value: float) -> None:
-    with pytest.raises(InvalidValue, match=name):
-        NoisyWhitening(**{"multiplier": 1.0, name: value})
-
-
-def test_inputs_without_places_and_a_private_step_behind_it() -> None:
-    inputs = mixed_images(30).flatten(1)
-    layer = NoisyWhitening(multiplier=1e-6, norm=1e2, square_norm=1e3)(inputs, hush.Ledger())
-    white = layer(inputs).double()
-    assert layer(inputs.double()).numpy() == pytest.approx(white.numpy(), abs=1e-4)
-    assert (white.T @ white / 30).numpy() == pytest.approx(np.eye(12), abs=2e-2)
-    model = torch.nn.Sequential(layer, torch.nn.Linear(12, 2))
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = hush.PrivateStep(model, torch.nn.CrossEntropyLoss(), optimizer, plan, records=30)
-    before = layer.matrix.clone()
-    for batch in step.batches((inputs, torch.zeros(30).long()), steps=1):
-        assert step(batch)
-    assert isinstance(layer, FrozenWhitening)
-    assert torch.equal(layer.matrix, before)
 
 
 def test_one_record_more_does_not_make_others_vanish(monkeypatch: pytest.MonkeyPatch) -> None:

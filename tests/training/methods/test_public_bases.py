@@ -1,24 +1,15 @@
 """Gradients of public records, and their principal subspaces against singular value decompositions."""
 
-import copy
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hush.clipping.blocks import Principal
-from hush.core.errors import DataError, InvalidValue
-from hush.core.randomness import SystemSource
-from hush.gradients.public_basis import RESIDUAL, PublicBasis
-from hush.training.methods.public_bases import (
-    finite_rows,
-    gradient_rows,
-    principal_basis,
-    principal_directions,
-)
+from hush.core.errors import DataError
+from hush.gradients.public_basis import PublicBasis
+from hush.training.methods.public_bases import principal_basis, principal_directions
 from tests.gradients.oracle import one_at_a_time
 
 LOSS = nn.CrossEntropyLoss()
@@ -76,13 +67,6 @@ def test_more_rounds_leave_less_over(iterations: int) -> None:
     assert float(torch.linalg.norm(rows - rows @ random @ random.T)) / best > 1.4
 
 
-def test_deflation_overwrites_the_rows_by_what_is_left() -> None:
-    rows = falling(30, 50, 0.8, seed=3)
-    remaining = rows.clone()
-    basis = principal_directions(remaining, (2, 4), 3, seeded())
-    torch.testing.assert_close(remaining, rows - rows @ basis @ basis.T, atol=1e-6, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("records", "length", "ranks"),
     [(40, 4000, (5, 10, 20)), (40, 40, (10, 30)), (5, 30, (10, 15)), (3, 3, (1, 2)), (4, 6, (0, 2))],
@@ -95,13 +79,6 @@ def test_columns_are_orthonormal_to_one_in_a_million(
         assert basis.shape == (length, sum(ranks))
         assert basis.dtype == torch.float32
         assert crookedness(basis) < 1e-6
-
-
-@pytest.mark.slow
-def test_long_columns_of_several_blocks_are_orthonormal_up_to_their_rounding() -> None:
-    for fall in (0.9, 0.99):
-        rows = falling(256, 20_000, fall, seed=5)
-        assert crookedness(principal_directions(rows, (16, 48, 192), 2, seeded())) < 1e-7
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e25])
@@ -156,30 +133,6 @@ def test_it_finds_the_subspaces_of_each_group_of_gradients() -> None:
         assert float(best) * (1 - 1e-6) <= float(remaining) <= 1.02 * float(best)
 
 
-def test_the_same_generator_gives_the_same_frame_and_the_global_state_is_left_alone() -> None:
-    _, _, size = problem()
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    model, public, _ = problem()
-    torch.set_rng_state(before)
-    ranks, principal = (5, size - 5), Principal(groups=2)
-    frames = [principal_basis(model, LOSS, public, ranks, principal, seeded(s)) for s in (1, 1, 2)]
-    assert torch.equal(torch.get_rng_state(), before)
-    first, repeated, other = (torch.cat([g.basis.reshape(-1) for g in frame.groups]) for frame in frames)
-    assert torch.equal(first, repeated)
-    assert not torch.equal(first, other)
-    system = SystemSource(torch.device("cpu"))
-    assert principal_basis(model, LOSS, public, ranks, principal, system).dimension == size
-
-
-def test_the_model_is_left_as_it_was() -> None:
-    model, public, size = problem()
-    before = copy.deepcopy(model.state_dict())
-    principal_basis(model, LOSS, public, (5, size - 5), Principal(), seeded())
-    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 def test_too_few_public_records_say_how_many_are_needed() -> None:
     _, _, size = problem()
     with pytest.raises(DataError, match="at least 30 public records"):
@@ -196,108 +149,3 @@ def test_records_whose_gradient_is_not_finite_are_left_out() -> None:
     assert all(bool(group.basis.isfinite().all()) for group in frame.groups)
     with pytest.raises(DataError, match="19 public records with finite"):
         principal_basis(model, LOSS, (x, y), (20, size - 20), Principal(groups=1), seeded())
-
-
-@pytest.mark.parametrize("ranks", [(386,), (5, 6), (0, 386), (-1, 387), (387, -1)])
-def test_ranks_add_up_to_the_dimension(ranks: tuple[int, ...]) -> None:
-    assert problem()[2] == 386
-    with pytest.raises(InvalidValue, match="ranks="):
-        frame_of(ranks)
-
-
-def test_bases_in_double_precision_for_models_in_double_precision() -> None:
-    model, (x, y), size = problem()
-    frame = principal_basis(model.double(), LOSS, (x.double(), y), (5, size - 5), Principal(), seeded())
-    assert all(crookedness(group.basis) < 1e-14 for group in frame.groups)
-
-
-def test_memory_falls_with_the_number_of_groups() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(20, 20, bias=False) for _ in range(8)))
-    public = torch.randn(400, 20), torch.randint(0, 20, (400,))
-    held = []
-    for groups in (1, 2, 4, 8):
-        frame = principal_basis(
-            model, LOSS, public, (320, 2880), Principal(groups=groups, iterations=1), seeded()
-        )
-        held.append(sum(group.basis.untyped_storage().nbytes() for group in frame.groups))
-    assert held == [4 * 3200 * 320 // groups for groups in (1, 2, 4, 8)]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_nothing_is_rounded_even_where_tensor_float_is_allowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    model, (x, y), size = problem()
-    model, public = model.eval().cuda(), (x.cuda(), y.cuda())
-    frame = principal_basis(
-        model, LOSS, public, (9, 20, size - 29), Principal(groups=2), torch.Generator("cuda")
-    )
-    assert all(crookedness(group.basis.cpu()) < 1e-6 for group in frame.groups)
-    gradients = gradient_rows(model, LOSS, public)
-    whole = torch.block_diag(*(group.basis for group in frame.groups)).double().cpu()
-    exact = gradients.double().cpu()
-    blocks = frame.blocks(gradients.clone())
-    remaining = blocks[RESIDUAL].double().cpu()
-    torch.testing.assert_close(remaining, exact - exact @ whole @ whole.T, atol=1e-6, rtol=1e-5)
-    total = torch.cat([block.sum(0) for block in blocks.values()])
-    torch.testing.assert_close(frame.to_parameters(total), gradients.sum(0), atol=1e-4, rtol=1e-4)
-
-
-LARGE = """
-import resource, torch
-from hush.training.methods.public_bases import principal_directions
-
-generator = torch.Generator().manual_seed(0)
-columns = [(62, 125, 250, 375), (63, 125, 250, 375), (62, 125, 250, 375), (63, 125, 250, 375)]
-start, bases = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, []
-for split in columns:
-    rows = torch.randn(2000, 291_898 // 4, generator=generator)
-    bases.append(principal_directions(rows, split, 1, generator))
-assert sum(basis.shape[1] for basis in bases) == 3250
-basis = bases[0].double()
-print((basis.T @ basis - torch.eye(basis.shape[1], dtype=torch.float64)).abs().max().item())
-del basis
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) * 1024)
-"""
-
-
-@pytest.mark.slow
-def test_the_largest_ranks_of_the_paper_fit_into_five_gigabytes() -> None:
-    result = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
-    crooked, used = map(float, result.stdout.split())
-    assert crooked < 1e-6
-    assert used < 5e9
-
-
-class Deciding(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs = self.a(x) * self.b(x) if x.sum() > 0 else self.a(x) - self.b(x)
-        return torch.as_tensor(outputs)
-
-
-def test_rows_are_in_the_order_of_the_records_and_columns_in_that_of_the_names() -> None:
-    torch.manual_seed(0)
-    model, x, y = Deciding(), torch.randn(150, 3), torch.randint(0, 2, (150,))
-    expected = one_at_a_time(model, EACH, x, y, 150)
-    torch.testing.assert_close(gradient_rows(model, nn.CrossEntropyLoss(), (x, y)), expected)
-    some = gradient_rows(model, EACH, (x, y), ["a.bias", "b.weight"])
-    torch.testing.assert_close(some, expected[:, 6:14])
-
-
-def test_low_precision_is_written_out_in_single() -> None:
-    model = nn.Sequential(nn.Linear(3, 2)).bfloat16()
-    rows = gradient_rows(model, EACH, (torch.randn(4, 3).bfloat16(), torch.tensor([0, 1, 0, 1])))
-    assert rows.dtype == torch.float32
-
-
-def test_rows_that_are_not_finite_are_left_out() -> None:
-    rows = torch.tensor([[1.0, 2.0], [math.nan, 0.0], [3.0, math.inf], [5.0, 6.0]])
-    assert finite_rows(rows).tolist() == [[1.0, 2.0], [5.0, 6.0]]
-    whole = torch.ones(3, 2)
-    assert finite_rows(whole) is whole

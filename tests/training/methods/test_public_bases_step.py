@@ -140,35 +140,6 @@ def test_a_run_that_stops_between_bases_goes_on_exactly(tmp_path: Path) -> None:
     assert torch.equal(ends[0], ends[1])
 
 
-def test_a_refused_public_set_leaves_the_name_of_the_run_free(tmp_path: Path) -> None:
-    model, data, public = problem()
-    chosen = plan((0.4, 0.3), hush.BlockGaussian(multipliers=(5.0, 5.0)))
-    few = public[0][:7], public[1][:7]
-    mixed = torch.cat([public[0], data[0][:1]]), torch.cat([public[1], data[1][:1]])
-
-    def run(passed: Any) -> hush.Guarantee:
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        budget = hush.Budget(epsilon=3.0, delta=1e-5)
-        files = hush.Checkpoints(directory=tmp_path / "run")
-        return hush.train(
-            model,
-            LOSS,
-            optimizer,
-            chosen,
-            data,
-            budget=budget,
-            steps=1,
-            public=passed,
-            checkpoints=files,
-        ).guarantee
-
-    with pytest.raises(DataError, match=r"7 public records .* cannot span the 8 directions"):
-        run(few)
-    with pytest.raises(DataError, match="same inputs as public ones"):
-        run(mixed)
-    assert run(public).epsilon.upper == hush.epsilon(chosen, steps=1, delta=1e-5).epsilon.upper
-
-
 def test_bases_are_found_anew_on_time() -> None:
     model, data, public = problem()
     step = stepper(plan((0.4, 0.3), every=2), model, public)

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import hush
 from hush.accounting.ledger import Ledger
 from hush.core.errors import InvalidPlan, InvalidValue, LedgerError
-from hush.gradients.probe import Probed
 from hush.training.data import Batch
 from hush.training.fingerprint import fingerprint
 from hush.training.methods.selective import Trials, trials_of
@@ -363,12 +362,6 @@ def test_repeating_a_trial_on_other_records_is_refused() -> None:
         step(next(step.batches((inputs + 1e-9, targets))))
 
 
-def test_an_empty_test_batch_is_a_difference_of_nothing() -> None:
-    for threshold, expected in ((-0.5, False), (0.5, True)):
-        step, data = begin(plan(rate=1e-9, multiplier=NO_NOISE, threshold=threshold))
-        assert [step(batch) for batch in step.batches(data, steps=2)] == [expected] * 2
-
-
 @pytest.mark.parametrize("test", ["mean", "summed"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_is_the_worst(test: str, bad: float) -> None:
@@ -392,41 +385,6 @@ def test_one_record_moves_the_sum_by_one_clip_and_the_mean_by_two() -> None:
         moved = of_sum.bounded_rise(new, old) - of_sum.bounded_rise(new[1:], old[1:])
         assert abs(float(moved)) <= 0.01 * (1 + 1e-9)
         assert abs(float(of_mean.bounded_rise(new, old))) <= 0.01
-
-
-class Deciding(nn.Module):
-    """Takes another way if all it is given is small."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.linear(x)
-        return scores * 1000 if x.abs().max() < 10 else scores
-
-
-def test_a_record_does_not_decide_for_the_others() -> None:
-    torch.manual_seed(0)
-    model = Deciding().double()
-    chosen = plan(test="summed", clip=0.01)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, chosen, records=RECORDS)
-    step.gradients.probed = Probed(one_by_one=True)
-    trials = trials_of(step)
-    assert trials is not None
-    x, y = torch.randn(20, 5).double(), torch.randint(0, 3, (20,))
-    outlier = torch.cat([x, torch.full((1, 5), 100.0).double()]), torch.cat([y, y[:1]])
-    without, with_it = (trials.losses([(*part, None, None)]) for part in ((x, y), outlier))
-    assert torch.allclose(with_it[:20], without)
-    assert not torch.allclose(
-        nn.CrossEntropyLoss(reduction="none")(model(outlier[0]), outlier[1])[:20], without
-    )
-    change = trials.bounded_rise(with_it, 0 * with_it) - trials.bounded_rise(without, 0 * without)
-    assert abs(float(change)) <= 0.01 * (1 + 1e-9)
-    trained = (torch.randn(RECORDS, 5).double(), torch.randint(0, 3, (RECORDS,)))
-    for batch in step.batches(trained, steps=2):
-        step(batch)
 
 
 def train(chosen: hush.Plan, *, budget: hush.Budget | None = None, **options: Any) -> Any:
@@ -479,17 +437,6 @@ def test_hidden_trials_leave_no_trace(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(line.keys() == {"step", "epsilon", "delta", "neighbours", "unit"} for line in metrics)
 
 
-@pytest.mark.parametrize("accounting", ["per-trial", "per-acceptance"])
-def test_a_run_in_parts_ends_like_one_in_one_go(tmp_path: Path, accounting: str) -> None:
-    chosen = plan(noise=2.0, accounting=accounting)
-    whole, *_ = train(chosen, steps=11, directory=tmp_path / "whole", every=3)
-    train(chosen, steps=5, directory=tmp_path / "parts", every=3)
-    parts, *_ = train(chosen, steps=11, directory=tmp_path / "parts", resume=True, every=3)
-    assert (parts.guarantee, parts.accepted) == (whole.guarantee, whole.accepted)
-    name = "model.safetensors"
-    assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
 def test_a_crash_after_the_charge_is_repeated_not_paid_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,13 +460,6 @@ def test_a_crash_after_the_charge_is_repeated_not_paid_again(
     assert (repeated.guarantee, repeated.accepted) == (whole.guarantee, whole.accepted)
     name = "model.safetensors"
     assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-def test_the_budget_fixes_the_number_of_trials() -> None:
-    chosen = plan(noise=2.0, multiplier=2.0)
-    cost = [hush.epsilon(chosen, steps=n, delta=1e-5).epsilon.upper for n in (7, 8)]
-    run, *_ = train(chosen, budget=hush.Budget(epsilon=sum(cost) / 2, delta=1e-5))
-    assert (run.steps, run.stopped) == (7, "budget")
 
 
 def test_impossible_acceptance_is_refused_beforehand(tmp_path: Path) -> None:

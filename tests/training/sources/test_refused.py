@@ -2,21 +2,19 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Subset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import hush
 from hush.core.errors import DataError
-from hush.training.data import Batch, count, prepare
-from tests.training.sources.problems import Files, Noisy, rows, step_for
+from hush.training.data import Batch, prepare
+from tests.training.sources.problems import Files, rows, step_for
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -88,20 +86,6 @@ def test_an_empty_slot_is_not_read(missing: list[int]) -> None:
     assert torch.equal(*sums)
 
 
-def test_what_an_empty_row_of_an_array_holds_counts_for_nothing() -> None:
-    present = torch.arange(8) != 3
-    sums = []
-    for content, label in ((0.0, 0), (np.nan, -7)):
-        x, y = np.ones((8, 4), dtype=np.float32), np.arange(8) % 2
-        x[3], y[3] = content, label
-        step = step_for(8)
-        source = hush.Source((x, y), present=present)
-        step.pending_batch = batch = Batch(torch.arange(8), source, 3, present)
-        step.probe(source)
-        sums.append(step.clipped_sum(batch).clone())
-    assert torch.equal(*sums)
-
-
 @pytest.mark.parametrize("selective", [False, True])
 def test_a_label_that_is_no_class_is_not_shown(selective: bool) -> None:
     class Mislabelled(Files):
@@ -119,30 +103,6 @@ def test_a_label_that_is_no_class_is_not_shown(selective: bool) -> None:
     assert "4711" not in str(raised.value)
 
 
-class Endless(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
-class Counted(Endless):
-    def __len__(self) -> int:
-        return 3
-
-
-@pytest.mark.parametrize(
-    "stream",
-    [
-        *(Endless(), Counted(), DataLoader(TensorDataset(torch.zeros(3)))),
-        *(iter([1, 2]), (record for record in [1, 2]), [1, 2]),
-    ],
-    ids=["stream", "stream with a length", "loader", "iterator", "generator", "list"],
-)
-def test_what_has_no_numbered_records_is_refused(stream: Any) -> None:
-    for read in (count, prepare, step_for(3).batches):
-        with pytest.raises(DataError, match="no sampling, no charge"):
-            read(stream)
-
-
 def test_tables_in_a_pair_and_splits_by_name_are_refused_with_a_way_out() -> None:
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"age": [1.0, 2.0], "income": [0, 1]})
@@ -151,24 +111,3 @@ def test_tables_in_a_pair_and_splits_by_name_are_refused_with_a_way_out() -> Non
     splits: Any = {"train": [1, 2], "test": [3]}
     with pytest.raises(DataError, match=r"a dict with 'train', 'test' has no.*data\['train'\]"):
         prepare(splits)
-
-
-def test_a_collate_function_that_fails_is_where_the_error_is_looked_for() -> None:
-    def collate(records: list[Any]) -> Any:
-        raise ValueError(f"alice-{records}")
-
-    source = hush.Source(Noisy(), collate_fn=collate)
-    with pytest.raises(DataError, match="and collate_fn for a batch of each") as raised:
-        source[0]
-    assert "alice" not in str(raised.value)
-
-
-@pytest.mark.parametrize("kind", ["arrays", "items", "collated"])
-def test_columns_of_records_that_have_none_are_refused(kind: str) -> None:
-    data = {
-        "arrays": hush.Source((torch.ones(8, 4), torch.zeros(8)), inputs=lambda record: record[0] / 255),
-        "items": hush.Source(Noisy(), targets="label"),
-        "collated": hush.Source(Noisy(), inputs=["x"], collate_fn=torch.utils.data.default_collate),
-    }
-    with pytest.raises(DataError, match=r"choose columns by name.*would be left out.*collate_fn"):
-        data[kind][0]

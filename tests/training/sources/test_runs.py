@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
 
 import hush
-from hush.core.errors import CheckpointError, DataError
-from tests.training.distributed.problems import data_of, model_of, seeded, weights_of
+from hush.core.errors import CheckpointError
+from tests.training.distributed.problems import weights_of
 
 RECORDS = 30
 LENGTHS = [1 + index * 7 % 5 for index in range(RECORDS)]
@@ -96,32 +95,6 @@ def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> 
         )
 
 
-def test_a_run_and_its_evaluation_read_sources_of_their_own() -> None:
-    """Rows of arrays, evaluated on records that are dictionaries."""
-    inputs, targets = data_of()
-    rows = [{"x": x, "y": y} for x, y in zip(inputs[30:], targets[30:], strict=True)]
-    held_out = hush.Source(Rows(rows), inputs="x", targets="y")
-    outcomes = []
-    for data, evaluation in (
-        (hush.Source((inputs[:30].numpy(), targets[:30].numpy()), workers=1), held_out),
-        ((inputs[:30], targets[:30]), (inputs[30:], targets[30:])),
-    ):
-        model = model_of()
-        run = hush.train(
-            model,
-            nn.CrossEntropyLoss(),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            PLAN,
-            data,
-            budget=BUDGET,
-            steps=3,
-            evaluation=evaluation,
-            randomness=hush.Randomness(generator=seeded()),
-        )
-        outcomes.append((weights_of(model).tolist(), run.metrics))
-    assert outcomes[0] == outcomes[1]
-
-
 class Rows:
     """Data set of the items of a list."""
 
@@ -159,46 +132,3 @@ def step_for(**options: Any) -> hush.PrivateStep:
 def test_a_step_on_a_source_does_what_is_charged(options: dict[str, Any]) -> None:
     source = hush.Source(Sentences(), collate_fn=collate, pad_to=(5, None))
     hush.audit.self_test(step_for(**options), source)
-
-
-def test_one_record_moves_the_sum_by_its_own_share_whatever_its_length() -> None:
-    """Neighbours: the longest record's slot is filled or empty, and no other row notices."""
-    step = step_for(execution=hush.Execution(physical_batch=7))
-    source = hush.Source(Sentences(), collate_fn=collate, pad_to=(5, None))
-    longest = LENGTHS.index(max(LENGTHS))
-    sums = []
-    for absent in (None, longest):
-        present = torch.ones(RECORDS, dtype=torch.bool)
-        if absent is not None:
-            present[absent] = False
-        step.pending_batch = None
-        step.generator = type(step.generator)(torch.device("cpu"), bytes(32))  # type: ignore[call-arg]
-        batch = next(step.batches(source, present=present))
-        assert longest in batch.indices
-        sums.append(step.clipped_sum(batch).clone())
-    moved = sums[0] - sums[1]
-    assert 1e-3 < float(moved.norm()) <= 1 + step.rounding
-
-
-def test_the_training_data_is_not_evaluated_in_any_wrapping(tmp_path: Path) -> None:
-    inputs, targets = data_of()
-    arrays = inputs.numpy(), targets.numpy()
-    pairs: list[tuple[Any, Any]] = [
-        (hush.Source(TensorDataset(inputs, targets)), (inputs, targets)),
-        (arrays, arrays),
-        ((inputs, targets), (inputs[3:].numpy(), targets[3:].numpy())),
-        (hush.Source(arrays, workers=1), (arrays[0][:5], arrays[1][:5])),
-    ]
-    model = nn.Linear(8, 5)
-    for data, evaluation in pairs:
-        with pytest.raises(DataError, match="shares records with it"):
-            hush.train(
-                model,
-                nn.CrossEntropyLoss(),
-                torch.optim.SGD(model.parameters(), lr=0.1),
-                PLAN,
-                data,
-                budget=BUDGET,
-                steps=1,
-                evaluation=evaluation,
-            )

@@ -1,10 +1,7 @@
 """Records of every kind of source, read one at a time: what reaches a row, and what does not."""
 
 import gc
-import os
 import random
-import threading
-import time
 import warnings
 from typing import Any
 
@@ -13,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
-from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 import hush
-from hush.core.errors import DataError, InvalidValue, PrivacyWarning
+from hush.core.errors import DataError, PrivacyWarning
 from hush.training.data import prepare, ragged, take
-from hush.training.sources.reader import SlotLoader
 from tests.training.sources.problems import Files, Noisy, batches, rows, step_for
 
 LENGTHS = [3, 1, 5, 2, 4, 2]
@@ -72,15 +67,6 @@ def test_ragged_records_are_padded_to_the_longest_of_their_physical_batch(worker
     assert ragged(source)
 
 
-def test_records_of_one_length_are_not_ragged() -> None:
-    for source in (
-        hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=(4, None)),
-        hush.Source(Noisy()),
-    ):
-        list(batches(source, [0, 1, 2], 2))
-        assert not ragged(source)
-
-
 def test_a_step_on_ragged_records_says_that_its_arithmetic_is_assumed() -> None:
     class Bag(torch.nn.Module):
         def __init__(self) -> None:
@@ -110,27 +96,6 @@ def test_a_step_on_ragged_records_says_that_its_arithmetic_is_assumed() -> None:
     torch.testing.assert_close(*sums)
 
 
-@pytest.mark.parametrize("pad_to", [({"words": 4}, None), {"x": 4}])
-def test_a_length_for_a_part_that_no_record_has_is_refused(pad_to: Any) -> None:
-    source = hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=pad_to)
-    with pytest.raises(DataError, match=r"pad_to has a length for '(words|x)'.*records have"):
-        source[0]
-
-
-def test_parts_of_a_record_have_paddings_of_their_own() -> None:
-    def tagged(records: list[tuple[list[int], int]]) -> tuple[dict[str, Tensor], Tensor]:
-        tokens = torch.tensor([records[0][0]])
-        return {"x": tokens, "length": torch.tensor([tokens.shape[1]])}, tokens > 1
-
-    source = hush.Source(
-        Sentences(), collate_fn=tagged, pad_to=({"x": 4}, 5), pad_value=({"x": 9}, True)
-    )
-    inputs, targets = source.take([1])
-    assert inputs["x"].tolist() == [[2, 9, 9, 9]]
-    assert inputs["length"].tolist() == [1]
-    assert targets.tolist() == [[True] * 5]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_record_draws_is_a_function_of_the_step_and_its_slot(workers: int) -> None:
     torch.manual_seed(3)
@@ -151,17 +116,6 @@ def test_what_a_record_draws_is_a_function_of_the_step_and_its_slot(workers: int
     assert random.getstate() == before[2]
 
 
-def test_a_collate_function_that_draws_has_the_record_s_numbers() -> None:
-    def masked(records: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-        noise = torch.rand(len(records), 4)
-        return noise, torch.tensor([label for _, label in records])
-
-    source = prepare(hush.Source(Noisy(), collate_fn=masked))
-    whole = rows(source, list(range(8)), 8)
-    assert rows(source, [5], 1) == [whole[5]]
-    assert len({tuple(row) for row in whole}) == 8
-
-
 def test_a_source_keeps_its_workers_and_says_which_slots_are_empty() -> None:
     present = torch.arange(8) != 0
     source = hush.Source(Files([0]), workers=1, present=present)
@@ -170,105 +124,6 @@ def test_a_source_keeps_its_workers_and_says_which_slots_are_empty() -> None:
     assert next(step.batches(source)).present is present
     with pytest.raises(DataError, match="boolean tensor with 8 entries"):
         prepare(source, torch.ones(7, dtype=torch.bool))
-
-
-def test_only_the_physical_batches_at_hand_are_read() -> None:
-    asked: list[int] = []
-
-    class Counted(Noisy):
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            asked.append(index)
-            return super().__getitem__(index)
-
-    source = prepare(Counted())
-    source[0]
-    asked.clear()
-    for number, _ in enumerate(batches(source, list(range(8)), 2)):
-        assert asked == list(range(2 * number + 2))
-
-
-class Processes(Noisy):
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return torch.tensor([float(os.getpid())]), 0
-
-
-def test_workers_read_and_live_on_from_step_to_step() -> None:
-    source = prepare(hush.Source(Processes(), workers=2))
-    seen = [{row[0] for row in rows(source, list(range(8)), physical)} for physical in (2, 8, 3)]
-    assert seen[0] == seen[1] == seen[2]
-    assert len(seen[0]) == 2, "one physical batch is work for both"
-    assert os.getpid() not in seen[0]
-
-
-def test_workers_are_forked_before_threads_draw_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[set[str]] = []
-    make = SlotLoader._make
-
-    def watched(self: SlotLoader) -> Any:
-        started.append({thread.name for thread in threading.enumerate()})
-        return make(self)
-
-    monkeypatch.setattr(SlotLoader, "_make", watched)
-    step = step_for(8)
-    threads = {thread.name for thread in threading.enumerate()}
-    for batch in step.batches(hush.Source(Files([]), workers=1), steps=2):
-        assert len(torch.multiprocessing.active_children()) == 1
-        step(batch)
-    assert len(started) == 1
-    assert started[0] <= threads, "others may have ended meanwhile"
-
-
-@pytest.mark.parametrize("finished", [True, False])
-def test_workers_end_by_themselves_when_a_cycle_is_collected(finished: bool) -> None:
-    """Those that are not told to end look for themselves every so many seconds."""
-    source = prepare(hush.Source(Files([]), workers=2))
-    own: list[Any] = [source, batches(source, list(range(8)), 2)]
-    own.append(own)
-    next(own[1])
-    if finished:
-        list(own[1])
-    workers = torch.multiprocessing.active_children()
-    assert len(workers) == 2
-    del source, own
-    start = time.monotonic()
-    gc.collect()
-    assert time.monotonic() - start < MP_STATUS_CHECK_INTERVAL
-    assert [worker.exitcode for worker in workers] == [0, 0]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_pinned_where_there_is_a_gpu(workers: int) -> None:
-    source = hush.Source(Files([]), workers=workers, pin_memory=True)
-    read = list(batches(source, [0, 1, 2, 3, 4], 3))
-    assert [int(row) for inputs, _ in read for row in inputs[:, 0]] == [0, 1, 2, 3, 4]
-    assert all(part.is_pinned() == torch.cuda.is_available() for pair in read for part in pair)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_step_on_a_gpu_pins_what_it_reads_and_trains_as_on_tensors_there() -> None:
-    rows_, labels = take(Files([]), torch.arange(8))
-    weights = []
-    for data in ((rows_.cuda(), labels.cuda()), hush.Source(Files([]), workers=2)):
-        step = step_for(8, device="cuda", execution=hush.Execution(physical_batch=3))
-        for batch in step.batches(data, steps=5):
-            if isinstance(batch.data, hush.Source):
-                assert batch.data.pin_memory
-            step(batch)
-        weights.append(torch.cat([part.detach().flatten() for part in step.model.parameters()]))
-    assert torch.equal(*weights)
-
-
-def test_two_lists_read_in_turns_do_not_mix() -> None:
-    source = prepare(hush.Source(Files([]), workers=1))
-    first, second = batches(source, [0, 1, 2, 3], 1), batches(source, [7, 6, 5, 4], 1)
-    seen = [(int(a[0, 0]), int(b[0, 0])) for (a, _), (b, _) in zip(first, second, strict=True)]
-    assert seen == [(0, 7), (1, 6), (2, 5), (3, 4)]
-
-
-def test_how_records_are_read_is_checked() -> None:
-    for wrong in ({"workers": -1}, {"collate_fn": 3}, {"pad_to": (0, None)}, {"pad_to": "long"}):
-        with pytest.raises(InvalidValue):
-            hush.Source(Sentences(), **wrong)
 
 
 @pytest.mark.parametrize(

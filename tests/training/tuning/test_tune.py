@@ -1,7 +1,6 @@
 """Private selection end to end: what is charged, released and left behind."""
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,7 @@ from scipy import stats
 
 import hush
 from hush.accounting.selection import trial_count
-from hush.core.errors import (
-    CheckpointError,
-    DataError,
-    InvalidValue,
-    LedgerError,
-    Unproved,
-    Unsupported,
-)
+from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unproved
 from hush.training.tuning.trial import TuningTrial
 from tests.accounting import selection_oracle as oracle
 
@@ -114,24 +106,6 @@ def test_the_best_trial_and_one_charge_come_back() -> None:
     assert hush.epsilon(alone, 4, BUDGET.delta).epsilon.upper < 2.5
 
 
-def test_the_number_of_trials_follows_the_charged_law() -> None:
-    numbers = []
-    for seed in range(40):
-        count = 0
-
-        def counted(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
-            nonlocal count
-            count += 1
-            trial.ledger.charge(trial.plan, run="r", step=1, release="x")
-            return None, 0.0
-
-        tune(counted, seed=seed)
-        numbers.append(count)
-    law = trial_count(hush.BestOf(steps=4, mean=3.0))
-    assert min(numbers) == 1
-    assert abs(sum(numbers) / 40 - law.mean) < 4 * math.sqrt(6 / 40)
-
-
 @pytest.mark.slow
 def test_what_is_released_has_the_law_that_is_charged() -> None:
     """Normal scores: the best one's distribution function is E Phi(x)^K, and of no fixed number."""
@@ -190,16 +164,6 @@ def voided(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
     trial.ledger.charge(trial.plan, run="r", step=1, release="x")
     trial.ledger.void("the model was moved")
     return None, 1.0
-
-
-def test_replaced_records_are_refused() -> None:
-    def swapped(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
-        relation = hush.Adjacency(neighbours=hush.Neighbours.REPLACE)
-        trial.ledger.charge(trial.plan, run="r", step=1, release="x", adjacency=relation)
-        return None, 1.0
-
-    with pytest.raises(Unproved, match="Train under zero-out"):
-        tune(swapped)
 
 
 @pytest.mark.parametrize(
@@ -270,23 +234,6 @@ def test_a_resumed_selection_goes_on_with_the_same_trials(tmp_path: Path) -> Non
     assert not (tmp_path / "run" / "unfinished.secret").exists()
 
 
-@pytest.mark.slow
-def test_trials_in_processes_give_the_same_selection() -> None:
-    assert tune(charged_alone, workers=2).settings == tune(charged_alone).settings
-
-
-def test_scores_that_are_no_number_lose() -> None:
-    count = 0
-
-    def sometimes(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
-        nonlocal count
-        count += 1
-        trial.ledger.charge(trial.plan, run="r", step=1, release="x")
-        return count, math.nan if count == 1 else -5.0
-
-    assert tune(sometimes, seed=MANY).model == 2
-
-
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
@@ -309,22 +256,3 @@ def test_what_is_not_proved_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         tune(**{"seed": MANY, **changed})
-
-
-def test_ranges_that_mean_nothing() -> None:
-    for wrong in (lambda: hush.LogUniform(0.0, 1.0), lambda: hush.Uniform(2.0, 1.0), hush.Choice):
-        with pytest.raises(InvalidValue, match=r"Pass e\.g\."):
-            wrong()
-
-
-def test_a_single_run_is_not_a_selection() -> None:
-    model = torch.nn.Linear(3, 2)
-    plan = replace(PLAN, release=hush.BestOf(steps=4))
-    with pytest.raises(Unsupported, match=r"Call hush\.tune"):
-        hush.PrivateStep(
-            model,
-            torch.nn.CrossEntropyLoss(),
-            torch.optim.SGD(model.parameters(), lr=1.0),
-            plan,
-            records=40,
-        )
