@@ -182,7 +182,9 @@ def test_a_ledger_is_of_one_public_table_of_owners(relation: str, tmp_path: Path
     step(next(step.batches(records())))
     step.ledger.close()
     with hush.Ledger(path) as ledger:
-        with pytest.raises(LedgerError, match="one person may be several users there"):
+        with pytest.raises(
+            LedgerError, match="another table of owners, in which one person may be several users"
+        ):
             step_of(units=replace(UNITS, owners=fives), neighbours=relation, ledger=ledger)
         renamed = step_of(
             units=replace(UNITS, owners=[f"user {i}" for i in fours]), neighbours=relation, ledger=ledger
