@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
 from hush.core.errors import DataError, HushError, Unsupported
+from hush.gradients.losses import criterion_of
 from hush.gradients.models import ModuleTree, check_model
 from hush.gradients.recording import (
     NotVectorized,
     data_errors_translated,
+    draws_from,
     per_sample_losses,
     record,
     uncompiled,
@@ -60,11 +62,14 @@ class Probed:
         changing_buffers: Names of buffers that each forward pass changes in the same way whatever the
             records are (`spectral_norm`). A training step restores them after each physical batch.
         one_by_one: Whether `torch.vmap` cannot run the model, which then runs one record at a time.
+        host_draws: Whether a forward pass draws from NumPy's or Python's generator, which all records
+            of a physical batch share.
     """
 
     unused: tuple[str, ...] = ()
     changing_buffers: tuple[str, ...] = ()
     one_by_one: bool = False
+    host_draws: bool = False
 
 
 def probe(
@@ -153,11 +158,16 @@ def _probe(
     one_view = pair if views is None else _first_views(views, *pair)
     versions = [value._version for value in model.parameters()] if sharded is None else []
     unused: tuple[str, ...] = ()
+    host_draws = False
     buffers, after = [], []
+    criterion = criterion_of(loss)
+    loss_state = _State(criterion) if isinstance(criterion, nn.Module) else None
     # a running maximum or sum of the records, or the last one, differs after some two of these
     for rows in ([0, 1], [0, 0], [1, 1]):
         with _same_draws(model):
+            drawn = _host_draws()
             tape = recorded(*_take(pair, rows))
+            host_draws = host_draws or drawn != _host_draws()
         if rows == [0, 1]:
             unused = tape.unused_parameters
         buffers.append(state.changed_buffers())
@@ -165,6 +175,11 @@ def _probe(
             after.append(losses(*one_view))
         kept = state.kept()
         state.restore()
+        if loss_state is not None:
+            if loss_state.changed_buffers():
+                raise _keeps_state(["the loss"])
+            kept += ["the loss"] if loss_state.kept() else []
+            loss_state.restore()
     if sharded is None and [value._version for value in model.parameters()] != versions:
         raise Unsupported(
             "the model changes its parameters in forward(), where gradients are still to be computed "
@@ -180,12 +195,11 @@ def _probe(
         raise _keeps_state(dependent or kept)
     if not one_by_one:
         check_independent_losses(model, loss, *one_view)
-        state.restore()
     for _ in range(_DRAWS if one_by_one else 0):
         if unused:
             other = recorded(*pair).unused_parameters
             unused = tuple(name for name in unused if name in other)
-    return Probed(unused, tuple(changing), one_by_one)
+    return Probed(unused, tuple(changing), one_by_one, host_draws)
 
 
 @torch.no_grad()
@@ -204,11 +218,15 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
     """
     kind = next(model.parameters()).device.type
     needed = torch.is_autocast_enabled(kind)
+    state = _State(model)
 
     def values(rows: list[int], *, autocast: bool) -> Tensor:
         x, y = _take((inputs, targets), rows)
         with torch.autocast(kind, enabled=autocast), _same_draws(model), data_errors_translated(model):
-            return loss(call_model(model, x), y)
+            try:
+                return loss(call_model(model, x), y)
+            finally:
+                state.restore()
 
     if needed:  # low precision hides one record in another
         with suppress(RuntimeError, DataError):  # unless inputs or weights are of mixed types
@@ -297,34 +315,22 @@ class _State:
     @contextmanager
     def preserved(self) -> Iterator[None]:
         """Context that leaves the model and all random states as they were."""
-        with _draws_restored(self._model):
+        with _same_draws(self._model):
             try:
                 yield
             finally:
                 self.restore()
 
 
-@contextmanager
-def _draws_restored(model: nn.Module) -> Iterator[None]:
-    """Context after which torch, numpy and Python draw what they would have drawn."""
-    host, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    devices = {value.device for value in model.parameters() if value.is_cuda}
-    try:
-        with torch.random.fork_rng(devices):
-            yield
-    finally:
-        random.setstate(host)
-        np.random.set_state(numpy_state)  # noqa: NPY002
+def _same_draws(model: nn.Module) -> AbstractContextManager[None]:
+    """Context in which torch, NumPy and Python draw the same numbers each time."""
+    return draws_from(0, *{value.device for value in model.parameters()})
 
 
-@contextmanager
-def _same_draws(model: nn.Module) -> Iterator[None]:
-    """Context in which torch, numpy and Python draw the same numbers each time."""
-    with _draws_restored(model):
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
-        torch.manual_seed(0)
-        yield
+def _host_draws() -> tuple[Any, ...]:
+    """States of Python's and NumPy's generators, which records of a physical batch share."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
 
 
 def _first_views(views: Views, inputs: Any, targets: Any) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ Gradient checkpointing keeps the activations instead of recomputing them: its sa
 run the segment again outside of `torch.vmap`. Gradients are the same, and no memory is saved.
 """
 
+import random
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active
@@ -158,7 +160,9 @@ def per_sample_losses(
     if records == 0:
         return torch.zeros(0, device=device)
     if one_by_one:
-        return torch.stack([*_losses_one_by_one(model, loss, inputs, targets, None, device)])
+        with torch.enable_grad():  # for a model that differentiates in forward()
+            values = _losses_one_by_one(model, loss, inputs, targets, None, device)
+            return torch.stack([value.detach() for value in values])
     trainable = dict(model.named_parameters())
     recording = Recording(model, trainable, records, device, sharded=sharded, losses_only=True)
     with _gathering(sharded), vmap_errors_translated(model):
@@ -213,13 +217,26 @@ def _losses_one_by_one(
 ) -> Iterator[Tensor]:
     """The loss of each record; how much one of them draws does not change what others draw."""
     seeds = torch.randint(2**62, (len(next(tree_leaves(inputs))),)).tolist()
-    devices = [device] if device.type == "cuda" else []
     for row, seed in enumerate(seeds):
         x, y = (tree_map(part, lambda value: value[row]) for part in (inputs, targets))  # noqa: B023
-        with torch.random.fork_rng(devices), uncompiled(), data_errors_translated(model):
-            torch.manual_seed(seed)
+        with draws_from(seed, device), uncompiled(), data_errors_translated(model):
             value = _loss_of_record(model, loss, x, y, views)
         yield value
+
+
+@contextmanager
+def draws_from(seed: int, *devices: torch.device) -> Iterator[None]:
+    """Context in which torch, NumPy and Python draw from a seed; their states are restored after it."""
+    host, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
+            random.seed(seed)
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            torch.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(host)
+        np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 def _loss_of_record(model: nn.Module, loss: Loss, x: Any, y: Any, views: Views | None) -> Tensor:

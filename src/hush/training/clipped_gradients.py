@@ -96,6 +96,8 @@ class ClippedGradients:
         self.replay: Replay | None = None
         self.replayed: bool | None = None
         """Whether physical batches are replayed; None: not decided."""
+        self._buffers: dict[str, Tensor] = {}
+        """Buffers that no pass may write to, known after `probe`."""
         self._verify_later = False
         """Whether replays are used before the GPU has confirmed that they are valid."""
         self._skipped: int | Tensor = 0
@@ -240,12 +242,32 @@ class ClippedGradients:
         """Add the clipped sum of one physical batch to the accumulator."""
         assert self._accumulator is not None
         inputs, targets, present, counts = tree_map(part, self.to_device)
+        written = [buffer._version for buffer in self._buffers.values()]
         with buffers_restored(self.model, self.probed.changing_buffers):
             clipped = clip(inputs, targets, present, counts)
+        self._check_buffers(written)
         self._skipped = self._skipped + clipped.skipped
         flat = [values.reshape(-1) for values in clipped.total.values()]
         parts = self._accumulator.split([len(values) for values in flat])
         (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
+
+    def _check_buffers(self, written: list[int]) -> None:
+        """Raise if a pass wrote to a buffer, although the passes of the probe did not.
+
+        Args:
+            written: Number of writes to each buffer before the pass.
+        """
+        names = [
+            name
+            for (name, buffer), before in zip(self._buffers.items(), written, strict=True)
+            if buffer._version != before
+        ]
+        if names:
+            raise Unsupported(
+                f"the model wrote to its buffers {', '.join(names[:3])} in a forward pass, and not for "
+                "synthetic records: what one record leaves there would enter the gradients of others, "
+                "or be released without noise. Compute it anew in every call."
+            )
 
     def verified_later(self, masks: Stream, compute: Callable[[], Tensor]) -> Tensor:
         """Result of a computation whose replays are verified at its end; repeated if one is invalid.
@@ -323,6 +345,11 @@ class ClippedGradients:
                 pair = records
                 tape = self._probed_tape(pair, also)
             self._warn_of_probe()
+            self._buffers = {
+                name: buffer
+                for name, buffer in self.model.named_buffers()
+                if name not in self.probed.changing_buffers
+            }
             with buffers_restored(self.model, self.probed.changing_buffers):
                 one_view = self._one_view(*pair)
                 check_labels(self.model, criterion_of(self.loss), one_view[0], data)
@@ -338,7 +365,11 @@ class ClippedGradients:
         if self.reducer.size > 1 or self.reducer.processes:  # an unfilled one, and a sum, of each rank
             batches += 2 * self.reducer.size
         running = batches * slots * 2.0**-52 <= self.layout().rounding / 8
-        bounded = running and tape.rounding_bounded(together) and not self.probed.one_by_one
+        bounded = (
+            running
+            and tape.rounding_bounded(together)
+            and not (self.probed.one_by_one or self.probed.host_draws)
+        )
         if self.reduction is not None and per_unit > 1 and tape.records == 2:
             # units of more records are materialised if these are, or kept in the same form
             two = unit_tape(tape, torch.tensor([2]), self.reduction, None)

@@ -302,7 +302,7 @@ class PrivateStep:
         tree = self.gradients.tree
         modules, parameters = tree.modules().values(), tree.parameters().values()
         groups = [id(value) for group in self.optimizer.param_groups for value in group["params"]]
-        trained = [(id(value), value.requires_grad) for value in parameters]
+        trained = [(id(value), value.requires_grad, value.grad is not None) for value in parameters]
         now = [(id(module), module.training) for module in modules], trained, groups
         if now != self._checked:
             check_model(tree, sharded=bool(self.reducer.processes))
@@ -422,7 +422,7 @@ class PrivateStep:
             self.update = None  # its memory holds the bare clipped sum until noise is added
             self.reducer.free_whole_weights()
             self._check_model()
-            self.check_weights()
+            self._guard.check(self.ledger, wait=False)
             self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since
             try:
                 moved = self.rule.run(batch)

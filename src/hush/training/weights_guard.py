@@ -1,14 +1,15 @@
 """Guard of released weights and buffers: changed outside of a step, or trained on another ledger.
 
 A raw `optimizer.step()` beside the private one, or batch norm running in training mode between two
-steps, changes the released model without a charge. torch counts the writes to each tensor, so a
-comparison costs O(1) per tensor and never waits for a GPU. Writes through `.data` are not counted.
+steps, changes the released model without a charge. torch counts the writes to each tensor. Fused
+optimizers, batch norm kernels and `.data` write without a count, so norms are compared as well; on a GPU
+the result is read at the next `batches` or `spent`, because reading it waits for the GPU.
 """
 
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,6 +40,10 @@ _ACCEPTED: "WeakKeyDictionary[nn.Module, dict[str, Accepted]]" = WeakKeyDictiona
 model in turns."""
 
 
+_NORMS: "WeakKeyDictionary[nn.Module, Tensor]" = WeakKeyDictionary()
+"""Norms of each model's parameters and buffers after a step or an adoption."""
+
+
 class WeightsGuard:
     """Detects weights and buffers that no private step has changed."""
 
@@ -51,7 +56,12 @@ class WeightsGuard:
         """
         self._tree = tree
         self._may_change = may_change
+        self._values: list[Tensor] = []
+        """Values of the last reading whose norms are compared."""
         self._reading = self.read()
+        self._moved: Tensor | None = None
+        """Whether a norm has changed outside of a step, on the device; None: not compared."""
+        _NORMS.setdefault(tree.model, self._norms())
 
     def read(self) -> Reading:
         """Reading of the weights and buffers as they are now."""
@@ -68,6 +78,16 @@ class WeightsGuard:
             for name, buffer in module._buffers.items()
             if buffer is not None
         }
+        skipped = set(self._may_change())
+        values = [
+            value
+            for path, module in modules.items()
+            for table in (module._parameters, module._buffers)
+            for name, value in table.items()
+            if value is not None and (not skipped or f"{path}.{name}".lstrip(".") not in skipped)
+        ]
+        shards = [getattr(value, "_local_tensor", value) for value in values]
+        self._values = [value for value in shards if value.is_floating_point() and value.numel()]
         return Reading(parameters, buffers)
 
     def adopt(self, ledger: Ledger, *, trained: bool = False) -> None:
@@ -78,6 +98,9 @@ class WeightsGuard:
             trained: Whether a step charged to it has made them.
         """
         self._reading = self.read()
+        if not trained:  # what a GPU has found before a step is still to be read after it
+            self._moved = None
+        _NORMS[self._tree.model] = self._norms()
         known = _ACCEPTED.setdefault(self._tree.model, {})
         before = known.get(ledger.identity)
         trained = trained or (before is not None and before.trained)
@@ -94,13 +117,40 @@ class WeightsGuard:
             if ledger.identity in known and known[ledger.identity].reading == before:
                 known[ledger.identity] = known[ledger.identity]._replace(reading=after)
 
-    def check(self, ledger: Ledger) -> None:
+    @torch.no_grad()
+    def _norms(self) -> Tensor:
+        """Norms of the parameters and buffers of the last reading that no pass may change."""
+        if not self._values:
+            return torch.zeros(0)
+        return torch.stack([norm.double() for norm in torch._foreach_norm(self._values)])
+
+    def _moved_uncounted(self, *, wait: bool) -> bool:
+        """Whether a value was changed without a count of torch.
+
+        Args:
+            wait: Wait for a GPU; otherwise a later call returns what it finds.
+        """
+        now = self._norms()
+        before = _NORMS.get(self._tree.model, now)
+        if now.shape != before.shape or now.device != before.device:
+            return False
+        moved = ((now != before) & ~(now.isnan() & before.isnan())).any()
+        self._moved = moved if self._moved is None else self._moved | moved
+        return (wait or not moved.is_cuda) and bool(self._moved)
+
+    def check(self, ledger: Ledger, *, wait: bool = True) -> None:
         """Raise if weights or buffers were changed outside of the steps on the ledger.
 
         Changed weights void a ledger that has charges.
+
+        Args:
+            ledger: Ledger of the steps.
+            wait: Wait for a GPU that compares norms.
         """
         now = self.read()
         if now == self._reading:
+            if self._moved_uncounted(wait=wait):
+                self._void(ledger)
             return
         other = _ACCEPTED.get(self._tree.model, {}).get(ledger.identity)
         for accepted in (self._reading, *([] if other is None else [other.reading])):
@@ -112,6 +162,10 @@ class WeightsGuard:
                     self._reading = now
                     return
                 raise _buffers_changed(sorted(changed))
+        self._void(ledger)
+
+    def _void(self, ledger: Ledger) -> NoReturn:
+        """Void a ledger that has charges, and raise."""
         reason = "the model's weights were changed outside of the private step, where nothing is charged"
         if ledger.counts:  # otherwise nothing was released on it, and nothing is lost
             ledger.void(reason)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.randomness import RandomSource, random_bits
 from hush.core.release import Selective
-from hush.gradients.probe import buffers_restored, probe
+from hush.gradients.probe import Probed, buffers_restored, probe
 from hush.gradients.recording import per_sample_losses
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.noise import Gaussian
@@ -50,6 +50,8 @@ class Trials:
         self.sampling = Poisson(rate=release.rate)
         """Subsampling of the test batch."""
         self._noise = Gaussian(multiplier=release.multiplier)
+        self._probed = Probed()
+        """Properties of the model in evaluation mode, in which it is tested."""
 
     def run(self, batch: Batch) -> bool:
         """Run one step of the plan: trials of proposals until one is accepted, or a single trial.
@@ -114,15 +116,15 @@ class Trials:
     def probe(self, inputs: Any, targets: Any) -> None:
         """Raise if the model keeps something of a record when it is evaluated."""
         with _evaluating(self.step.model):
-            probe(self.step.model, self.step.gradients.loss, inputs, targets)
+            self._probed = probe(self.step.model, self.step.gradients.loss, inputs, targets)
 
     @torch.no_grad()
     def losses(self, tested: PhysicalBatches) -> Tensor:
         """Per-sample losses at the present weights, in double precision, without dropout (sensitive)."""
         step = self.step
         source = step.reducer.own_source(step.generator, "losses of the test")
-        changing = step.gradients.probed.changing_buffers
-        with buffers_restored(step.model, changing), _evaluating(step.model):
+        changing = {*step.gradients.probed.changing_buffers, *self._probed.changing_buffers}
+        with buffers_restored(step.model, tuple(changing)), _evaluating(step.model):
             values = [self._per_sample_losses(source, *part) for part in tested]
         empty = torch.zeros(0, dtype=torch.float64, device=step.device)
         return torch.cat([empty, *(value.double().reshape(-1) for value in values)])
@@ -146,7 +148,7 @@ class Trials:
                 gradients.loss,
                 inputs,
                 targets,
-                one_by_one=gradients.probed.one_by_one,
+                one_by_one=gradients.probed.one_by_one or self._probed.one_by_one,
             )
         if present is not None:
             losses = losses.where(present, torch.zeros_like(losses))
