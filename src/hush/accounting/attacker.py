@@ -173,7 +173,7 @@ class Attacker(AttackBounds):
     def __str__(self) -> str:
         return (
             f"an attacker who guesses {membership(self.adjacency)}, at even odds, is right at most "
-            f"{100 * self.success:.1f}% of the time"
+            f"{math.ceil(1000 * self.success) / 10:.1f}% of the time"
         )
 
 

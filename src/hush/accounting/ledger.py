@@ -555,6 +555,9 @@ class Ledger(SingleOwner):
                 "record must not be used, so it was not applied. Make room and resume from the last "
                 "checkpoint."
             ) from error
+        except BaseException:  # an interrupt: the line may be on disk, and is not counted here
+            self._writable, self._cut_short = False, True
+            raise
 
     def _by_plan(self, without: Mapping[str, int]) -> dict[Plan, int]:
         counts = {name: count - without.get(name, 0) for name, count in self._journal.counts.items()}

@@ -162,7 +162,7 @@ def explain(**options: Any) -> None:
     records, notes = options["records"], []
     if records is not None and options["delta"] is None:
         options["delta"] = min(DEFAULT_DELTA, advised_delta(records))
-        notes = [f"delta {options['delta']:g}, as none was asked for: at most a tenth of 1/{records}"]
+        notes = [f"delta {options['delta']:g}, as none was asked for: about a tenth of 1/{records}"]
     charges = _charges(**options)
     charges = replace(charges, notes=notes + charges.notes)
     meaning = explanation_of(charges.guarantee, charges.counts, charges.dimensions, charges.adjacency)

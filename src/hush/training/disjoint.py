@@ -116,6 +116,8 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[_Holder]:
     """
     if isinstance(data, np.ndarray) and data.dtype.kind in "biuf" and data.flags.writeable:
         data = torch.from_numpy(data.view(data.dtype.newbyteorder("=")))
+    if data is None or isinstance(data, (bool, int, float, complex, str, bytes)):
+        return  # equal values may be one object
     yield _Holder(data)
     if isinstance(data, Tensor) or depth == 0:
         return
