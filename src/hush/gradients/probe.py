@@ -243,6 +243,41 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
     )
 
 
+@torch.no_grad()
+def check_padding_ignored(
+    model: nn.Module, loss: Loss, pair: tuple[Any, Any], longer: tuple[Any, Any], probed: Probed
+) -> None:
+    """Raise if the losses of records change with one more position of padding.
+
+    Args:
+        model: Model that is trained.
+        loss: One value per record.
+        pair: Inputs and targets of two records.
+        longer: The same records with more padding.
+        probed: Properties of the model and the loss.
+    """
+    state = _State(model)
+    modes = [(module, module.training) for module in model.modules()]
+    values = []
+    try:
+        model.eval()  # without draws, which follow shapes
+        for inputs, targets in (pair, longer):
+            with _same_draws(model):
+                values.append(
+                    per_sample_losses(model, loss, inputs, targets, one_by_one=probed.one_by_one)
+                )
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        state.restore()
+    if not _close(*values):
+        raise Unsupported(
+            "the loss of a record changes with its padding: padded to the longest of a physical batch, "
+            "the length of one record would move the gradients of the others. Mask padding in forward() "
+            "and in the loss (targets by pad_value=, e.g. (0, -100)), or pass pad_to= a public length."
+        )
+
+
 def _keeps_state(names: list[str]) -> Unsupported:
     what = ", ".join(names[:3]) or "something"
     return Unsupported(

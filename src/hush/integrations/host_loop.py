@@ -92,7 +92,7 @@ def batch_data(
         collate_fn=_WholeBatch(collate_fn or default_collate),
         workers=workers if source is None else source.workers,
         present=None if source is None else source.present,
-        pad_to=None if pad_to is None else ((pad_to,), None),
+        pad_to=pad_to if pad_to is None or isinstance(pad_to, str) else ((pad_to,), None),
         pad_value=((pad_value,), 0),
     )
 

@@ -63,8 +63,8 @@ class PoissonLoader:
         collate_fn: As for a `DataLoader`; called with one record at a time.
         workers: Number of processes that read ahead.
         pad_to: Public length to which records are padded or cut: one number, or a tree like the batch
-            with None for parts that are not padded. Without it, ragged records are padded to the
-            longest of a physical batch, with `arithmetic: assumed`.
+            with None for parts that are not padded. "longest": the longest record of a physical batch,
+            with `arithmetic: assumed`.
         pad_value: Padding value, or a tree of them.
         physical_batch: Number of records to process at once; None: as many as fit.
         generator: Seeded source of draws and noise, for tests; the guarantee records it.

@@ -22,12 +22,21 @@ from hush.gradients.cuda_graph import Replay
 from hush.gradients.direct import direct_chain
 from hush.gradients.losses import criterion_of, per_sample_loss
 from hush.gradients.models import ModuleTree, check_model
-from hush.gradients.probe import Probed, buffers_restored, probe
+from hush.gradients.probe import Probed, buffers_restored, check_padding_ignored, probe
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import direct_tape, record, uncompiled
 from hush.gradients.tape import GradientTape, MaskedTape, Reduction, UnitTape, unit_tape
 from hush.gradients.tree import Views, check_arguments, expand_views, local_shard, tree_leaves, tree_map
-from hush.training.data import Batch, Data, count, made_up_record, no_randomness, own_randomness, take
+from hush.training.data import (
+    Batch,
+    Data,
+    Source,
+    count,
+    made_up_record,
+    no_randomness,
+    own_randomness,
+    take,
+)
 from hush.training.memory import records_that_fit
 from hush.training.noisy_mean import Layout, rounding_of
 from hush.training.options import Execution
@@ -345,6 +354,9 @@ class ClippedGradients:
                 pair = records
                 tape = self._probed_tape(pair, also)
             self._warn_of_probe()
+            if isinstance(data, Source) and data.ragged:
+                longer = data.lengthened(pair)
+                check_padding_ignored(self.model, self.loss, pair, longer, self.probed)
             self._buffers = {
                 name: buffer
                 for name, buffer in self.model.named_buffers()

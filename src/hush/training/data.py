@@ -1,9 +1,8 @@
 """Data as numbered slots of records: sources that are read as they are drawn, and batches of slots."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,11 +11,19 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from hush.core.errors import DataError, InvalidValue, PrivacyWarning
+from hush.core.errors import DataError, InvalidValue
 from hush.core.randomness import RandomSource, Stream, fill_state, substream
 from hush.core.value import check_count
 from hush.gradients.tree import tree_leaves, tree_map
-from hush.training.sources.reader import CollateFn, Reader, Request, Rows, SlotLoader, checked
+from hush.training.sources.reader import (
+    LONGEST,
+    CollateFn,
+    Reader,
+    Request,
+    SlotLoader,
+    checked,
+    lengthened,
+)
 from hush.training.sources.records import (
     Columns,
     MapStyle,
@@ -37,9 +44,8 @@ class Source:
 
     **Guarantee.** A record's row is a function of the record, of public options and of random numbers
     of its own: it is read and collated alone. Assumes that the data set's item i does not depend on
-    what was read before: docs/guarantees/tape.md, 12. Without `pad_to`, records of several lengths are
-    padded to the longest of their physical batch, and the guarantee says `arithmetic: assumed`: it
-    assumes that the model ignores padding.
+    what was read before: docs/guarantees/tape.md, 12. With `pad_to="longest"`, it also assumes that the
+    model ignores padding, and says `arithmetic: assumed`.
 
     Args:
         dataset: map-style data set (of torch, or of Hugging Face), pandas DataFrame, or a pair of
@@ -54,6 +60,8 @@ class Source:
             it.
         pad_to: public length that a record's first dimension is padded or cut to, in all tensors that
             have one; or a tuple (inputs, targets), or dictionaries by name, of lengths and None.
+            "longest": the longest record of a physical batch, for a model and a loss that ignore padding
+            (tested on synthetic records). None: all records have one length.
         pad_value: number to pad with, likewise.
         pin_memory: copy batches to pinned memory; a step whose model is on a GPU sets it.
         present: mask of the slots that hold a record, as in `step.batches`; an empty one is not read.
@@ -74,8 +82,6 @@ class Source:
     pad_value: Any = 0
     pin_memory: bool = False
     present: Tensor | None = None
-    ragged: bool = field(default=False, init=False)
-    """Whether records of several lengths have been read, so shapes depend on the records."""
 
     def __post_init__(self) -> None:
         check_count("workers", self.workers, "they are processes that read records", example=4)
@@ -85,7 +91,13 @@ class Source:
                 "of [record], or leave it out.",
                 key="collate_fn",
             )
-        for length in leaves(self.pad_to):
+        if isinstance(self.pad_to, str) and self.pad_to != LONGEST:
+            raise InvalidValue(
+                f'pad_to={self.pad_to!r} is no length. Pass a public number, or "{LONGEST}" for the '
+                "longest record of a physical batch.",
+                key="pad_to",
+            )
+        for length in () if self.ragged else leaves(self.pad_to):
             if length is not None:
                 check_count("pad_to", length, "it is the public length of every record", at_least=1)
         check_present(self.present, len(self))
@@ -119,7 +131,7 @@ class Source:
             slots: numbers of the slots.
             key: key that the records' random numbers are derived from; None: the program's own.
         """
-        return self._noted(checked(self._reader.__getitems__(Request(slots, self._key(key)))))
+        return checked(self._reader.__getitems__(Request(slots, self._key(key))))
 
     def batches(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[tuple[Any, Any]]:
         """Inputs and targets of physical batches, read ahead by the workers.
@@ -129,20 +141,16 @@ class Source:
             key: as for `take`.
         """
         if parts:  # a rank's own part may have no record to read shapes from
-            yield from map(self._noted, self._loader.read(parts, self._key(key)))
+            yield from self._loader.read(parts, self._key(key))
 
-    def _noted(self, rows: Rows) -> tuple[Any, Any]:
-        """Inputs and targets of the rows; the first ragged ones are remembered."""
-        if rows.ragged and not self.ragged:
-            object.__setattr__(self, "ragged", True)
-            warnings.warn(
-                "records of several lengths are padded to the longest of their physical batch: the "
-                "guarantee assumes that the model ignores padding (by a mask), and says `arithmetic: "
-                "assumed`. Pass pad_to= a public length for the proved arithmetic.",
-                PrivacyWarning,
-                stacklevel=2,
-            )
-        return rows.inputs, rows.targets
+    @property
+    def ragged(self) -> bool:
+        """Whether shapes depend on the records: a public option."""
+        return isinstance(self.pad_to, str)
+
+    def lengthened(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Records with one more position of padding, for a test that the model ignores it."""
+        return lengthened(pair, self.pad_value)  # type: ignore[no-any-return]
 
     def _key(self, key: bytes | None) -> bytes | None:
         """The key, or one of the program's randomness.
@@ -187,7 +195,7 @@ class Source:
             return self._unread
         filled = [] if self.present is None else self.present.nonzero().flatten().tolist()
         rows = checked(self._unread.__getitems__(Request(filled[:1] or [0], bytes(32))))
-        return replace(self._unread, template=(rows.inputs, rows.targets))
+        return replace(self._unread, template=rows)
 
 
 Data = tuple[Any, Any] | MapStyle | Source
@@ -227,7 +235,7 @@ def occupied(data: Data, present: Tensor | None) -> Tensor | None:
 
 
 def ragged(data: Data) -> bool:
-    """Whether shapes depend on the records, as records of several lengths were padded to the longest."""
+    """Whether shapes depend on the records, which are padded to the longest of a physical batch."""
     return isinstance(data, Source) and data.ragged
 
 

@@ -2,7 +2,7 @@
 
 import gc
 import random
-import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 import hush
-from hush.core.errors import DataError, PrivacyWarning
+from hush.core.errors import DataError, Unsupported
 from hush.training.data import prepare, ragged, take
 from tests.training.sources.problems import Files, Noisy, batches, rows, step_for
 
@@ -56,15 +56,48 @@ def test_a_collate_function_that_pads_to_the_longest_sees_one_record() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ragged_records_are_padded_to_the_longest_of_their_physical_batch(workers: int) -> None:
-    source = hush.Source(Sentences(), collate_fn=pad_to_longest, workers=workers)
-    with pytest.warns(PrivacyWarning, match="padded to the longest"):
-        read = list(batches(source, [0, 1, 3, 2], 3))
+    source = hush.Source(Sentences(), collate_fn=pad_to_longest, workers=workers, pad_to="longest")
+    read = list(batches(source, [0, 1, 3, 2], 3))
     assert [inputs["tokens"].tolist() for inputs, _ in read] == [
         [[1, 1, 1], [2, 0, 0], [4, 4, 0]],
         [[3, 3, 3, 3, 3]],
     ]
     assert read[0][0]["mask"].tolist() == [[True] * 3, [True, False, False], [True, True, False]]
     assert ragged(source)
+
+
+def test_records_of_another_length_are_refused_without_pad_to() -> None:
+    source = hush.Source(Sentences(), collate_fn=pad_to_longest)
+    with pytest.raises(DataError, match=r'another length.*pad_to="longest"'):
+        list(batches(source, [0, 1, 3, 2], 3))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_padding_to_the_longest_needs_a_model_that_ignores_padding(masked: bool, tmp_path: Path) -> None:
+    class Mean(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.scores = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 2)
+
+        def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+            weights = mask.unsqueeze(-1) if masked else 1.0
+            scores: Tensor = self.scores((self.embedding(tokens) * weights).mean(1) * tokens.shape[1])
+            return scores
+
+    model = Mean()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = hush.Plan(sampling=hush.Poisson(0.5), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
+    path, loss = tmp_path / "ledger.jsonl", torch.nn.CrossEntropyLoss()
+    step = hush.PrivateStep(model, loss, optimizer, plan, records=6, ledger=path)
+    source = hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to="longest")
+    if not masked:
+        with pytest.raises(Unsupported, match="changes with its padding"):
+            step.batches(source)
+        return
+    for batch in step.batches(source, steps=3):
+        step(batch)
+    assert step.spent(1e-2).arithmetic == "assumed"
+    assert path.read_text().count('"arithmetic": "assumed"') == 3, "for any draw"
 
 
 def test_a_step_on_ragged_records_says_that_its_arithmetic_is_assumed() -> None:
@@ -81,17 +114,15 @@ def test_a_step_on_ragged_records_says_that_its_arithmetic_is_assumed() -> None:
     plan = hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
     )
-    for pad_to, arithmetic in ((None, "assumed"), ((5, None), "proved")):
+    for pad_to, arithmetic in (("longest", "assumed"), ((5, None), "proved")):
         torch.manual_seed(0)
         model = Bag()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         step = hush.PrivateStep(model, torch.nn.CrossEntropyLoss(), optimizer, plan, records=6)
         source = hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=pad_to)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", PrivacyWarning)
-            batch = next(step.batches(source, steps=1))
-            sums.append(step.clipped_sum(batch).clone())
-            step(batch)
+        batch = next(step.batches(source, steps=1))
+        sums.append(step.clipped_sum(batch).clone())
+        step(batch)
         assert step.spent(1e-2).arithmetic == arithmetic
     torch.testing.assert_close(*sums)
 

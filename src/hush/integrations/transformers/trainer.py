@@ -73,7 +73,8 @@ class PrivateTrainer(Trainer):
         plan: Plan in place of calibrated noise. Its batch and norm must be those of the
             TrainingArguments. With `epsilon`, training stops when that is used up.
         pad_to: Public length to which the data collator's output is padded or cut, or a dictionary of
-            lengths by name; None: to the longest of a physical batch, with `arithmetic: assumed`.
+            lengths by name. "longest": the longest record of a physical batch, with
+            `arithmetic: assumed`.
         ledger: Ledger or path of one; None: `ledger.jsonl` in `output_dir`. The costs of all runs on a
             ledger add up.
         generator: Seeded source of draws and noise, for tests; the guarantee records it.

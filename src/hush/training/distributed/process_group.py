@@ -315,7 +315,7 @@ class ProcessGroup(Local):
                     "torch, drivers and kind of device on every rank, and resume all of them from one "
                     "checkpoint."
                 )
-        if any(arithmetic == "assumed" for *_, arithmetic in said):  # ragged records on one rank
+        if any(arithmetic == "assumed" for *_, arithmetic in said):
             details["arithmetic"] = "assumed"
         if any(head != said[0][1] for _, head, _ in said):  # rank 0 was charged for something of its own
             snapshot = processes.broadcast_object("the ledger", ledger.snapshot)

@@ -56,12 +56,10 @@ class Request(NamedTuple):
     """None: nothing draws for these rows."""
 
 
-class Rows(NamedTuple):
-    """Inputs and targets with a row a slot, and whether a record had another length than the first."""
-
-    inputs: Any
-    targets: Any
-    ragged: bool
+Rows = tuple[Any, Any]
+"""Inputs and targets with a row a slot."""
+LONGEST = "longest"
+"""Value of `pad_to` that pads to the longest record of a physical batch."""
 
 
 class Unreadable(NamedTuple):
@@ -95,17 +93,21 @@ class Reader:
         """Inputs and targets of the slots; the name is part of the protocol of DataLoader."""
         try:
             if self.draws_nothing:
-                inputs, targets = pad(self._rows(request.slots), self.pad_to, self.pad_value)
-                return Rows(inputs, targets, ragged=False)
+                return pad(self._rows(request.slots), self.pad_to, self.pad_value)  # type: ignore[no-any-return]
             assert request.key is not None
             rows = []
             with global_randomness() as seed:
                 for slot in request.slots:
                     seed(slot_key(request.key, slot))
                     rows.append(self._row(slot))
-            ragged = self.template is not None and any(differs(row, self.template) for row in rows)
-            inputs, targets = stack(rows, self.pad_value)
-            return Rows(inputs, targets, ragged)
+            for row in rows:
+                if self.template is not None and differs(row, self.template) and self.pad_to != LONGEST:
+                    raise DataError(
+                        "a record has another length than the first one (which are private and not "
+                        "shown), and the shapes of a batch must not follow its records. Pass pad_to= a "
+                        f'public length, or pad_to="{LONGEST}" for a model that ignores padding.'
+                    )
+            return stack(rows, self.pad_value)  # type: ignore[no-any-return]
         except HushError as error:
             return Unreadable(str(error))
         except Exception as error:  # its text may hold a private value
@@ -251,7 +253,7 @@ def pad(rows: Any, length: Any, value: Any) -> Any:
             unchanged.
         value: Padding value, likewise.
     """
-    if length is None:
+    if length is None or length == LONGEST:
         return rows
     if isinstance(rows, Tensor):
         return _pad_rows(rows, length, value)
@@ -288,6 +290,20 @@ def _pad_rows(rows: Tensor, length: int, value: Any) -> Tensor:
         return rows[:, :length]
     filling = rows.new_full((len(rows), length - rows.shape[1], *rows.shape[2:]), value)
     return torch.cat([rows, filling], 1)
+
+
+def lengthened(rows: Any, value: Any) -> Any:
+    """The tree with one more position of padding in tensors that have positions.
+
+    Args:
+        rows: Tensors with a row a record.
+        value: Padding value, as for `pad`.
+    """
+    if isinstance(rows, Tensor):
+        return rows if rows.dim() < 2 else _pad_rows(rows, rows.shape[1] + 1, value)
+    if isinstance(rows, dict):
+        return {key: lengthened(part, _part(value, key, 0)) for key, part in rows.items()}
+    return type(rows)(lengthened(part, _part(value, place, 0)) for place, part in enumerate(rows))
 
 
 def differs(row: Any, template: Any) -> bool:
@@ -394,9 +410,7 @@ class SlotLoader:
             if len(rows) == 1:
                 yield rows[0]
                 continue
-            pairs = [(each.inputs, each.targets) for each in rows]
-            inputs, targets = stack(pairs, self._reader.pad_value, pinned=self._pin_memory)
-            yield Rows(inputs, targets, any(each.ragged for each in rows))
+            yield stack(rows, self._reader.pad_value, pinned=self._pin_memory)
         next(batches, None)  # the loader reaches the end, and its workers wait for more
         self._kept[:] = [loader]  # another list may have begun meanwhile
         self._at_rest = True
@@ -451,5 +465,5 @@ def checked(rows: Rows | Unreadable) -> Rows:
     """The rows; raise if they could not be read."""
     if isinstance(rows, Unreadable):
         raise DataError(rows.reason)
-    # a tuple is a list once it was pinned
-    return rows._replace(inputs=tuple(rows.inputs)) if isinstance(rows.inputs, list) else rows
+    inputs, targets = rows  # torch's pinning turns tuples into lists
+    return tuple(inputs) if isinstance(inputs, list) else inputs, targets
