@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import hush
 from hush.core.guarantee import Arithmetic
 from hush.core.parts import Clipping, Sampling
-from hush.training.distributed.process_group import Group
+from hush.training.distributed.processes import Group
 
 LEARNING_RATE = 0.01
 EVERYONE = hush.FullBatch()

@@ -193,7 +193,7 @@ def test_explain_says_what_the_best_attack_achieves() -> None:
     assert "and tests whether a record took part" in text
     assert "| members found, at 1% false alarms      | 2.2" in text
     assert f"mu = {told['gaussian']['mu']:.4g}" in text
-    assert "delta 2e-06, as none was asked for: at most a tenth of 1/60000" in text
+    assert "delta 2e-06, as none was asked for: about a tenth of 1/60000" in text
     # a rate is rounded up where it is printed
     printed = float(text.split("1% false alarms")[1].split("|")[1].strip(" %"))
     assert rates[1] <= printed / 100 <= rates[1] * 1.01

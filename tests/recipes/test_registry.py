@@ -29,16 +29,12 @@ def spread(beta: float, coordinates: int) -> float:
 def test_the_dimension_table_against_direct_integrals() -> None:
     figure = gg_dimension()
     rows = {row[0]: row for row in figure.rows}
-    for column, beta in ((2, 2.33), (4, 3.0), (6, 4.0)):
+    for column, beta in ((2, 2.33), (3, 3.0), (4, 4.0)):
         for coordinates in (16, 1000):
             evenly = spread(beta, coordinates)
-            charged, attained = (
-                float(str(rows[coordinates][column])),
-                float(str(rows[coordinates][column + 1])),
-            )
+            charged = float(str(rows[coordinates][column]))
             # the worst change costs at least the even one, and here hardly more
             assert evenly * 0.999 <= charged <= evenly * 1.02
-            assert attained <= charged
             assert charged > 1.4  # what is printed, 1, is too little
 
 
