@@ -149,7 +149,11 @@ class Source:
         return isinstance(self.pad_to, str)
 
     def lengthened(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Records with one more position of padding, for a test that the model ignores it."""
+        """Records with one more position of padding, for a test that the model ignores it.
+
+        Args:
+            pair: Inputs and targets, a row a record.
+        """
         return lengthened(pair, self.pad_value)  # type: ignore[no-any-return]
 
     def _key(self, key: bytes | None) -> bytes | None:
