@@ -1,0 +1,207 @@
+"""Mistakes of honest users that a step catches, and models that only look like mistakes."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import hush
+from hush.core.errors import HushError, LedgerError, PrivacyWarning, Unsupported
+
+X, Y = torch.linspace(-1, 1, 30).view(6, 5), torch.tensor([0, 1, 0, 1, 0, 1])
+
+
+def step_of(model: nn.Module, loss: Any = None, plan: hush.Plan | None = None) -> hush.PrivateStep:
+    plan = plan or hush.Plan(
+        sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(multiplier=1.0)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return hush.PrivateStep(model, loss or nn.CrossEntropyLoss(), optimizer, plan, records=6)
+
+
+def fused_step(model: nn.Module) -> None:
+    """A raw optimizer whose kernel writes without a count of torch."""
+    functional.cross_entropy(model(X), Y).backward()
+    torch.optim.Adam(model.parameters(), fused=True).step()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def clamp_data(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("change", [fused_step, clamp_data])
+def test_weights_that_torch_does_not_count_as_written_are_noticed(
+    change: Callable[[nn.Module], None],
+) -> None:
+    model = nn.Linear(5, 2)
+    step = step_of(model)
+    batches = step.batches((X, Y))
+    step(next(batches))
+    versions = [parameter._version for parameter in model.parameters()]
+    change(model)
+    assert [parameter._version for parameter in model.parameters()] == versions
+    with pytest.raises(LedgerError, match="outside of the private step"):
+        step(next(batches))
+    with pytest.raises(LedgerError):
+        step.spent(1e-3)
+
+
+class Peak(nn.Module):
+    """A buffer that only records beyond 6 move, which synthetic ones never are."""
+
+    peak: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 2)
+        self.register_buffer("peak", torch.tensor(6.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.max() > self.peak:
+            self.peak.fill_(float(x.max()))
+        outputs: Tensor = self.linear(x / self.peak)
+        return outputs
+
+
+def test_a_buffer_that_a_rare_record_writes_to_stops_the_step_before_its_charge() -> None:
+    step = step_of(Peak())
+    rare = X.clone()
+    rare[3, 0] = 50.0
+    with pytest.raises(Unsupported, match="wrote to its buffers peak"):
+        step(next(step.batches((rare, Y))))
+    assert step.steps == 0
+
+
+class RunningLoss(nn.Module):
+    largest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.tensor(0.0))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = functional.cross_entropy(outputs, targets, reduction="none")
+        self.largest = torch.maximum(self.largest, losses.detach().max())
+        return losses / (1 + self.largest)
+
+
+def test_a_loss_that_keeps_something_of_a_record_is_refused() -> None:
+    with pytest.raises(HushError, match="keeps"):
+        step_of(nn.Linear(5, 2), RunningLoss()).batches((X, Y))
+
+
+class HostNoise(nn.Module):
+    def __init__(self, *, branches: bool) -> None:
+        super().__init__()
+        self.linear, self.branches = nn.Linear(5, 2), branches
+
+    def forward(self, x: Tensor) -> Tensor:
+        draws = 1 + int(x.sum() > 0) if self.branches else 1
+        outputs: Tensor = self.linear(x * [random.random() for _ in range(draws)][-1])
+        return outputs
+
+
+def test_draws_of_python_are_each_records_own_if_records_run_alone() -> None:
+    """How often one record draws must not move the gradients of the others."""
+    sums = []
+    for first in (X[:1], -X[:1]):
+        torch.manual_seed(0)
+        step = step_of(HostNoise(branches=True))
+        data = torch.cat([first, X[1:]]), Y
+        next(step.batches(data))
+        before = random.getstate()
+        torch.manual_seed(7)
+        sums.append(step.gradients.record(*data).norms(2.0)[1:])
+        assert random.getstate() == before
+    torch.testing.assert_close(sums[0], sums[1], rtol=0, atol=0)
+
+
+def test_draws_of_python_that_records_share_weaken_the_guarantee() -> None:
+    step = step_of(HostNoise(branches=False))
+    step(next(step.batches((X, Y))))
+    assert step.spent(1e-3).arithmetic == "assumed"
+
+
+@pytest.mark.parametrize("width", [64, 256])
+def test_spectral_norm_is_not_taken_for_mixing(width: int) -> None:
+    torch.manual_seed(width)
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(5, width))
+    step = step_of(nn.Sequential(layer, nn.Linear(width, 2)))
+    for batch in step.batches((X, Y), steps=2):
+        step(batch)
+    assert step.steps == 2
+
+
+class BranchesInEvaluation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training and x.sum() > 0:
+            x = -x
+        outputs: Tensor = self.linear(x)
+        return outputs
+
+
+def test_a_selective_test_of_a_model_that_branches_in_evaluation_runs() -> None:
+    release = hush.Selective(rate=0.5, clip=1.0, multiplier=1.0, threshold=1.0)
+    plan = hush.Plan(
+        sampling=hush.Poisson(0.5), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0), release=release
+    )
+    step = step_of(BranchesInEvaluation(), plan=plan)
+    for batch in step.batches((X, Y), steps=3):
+        step(batch)
+    assert step.steps == 3
+
+
+def test_a_frozen_layer_with_a_leftover_gradient_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    step = step_of(model)
+    batches = step.batches((X, Y))
+    step(next(batches))
+    model[0].weight.grad = torch.ones(4, 5)
+    with pytest.raises(HushError):
+        step(next(batches))
+
+
+def test_an_interrupted_write_ends_the_use_of_a_ledger(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(5, 2)
+    step = step_of(model)
+    ledger = hush.Ledger(tmp_path / "ledger.jsonl")
+    step = hush.PrivateStep(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        step.plan,
+        records=6,
+        ledger=ledger,
+    )
+    batches = step.batches((X, Y))
+    step(next(batches))
+    assert ledger._file is not None
+    append = ledger._file.append
+
+    def interrupted(line: bytes) -> None:
+        append(line)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ledger._file, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        step(next(batches))
+    monkeypatch.undo()
+    with pytest.raises(LedgerError):
+        step(next(step.batches((X, Y))))
+    with pytest.warns(PrivacyWarning, match="at least"):
+        step.spent(1e-3)
