@@ -133,7 +133,7 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
         ("--units missing.txt --per-unit 2", "missing.txt cannot be read"),
         ("--neighbours add/remove", "--neighbours add/remove keeps the number of records"),
         ("--neighbours both", "must be one of zero-out, add/remove, replace"),
-        ("--records 12", "neighbours=ADD_REMOVE"),
+        ("--records 12", "neighbours=hush.Neighbours.ADD_REMOVE"),
     ],
 )
 def test_options_that_do_not_say_who_is_protected_are_refused(

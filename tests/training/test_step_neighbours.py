@@ -159,7 +159,7 @@ def test_a_constant_that_is_far_off_warns_and_a_close_one_does_not() -> None:
 def test_another_length_is_refused_where_it_is_public() -> None:
     data = torch.zeros(11, 1, dtype=torch.float64), torch.zeros(11)
     for relation in ("zero-out", "replace"):
-        with pytest.raises(DataError, match="neighbours=ADD_REMOVE"):
+        with pytest.raises(DataError, match=r"neighbours=hush\.Neighbours\.ADD_REMOVE"):
             step_of(0, neighbours=relation).batches(data)
     with pytest.raises(InvalidValue, match="public constant"):
         step_of(0, records=None)

@@ -192,7 +192,8 @@ def check_length(slots: int, records: int, units: UnitTable | None, neighbours: 
         raise DataError(
             f"the data has {present} records and the step was made for records={records}: the divisor "
             "and the charge are for that number of slots. Pass the same data; a record that is missing "
-            "leaves its slot empty (present=). Where the number is private, pass neighbours=ADD_REMOVE."
+            "leaves its slot empty (present=). If the number is private, pass "
+            "neighbours=hush.Neighbours.ADD_REMOVE and a public constant for records=."
         )
     if abs(present - records) > _FAR * records:
         warnings.warn(
