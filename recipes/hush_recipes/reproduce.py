@@ -32,6 +32,9 @@ def reproduce(
     model: Annotated[
         str | None, typer.Option(help="Network in place of the recipe's own, where it has one.")
     ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Data set in place of the recipe's own, where it has one.")
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(help="cpu, cuda or cuda:N; the recipe's own by default.", callback=device_named),
@@ -69,6 +72,7 @@ def reproduce(
             raise InvalidValue(f"{name!r} is no recipe; choose from {', '.join(recipes)}.")
     choices = {
         "model": model,
+        "data": data,
         "device": device,
         "betas": _numbers("--betas", betas, _BETAS),
         "epsilons": _numbers("--epsilons", epsilons, _EPSILONS),

@@ -16,11 +16,9 @@ import torch
 from torch import nn
 
 from hush.data import load, tensors
-from hush.gradients.geometry import Geometry, geometry
 from hush.models import build
-from hush.report.geometry import advice, summary_table
-from hush.training.methods.public_bases import probe
 from hush_recipes.figure import Figure
+from hush_recipes.twice.measured import Geometry, advice, geometry, probe, summary_table
 
 RAW_RECORDS = 400
 MODEL = "mnist-cnn"

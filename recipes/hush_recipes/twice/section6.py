@@ -19,10 +19,11 @@ from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
 from hush.data import load, tensors
 from hush.models import build
-from hush.training.methods.public_bases import descend, gradient_rows, principal_directions
+from hush.training.methods.public_bases import gradient_rows, principal_directions
 from hush_recipes.figure import Figure
 from hush_recipes.twice.geometry import LEARNING_RATE, MODEL, RECORDS
 from hush_recipes.twice.geometry import STEPS as DESCENT_STEPS
+from hush_recipes.twice.measured import descend
 from hush_recipes.twice.settings import PARAMETERS
 from hush_recipes.twice.shape import least_variance_noise
 

@@ -1,11 +1,8 @@
-"""`hush compare` and `probe`: which mechanism fits a budget and a model."""
+"""`hush compare`: the mechanism that fits a budget."""
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from hush.cli import options as opt
-from hush.cli.experiment import LEARNING_RATE
 from hush.cli.options import about
 from hush.cli.output import print_json
 from hush.core.errors import InvalidValue
@@ -21,9 +18,6 @@ if TYPE_CHECKING:
 
 _LONGEST = 4.0
 """Noise of the longest bar, relative to DP-SGD."""
-_WARNING = (
-    "no privacy: all of this is computed from the records without noise, so the records must be public"
-)
 
 
 def compare(
@@ -120,65 +114,3 @@ def _subspaces(text: str | None) -> tuple[tuple[int, float], ...]:
         raise InvalidValue(
             f"--subspaces {text} must be pairs of a rank and a norm. Pass e.g. 1000:2.5,290898:1."
         ) from None
-
-
-def probe(
-    data: opt.Data = "digits",
-    data_dir: opt.DataDir = None,
-    model: opt.Model = "mlp",
-    records: Annotated[int, about("Records for directions, and as many to measure.")] = 400,
-    steps: Annotated[int, about("Steps of gradient descent before measuring.")] = 100,
-    learning_rate: opt.LearningRate = 0.05,
-    device: opt.Device = None,
-    seed: Annotated[int, about("Seed of the initial weights.")] = 0,
-    out: Annotated[Path, about("Folder for probe.json.")] = Path("runs/probe"),
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
-) -> None:
-    """Measure the geometry of a model's gradients on public records, and which clipping fits it.
-
-    Example: hush probe --data fashion-mnist --model mnist-cnn
-    """
-    import torch
-
-    from hush.core.atomic_files import check_folder
-    from hush.data import load, tensors
-    from hush.models import build
-    from hush.report.geometry import advice, numbers, summary_table
-    from hush.training.methods.public_bases import probe as measure
-    from hush.training.progress import Progress
-
-    LEARNING_RATE.check("--lr", learning_rate)
-    check_count("--records", records, "gradients are measured", 2)
-    check_count("--steps", steps, "the model is trained first")
-    torch_device = opt.device_of(device)
-    torch.manual_seed(seed)
-    dataset = load(data, data_dir)
-    x, y, _, _ = tensors(dataset)
-    if 2 * records > len(x):
-        raise InvalidValue(
-            f"--records {records} needs twice as many, and {data} has {len(x)}: directions come from "
-            f"other records than those measured. Pass at most --records {len(x) // 2}."
-        )
-    network = build(model or "mlp", classes=dataset.classes, shape=dataset.shape, dtype=x.dtype).to(
-        torch_device
-    )
-    check_folder("--out", out)
-    reference, measured = (
-        (x[part].to(torch_device), y[part].to(torch_device))
-        for part in (slice(records), slice(records, 2 * records))
-    )
-    loss = torch.nn.CrossEntropyLoss()
-    with Progress(f"measuring the gradients of {model} on {data}", visible=not quiet):
-        geometry = measure(network, loss, reference, measured, steps=steps, learning_rate=learning_rate)
-    title = f"gradients of {model} on {data} after {steps} steps, {geometry.dimension} parameters"
-    notes = [_WARNING, *advice(geometry)]
-    report = {"data": data, "model": model, "steps": steps, **numbers(geometry), "notes": notes}
-    (out / "probe.json").write_text(json.dumps(report, indent=2) + "\n")
-    if as_json:
-        print_json(report)
-        return
-    print(f"{title}\n\n{summary_table(geometry).markdown()}\n")
-    for note in notes:
-        print(f"  {note}")
-    print(f"  written: {out / 'probe.json'}")

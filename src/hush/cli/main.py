@@ -7,7 +7,7 @@ import typer
 
 from hush import __version__
 from hush.cli.audit import audit
-from hush.cli.compare import compare, probe
+from hush.cli.compare import compare
 from hush.cli.output import run_app
 from hush.cli.questions import account, calibrate, explain
 from hush.cli.run_commands import pate, report
@@ -49,7 +49,7 @@ def reproduce() -> None:
 
 for command in (
     *(train, tune, account, explain, calibrate, compare),
-    *(report, audit, probe, pate, demo),
+    *(report, audit, pate, demo),
 ):
     app.command()(command)
 _COMMANDS = extensions("commands")

@@ -19,7 +19,6 @@ from hush.clipping.blocks import Principal
 from hush.core.errors import DataError, InvalidValue
 from hush.core.parts import Clipping
 from hush.core.randomness import RandomSource, seed_from
-from hush.gradients.geometry import Geometry, geometry
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.precision import full_precision
 from hush.gradients.public_basis import Group, PublicBasis, webster_apportionment
@@ -32,8 +31,6 @@ _ROWS_AT_ONCE = 4096
 """Rows of a basis that are in double precision at a time."""
 _GRADIENTS_AT_ONCE = {"cpu": 64, "cuda": 256}
 """Records per pass with per-sample gradients; a GPU needs more to be busy."""
-_DESCENT_BATCH = 250
-"""Records per pass without per-sample gradients."""
 _PERTURBATIONS = (1e-7, 1e-5)
 """Relative random perturbations of each column, tried in turn: the smallest that gives columns which
 depend on each other, or on the basis, a Cholesky factor in double precision."""
@@ -303,41 +300,3 @@ def finite_rows(rows: Tensor) -> Tensor:
     """Rows all of whose entries are finite."""
     usable = rows.isfinite().all(1)
     return rows if bool(usable.all()) else rows[usable]
-
-
-def probe(
-    model: nn.Module,
-    loss: nn.Module,
-    reference: tuple[Tensor, Tensor],
-    measured: tuple[Tensor, Tensor],
-    *,
-    steps: int,
-    learning_rate: float,
-    momentum: float = 0.9,
-) -> Geometry:
-    """Gradient geometry of `measured` beside `reference`, after training on `measured` without privacy.
-
-    The result has no noise: both sets must be public.
-    """
-    descend(model, loss, measured, steps=steps, learning_rate=learning_rate, momentum=momentum)
-    return geometry(*(finite_rows(gradient_rows(model, loss, part)) for part in (reference, measured)))
-
-
-def descend(
-    model: nn.Module,
-    loss: nn.Module,
-    data: tuple[Tensor, Tensor],
-    *,
-    steps: int,
-    learning_rate: float,
-    momentum: float = 0.9,
-) -> None:
-    """Take full-batch gradient descent steps, without privacy."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=momentum)
-    inputs, targets = data
-    for _ in range(steps):
-        optimizer.zero_grad()
-        for x, y in zip(inputs.split(_DESCENT_BATCH), targets.split(_DESCENT_BATCH), strict=True):
-            (loss(model(x), y) * (len(x) / len(inputs))).backward()
-        optimizer.step()
-    optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Geometry of per-sample gradients: residuals of low-rank and sparse approximations, and entry sizes.
+"""Geometry of per-sample gradients: low-rank and sparse structure, entry sizes, and fitting clipping.
 
 Section 3 of the twice-sampling paper. The principal directions and the order of the coordinates come
 from one set of records, residuals are measured on another, and every record has norm 1.
@@ -11,10 +11,12 @@ from itertools import pairwise
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from hush.core.errors import DataError
 from hush.gradients.precision import full_precision, vector_norms
+from hush.report.text import Table
+from hush.training.methods.public_bases import finite_rows, gradient_rows
 
 Array = NDArray[np.float64]
 
@@ -23,6 +25,16 @@ _COLUMNS = 2**14
 _SPARSITY_LEVELS = 40
 _RELATIVE_RANK_TOLERANCE = 1e-12
 """Eigenvalues below this share of the largest, times their number, are rounding errors."""
+_DESCENT_BATCH = 250
+"""Records per pass without per-sample gradients."""
+_LEVELS = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+_WORTH = 1.1
+"""Least reduction of the variance, as a factor, for which a split is recommended."""
+_FEW, _MANY = 2, 100
+"""Entries at the cap below which twice sampling gains nothing, and above which it gains no more.
+
+A rule of thumb: `hush compare` computes the gain for a budget.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -179,3 +191,103 @@ def _squared_norms(rows: Tensor) -> Tensor:
 
 def _numpy(values: Tensor) -> Array:
     return values.to("cpu", torch.float64).numpy()
+
+
+def probe(
+    model: nn.Module,
+    loss: nn.Module,
+    reference: tuple[Tensor, Tensor],
+    measured: tuple[Tensor, Tensor],
+    *,
+    steps: int,
+    learning_rate: float,
+    momentum: float = 0.9,
+) -> Geometry:
+    """Gradient geometry of `measured` beside `reference`, after training on `measured` without privacy.
+
+    The result has no noise: both sets must be public.
+    """
+    descend(model, loss, measured, steps=steps, learning_rate=learning_rate, momentum=momentum)
+    return geometry(*(finite_rows(gradient_rows(model, loss, part)) for part in (reference, measured)))
+
+
+def descend(
+    model: nn.Module,
+    loss: nn.Module,
+    data: tuple[Tensor, Tensor],
+    *,
+    steps: int,
+    learning_rate: float,
+    momentum: float = 0.9,
+) -> None:
+    """Take full-batch gradient descent steps, without privacy."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=momentum)
+    inputs, targets = data
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for x, y in zip(inputs.split(_DESCENT_BATCH), targets.split(_DESCENT_BATCH), strict=True):
+            (loss(model(x), y) * (len(x) / len(inputs))).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+def advice(geometry: Geometry) -> list[str]:
+    """Recommended clipping, the reason, and the command that computes the gain for a budget."""
+    best = best_subspace_split(geometry)
+    (first, rest), (c1, c2) = best.ranks, best.norms
+    worth = best.gain >= _WORTH
+    subspaces = (
+        f"subspaces {'pay' if worth else 'do not pay'}: {first} principal directions have norm "
+        f"{c1:.3g}, the other {rest} have {c2:.3g}; shaped noise has {best.ratio:.3g} of the variance "
+        f"of equal noise, and clipping at the means keeps {best.kept:.1%} of the norm: {best.gain:.3g} "
+        "times less variance"
+    )
+    if worth:
+        subspaces += (
+            ". Shaped noise is larger along the principal directions, and in training runs it did worse "
+            "than equal noise (docs/results/twice-sampling.md). Try both on public records"
+        )
+    if geometry.entries < _FEW:
+        cap = (
+            f"an l-infinity cap does not pay: 99% of the records need a cap of {geometry.cap:.3g}, and "
+            f"d0 = {geometry.entries:.3g} entries are too few for coordinate sampling"
+        )
+    else:
+        share = "part" if geometry.entries < 10 else "most" if geometry.entries < _MANY else "all"
+        cap = (
+            f"an l-infinity cap of {geometry.cap:.3g} leaves 99% of the records unchanged. With d0 = "
+            f"{geometry.entries:.4g}, coordinate sampling has {share} of its possible gain"
+        )
+    command = (
+        "the gain for a budget: hush compare --records N --batch-size B --steps T --epsilon E "
+        f"--dimension {geometry.dimension} --linf-ratio {min(1.0, geometry.cap):.3g} "
+        f"--subspaces {first}:{c1:.3g},{rest}:{c2:.3g}"
+    )
+    return [subspaces, cap, command]
+
+
+def summary_table(geometry: Geometry) -> Table:
+    """Residuals, principal norms and largest entries of the records at a few places."""
+    ranks = [rank for rank in (1, 10, 30, 100, 300, 1000) if rank <= geometry.principal.shape[1]]
+    finite = geometry.variation[np.isfinite(geometry.variation)]
+    variation = np.quantile(finite, 0.5) if len(finite) else np.inf
+    rows = [
+        *(
+            [f"norm within rank {rank}, outside", f"{inside.mean():.3f} ± {inside.std():.3f}, {out:.3f}"]
+            for rank in ranks
+            for inside, out in [(geometry.principal[:, rank - 1], geometry.residual[:, rank - 1].mean())]
+        ),
+        *(
+            [f"residual with {share:.0%} of the coordinates kept", f"{value:.3f}"]
+            for share, value in zip(geometry.shares[4::8], geometry.dropped[4::8], strict=True)
+        ),
+        *(
+            [
+                f"largest entry, {level:.0%} of the records below",
+                f"{np.quantile(geometry.largest, level):.4f}",
+            ]
+            for level in _LEVELS
+        ),
+        ["coefficient of variation, median", f"{variation:.2f}"],
+    ]
+    return Table(header=["records of length 1", "measured"], rows=rows)
