@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hush.accounting.per_instance.bounded import fisher, individual_rdp
     from hush.accounting.shaping import fit_noise
     from hush.pate.argmax import Confident, NoisyMax
-    from hush.training.data import Source
     from hush.training.loop import train
     from hush.training.methods.least_squares import NoisyLeastSquares
     from hush.training.methods.moments import NoisyMoments, NoisyWhitening
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
         Randomness,
         Units,
     )
+    from hush.training.source import Source
     from hush.training.step import PrivateStep
     from hush.training.tuning.trial import Choice, LogUniform, Uniform
     from hush.training.tuning.tune import tune
@@ -116,7 +116,7 @@ _LAZY = {
     "Risk": "accounting.attacker",
     "Uniform": "training.tuning.trial",
     "Units": "training.options",
-    "Source": "training.data",
+    "Source": "training.source",
     "calibrate": "accounting.calibrate",
     "epsilon": "accounting.epsilon",
     "fisher": "accounting.per_instance.bounded",

@@ -13,10 +13,10 @@ from hush.core.value import with_article
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training import checkpoint
 from hush.training.checkpoint import check_same_origin, origin_of
-from hush.training.data import Data, Source, pair_of
+from hush.training.data import Data, pair_of
+from hush.training.records import map_leaves
 from hush.training.run_folder import step_file
-from hush.training.sources.reader import CollateFn
-from hush.training.sources.records import map_leaves
+from hush.training.source import CollateFn, Source
 from hush.training.step import PrivateStep
 
 _IN_CHECKPOINT = ("model", "optimizer")

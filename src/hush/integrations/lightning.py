@@ -17,12 +17,12 @@ from hush.core.value import check_kind, with_article
 from hush.integrations import require
 from hush.integrations.host_loop import BatchLoss, batch_data, load_step, own_loss, save_step
 from hush.training.checkpoint import settings_of
-from hush.training.data import Batch, Data, Source, count
+from hush.training.data import Batch, Data, count
 from hush.training.disjoint import check_held_out
 from hush.training.options import Execution, Randomness
+from hush.training.records import leaves
 from hush.training.run_folder import last_step
-from hush.training.sources.reader import CollateFn
-from hush.training.sources.records import leaves
+from hush.training.source import CollateFn, Source
 from hush.training.step import PrivateStep
 
 if TYPE_CHECKING:

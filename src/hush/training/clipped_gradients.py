@@ -30,7 +30,6 @@ from hush.gradients.tree import Views, check_arguments, expand_views, local_shar
 from hush.training.data import (
     Batch,
     Data,
-    Source,
     count,
     made_up_record,
     no_randomness,
@@ -41,6 +40,7 @@ from hush.training.memory import records_that_fit
 from hush.training.noisy_mean import Layout, rounding_of
 from hush.training.options import Execution
 from hush.training.reducer import Local
+from hush.training.source import Source
 from hush.training.synthetic import check_labels, check_some_number, synthetic_records
 
 

@@ -19,8 +19,9 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from hush.core.errors import DataError
 from hush.gradients.tree import tree_leaves
-from hush.training.data import Data, Source, count, take
-from hush.training.sources.records import leaves
+from hush.training.data import Data, count, take
+from hush.training.records import leaves
+from hush.training.source import Source
 
 _AT_ONCE = 512
 _DEPTH = 3

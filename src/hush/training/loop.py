@@ -17,7 +17,7 @@ from hush.core.plan import Plan
 from hush.core.value import as_path, check_count, check_kind
 from hush.training import checkpoint
 from hush.training.checkpoint import Scheduler, resume_run, save_run
-from hush.training.data import Data, Source, pair_of, prepare
+from hush.training.data import Data, pair_of, prepare
 from hush.training.disjoint import check_held_out
 from hush.training.distributed.handshake import check_same
 from hush.training.distributed.process_group import reducer_of
@@ -27,6 +27,7 @@ from hush.training.options import Checkpoints, Distributed, Logging, Randomness,
 from hush.training.progress import Progress
 from hush.training.rehearsal import rehearsal
 from hush.training.run_folder import RunFolder, last_step, metrics_of
+from hush.training.source import Source
 from hush.training.step import PrivateStep
 
 _CHECKPOINTS, _LOGGING, _RANDOMNESS, _DISTRIBUTED = Checkpoints(), Logging(), Randomness(), Distributed()

@@ -28,7 +28,6 @@ from hush.training.clipped_gradients import ClippedGradients
 from hush.training.data import (
     Batch,
     Data,
-    Source,
     held_slots,
     occupied,
     prepare,
@@ -44,6 +43,7 @@ from hush.training.options import Distributed, Execution, Randomness, Units
 from hush.training.reducer import Local, StepStreams
 from hush.training.release import rule_of
 from hush.training.replay_choice import check_replay, choose_replay
+from hush.training.source import Source
 from hush.training.units import adjacency_of, check_length, public_count, units_of
 from hush.training.weights_guard import WeightsGuard
 

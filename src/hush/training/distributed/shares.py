@@ -25,7 +25,7 @@ from hush.training.data import (
 )
 from hush.training.distributed.processes import Processes
 from hush.training.fingerprint import fingerprint
-from hush.training.sources.records import base_dataset
+from hush.training.records import base_dataset
 
 _SPREAD = 256
 """Records, spread over the data, whose digest shows whether two ranks have the same data."""

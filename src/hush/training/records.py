@@ -1,4 +1,8 @@
-"""Numbered records of a data set, arrays or a table, and the columns that make inputs and targets."""
+"""Records of a data set, arrays or a table as rows of tensors: structure, columns and padding.
+
+A row is a tree of tensors whose first dimension is the record. It does not depend on other records:
+docs/guarantees/tape.md, 12.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset, default_collate
 
 from hush.core.errors import DataError
 from hush.core.value import with_article
@@ -17,10 +21,14 @@ Columns = str | list[str] | dict[str, Any] | Callable[[Any], Any] | None
 """Columns to read: a name, a list of names (one vector of numbers), a dictionary of arguments by name,
 or a function of the record."""
 
+LONGEST = "longest"
+"""Value of `pad_to` that pads to the longest record of a physical batch."""
+
 _ONE_SHAPE = (
     "the records of a batch are processed together, in one tensor. Pad them to one public length "
     "(torch.nn.utils.rnn.pad_sequence, with a mask as another input), or pass a data set of them."
 )
+_TO_DENSE = {"sparse": ".to_dense()", "quantized": ".dequantize()", "meta": "with values"}
 
 
 @runtime_checkable
@@ -53,9 +61,8 @@ class ArrayRecords:
     def __len__(self) -> int:
         return len(next(leaves(self.inputs)) if self.order is None else self.order)
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        inputs, targets = self.rows([index])
-        return map_leaves(inputs, lambda rows: rows[0]), map_leaves(targets, lambda rows: rows[0])
+    def __getitem__(self, index: int) -> Any:
+        return map_leaves(self.rows([index]), lambda rows: rows[0])
 
     def rows(self, slots: Sequence[int]) -> tuple[Any, Any]:
         """Inputs and targets of some slots, a row each."""
@@ -66,7 +73,7 @@ class ArrayRecords:
         def read(rows: Any) -> Tensor:
             if isinstance(rows, Tensor):
                 return rows[torch.from_numpy(chosen).to(rows.device)]
-            return tensor_of(np.asarray(rows[chosen]))
+            return _tensor_of(np.asarray(rows[chosen]))
 
         return map_leaves(self.inputs, read), map_leaves(self.targets, read)
 
@@ -82,27 +89,23 @@ class TableRecords:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.table.iloc[[index]]
-        return {name: row[name].to_numpy()[0] for name in self.names}
+        return {name: row[name].to_numpy()[0] for name in row.columns}
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns."""
-        return list(self.table.columns)
+    def rows(self, slots: Sequence[int], inputs: Columns, targets: Columns) -> tuple[Any, Any]:
+        """Inputs and targets of some slots, a row each, from columns given by name."""
 
-    def column(self, name: str, slots: Sequence[int]) -> npt.NDArray[Any]:
-        """Values of some rows in one column.
+        def column(name: str) -> Tensor:
+            values = self.table[name]
+            chosen = np.asarray(values.iloc[list(slots)].to_numpy())
+            # missing integers make another type of the values that are read together
+            same = chosen.dtype.kind == getattr(values.dtype, "kind", "O")
+            return _number(name, chosen if same else chosen.astype(object))
 
-        Returns objects if the type of the values differs from the column's, as for missing integers.
-        """
-        column = self.table[name]
-        values = np.asarray(column.iloc[list(slots)].to_numpy())
-        return (
-            values if values.dtype.kind == getattr(column.dtype, "kind", "O") else values.astype(object)
-        )
+        return _choose(list(self.table.columns), column, None, inputs, targets)
 
 
 def numbered(data: Any) -> MapStyle:
-    """The data's records by number; raise if they have none."""
+    """Records of the data by number; raise if they have none."""
     if isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_numeric, data)):
         return ArrayRecords(*data)
     if isinstance(data, tuple) and len(data) == 2:
@@ -161,7 +164,7 @@ def base_dataset(data: "Subset[Any]") -> tuple[Any, list[int]]:
 
 
 def check_lengths(inputs: Any, targets: Any) -> None:
-    """Raise unless every tensor or array has a row for each record."""
+    """Raise unless every tensor or array has a row of numbers for each record."""
     for part in (inputs, targets):
         others = [value for value in leaves(part) if not hasattr(value, "ndim")]
         if others:
@@ -178,6 +181,8 @@ def check_lengths(inputs: Any, targets: Any) -> None:
     scalar = any(not rows.ndim for rows in (*parts[0], *parts[1]))
     counts = [[len(rows) for rows in part if rows.ndim] for part in parts]
     if not scalar and len({*counts[0], *counts[1]}) == 1:
+        for rows in (*parts[0], *parts[1]):
+            check_numbers(rows)
         return
     listed = isinstance(targets, (list, tuple))
     if isinstance(inputs, (list, tuple)) and len(inputs) in ([len(targets)] if listed else counts[1]):
@@ -197,6 +202,23 @@ def check_lengths(inputs: Any, targets: Any) -> None:
     )
 
 
+def check_numbers(rows: Any) -> None:
+    """Raise unless a tensor is dense and has a number in each row."""
+    if isinstance(rows, Tensor):
+        sparse = rows.layout != torch.strided
+        kind = "sparse" if sparse else "quantized" if rows.is_quantized else "meta" * rows.is_meta
+        if kind:
+            raise DataError(
+                f"the data has a {kind} tensor, and per-sample gradients are taken of dense numbers. "
+                f"Pass tensors {_TO_DENSE[kind]}."
+            )
+    if 0 in rows.shape[1:]:
+        raise DataError(
+            f"a record has a tensor of shape {tuple(rows.shape[1:])}, without a number in it. Leave the "
+            "tensor out, or check how its columns were selected."
+        )
+
+
 def check_present(present: object, slots: int) -> Tensor | None:
     """`present` if it is a mask of the slots that hold a record; raise otherwise."""
     if present is None:
@@ -209,34 +231,83 @@ def check_present(present: object, slots: int) -> Tensor | None:
     return present
 
 
-def columns_of_record(record: Mapping[str, Any], inputs: Columns, targets: Columns) -> tuple[Any, Any]:
-    """Inputs and targets of one record with named columns, a row each."""
-
-    def column(name: str) -> Tensor:
-        return _number(name, record[name]).unsqueeze(0)
-
-    def call(function: Callable[[Any], Any]) -> Any:
-        return map_leaves(
-            function(record), lambda value: _number("of a function", value).unsqueeze(0), lists=False
-        )
-
-    return _choose(record, column, call, inputs, targets)
-
-
-def columns_of_table(
-    table: TableRecords, slots: Sequence[int], inputs: Columns, targets: Columns
+def row_of(
+    record: Any, collate_fn: Callable[[list[Any]], Any] | None, inputs: Columns, targets: Columns
 ) -> tuple[Any, Any]:
-    """Inputs and targets of some rows of a table; the columns are given by name."""
+    """Inputs and targets of one record of a data set, a row each.
 
-    def column(name: str) -> Tensor:
-        return _number(name, table.column(name, slots))
+    Args:
+        record: Item of the data set.
+        collate_fn: Function that makes a batch of [record]; None: torch's own.
+        inputs: Columns of records with names.
+        targets: Columns of the targets, likewise.
+    """
+    if collate_fn is not None:
+        rows = collate_fn([record])
+        if isinstance(rows, Mapping):
+            rows = _choose(rows, rows.__getitem__, lambda function: function(rows), inputs, targets)
+        else:
+            check_no_columns("pairs that the collate function makes", inputs, targets)
+    elif isinstance(record, Mapping):
 
-    return _choose(table.names, column, None, inputs, targets)
+        def call(function: Callable[[Any], Any]) -> Any:
+            return map_leaves(
+                function(record), lambda value: _number("of a function", value)[None], lists=False
+            )
+
+        rows = _choose(record, lambda name: _number(name, record[name])[None], call, inputs, targets)
+    else:
+        check_no_columns("no dictionaries", inputs, targets)
+        try:
+            rows = default_collate([record])
+        except TypeError:
+            raise DataError(
+                "a record of this data set is not made of tensors, arrays and numbers (which is private "
+                "and not shown). Turn it into tensors there, or pass a collate_fn that makes them of "
+                "[record]."
+            ) from None
+    return _pair_of_rows(rows)
 
 
-def columns_of_collated(rows: Mapping[str, Any], inputs: Columns, targets: Columns) -> tuple[Any, Any]:
-    """Inputs and targets from a collate function's tensors by name, which have a row a record."""
-    return _choose(rows, rows.__getitem__, lambda function: function(rows), inputs, targets)
+def _pair_of_rows(rows: Any) -> tuple[Any, Any]:
+    """Inputs and targets of one collated record; raise unless each tensor has one row."""
+    if not isinstance(rows, (tuple, list)) or len(rows) != 2:
+        raise DataError(
+            "a record of this data set is not a pair (input, target) of tensors but gives "
+            f"{type(rows).__name__}: wrap the data set so that item i is such a pair, or pass a "
+            "collate_fn that makes one of [record]."
+        )
+    inputs, targets = (map_leaves(part, lambda value: value) for part in rows)
+    for value in leaves((inputs, targets)):
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"a record holds {with_article(type(value).__name__)} where a tensor is needed. Leave "
+                "it out, or turn it into a tensor in the data set or in collate_fn."
+            )
+        if not value.dim() or len(value) != 1:
+            raise DataError(
+                "collate_fn gave a tensor whose first dimension is not 1 for one record: it is called "
+                "with [record], one record at a time. Return tensors with a row a record."
+            )
+    if not all(any(True for _ in leaves(part)) for part in (inputs, targets)):
+        raise DataError("a record has no input or no target. Return a pair (inputs, targets).")
+    return as_pair((inputs, targets))
+
+
+def as_pair(rows: Any) -> tuple[Any, Any]:
+    """Inputs and targets; several inputs are a tuple (a list after torch's pinning)."""
+    inputs, targets = rows
+    return tuple(inputs) if isinstance(inputs, list) else inputs, targets
+
+
+def check_no_columns(records: str, inputs: Columns, targets: Columns) -> None:
+    """Raise if columns were chosen of records that have none."""
+    if inputs is not None or targets is not None:
+        raise DataError(
+            f"inputs= and targets= choose columns by name, and these records are {records}: the "
+            "choice would be left out. Leave both out; to change what is read, pass a collate_fn of "
+            "[record] that returns (inputs, targets), or do it in forward()."
+        )
 
 
 def _choose(
@@ -312,13 +383,13 @@ def _number(name: str, value: Any) -> Tensor:
             "and missing values by a public list (categories numbered by the values that are present "
             "depend on the records), leave the column out, or pass a function of the record."
         )
-    tensor = tensor_of(array)
+    tensor = _tensor_of(array)
     if array.dtype.kind == "f":
         return tensor.to(torch.get_default_dtype())
     return tensor if array.dtype.kind == "b" else tensor.long()
 
 
-def tensor_of(values: npt.NDArray[Any]) -> Tensor:
+def _tensor_of(values: npt.NDArray[Any]) -> Tensor:
     """Tensor of an array's numbers, in the machine's byte order."""
     return torch.from_numpy(np.require(values, values.dtype.newbyteorder("="), ["C", "W"]))
 
@@ -336,7 +407,13 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any], *, lists: bool = True) -> Any:
-    """The tree with a function applied to each leaf; without `lists`, a list is a leaf."""
+    """The tree, with plain dictionaries, and a function applied to each leaf.
+
+    Args:
+        value: Tree of tuples, lists and mappings.
+        function: Function of a leaf.
+        lists: Whether a list is a part of the tree; otherwise it is a leaf.
+    """
     if isinstance(value, tuple) or (lists and isinstance(value, list)):
         return type(value)(map_leaves(part, function, lists=lists) for part in value)
     if isinstance(value, Mapping):
@@ -348,3 +425,118 @@ def _numeric(part: Any) -> bool:
     """Whether a tree holds only tensors and arrays, at least one."""
     values = list(leaves(part))
     return bool(values) and all(isinstance(value, (Tensor, np.ndarray)) for value in values)
+
+
+def check_alike(row: Any, template: Any, *, any_length: bool) -> None:
+    """Raise unless a row has the structure, the types and the shapes of another one.
+
+    Args:
+        row: Inputs and targets of one record.
+        template: Those of the first record.
+        any_length: Whether the first dimension of a record may differ.
+    """
+
+    def kind(rows: Tensor) -> Any:
+        return rows.dtype, rows.dim(), rows.shape[2:]
+
+    if map_leaves(row, kind) != map_leaves(template, kind):
+        raise DataError(
+            "a record has another structure, type or shape than the first one (which are private and "
+            "not shown): only the first dimension of a record is padded. Make all records alike in the "
+            "data set or in collate_fn."
+        )
+    shapes = (map_leaves(each, lambda rows: rows.shape[1:2]) for each in (row, template))
+    if not any_length and next(shapes) != next(shapes):
+        raise DataError(
+            "a record has another length than the first one (which are private and not shown), and the "
+            "shapes of a batch must not follow its records. Pass pad_to= a public length, or "
+            f'pad_to="{LONGEST}" for a model that ignores padding.'
+        )
+
+
+def pad(rows: Any, length: Any, value: Any) -> Any:
+    """The tree with the second dimension of its tensors padded, or cut, to public lengths.
+
+    Args:
+        rows: Tensors with a row a record; those without a second dimension are unchanged.
+        length: Length for all tensors, or a tuple or dictionary of lengths for parts of the tree; None:
+            unchanged.
+        value: Padding value, likewise.
+    """
+    return rows if length is None or length == LONGEST else _map_with(_padded, rows, length, value)
+
+
+def lengthened(rows: Any, value: Any) -> Any:
+    """The tree with one more position of padding in tensors that have positions."""
+
+    def longer(part: Tensor, fill: Any) -> Tensor:
+        return part if part.dim() < 2 else _padded(part, part.shape[1] + 1, fill)
+
+    return _map_with(longer, rows, value)
+
+
+def stack(parts: Sequence[Any], value: Any, *, pinned: bool = False) -> Any:
+    """Rows of the same structure, one below the other, padded to the longest of them.
+
+    Args:
+        parts: Tensors, or trees of them, with a row a record.
+        value: Padding value, as for `pad`.
+        pinned: Whether the result is in pinned memory.
+    """
+
+    def join(first: Tensor, fill: Any, *others: Tensor) -> Tensor:
+        rows = [first, *others]
+        if first.dim() > 1:
+            longest = max(part.shape[1] for part in rows)
+            rows = [_padded(part, longest, fill) for part in rows]
+        if not pinned:
+            return torch.cat(rows)
+        shape = (sum(map(len, rows)), *rows[0].shape[1:])
+        return torch.cat(rows, out=torch.empty(shape, dtype=first.dtype, pin_memory=True))
+
+    return _map_with(join, parts[0], value, *parts[1:])
+
+
+def _map_with(function: Callable[..., Tensor], rows: Any, *choices: Any) -> Any:
+    """The tree with a function applied to each tensor and to its part of each choice.
+
+    Args:
+        function: Function of a tensor and of its choices.
+        rows: Tree of tensors.
+        choices: One choice for all tensors, or a tree of them; a missing part is None.
+    """
+    names = list(rows) if isinstance(rows, dict) else []
+    for choice in choices:
+        missing = [name for name in choice if name not in names] if isinstance(choice, dict) else []
+        if missing:
+            have = f"the parts {', '.join(map(repr, names))}" if names else "no names, but a place each"
+            raise DataError(
+                f"pad_to or pad_value names {', '.join(map(repr, missing))}, and records have {have}. "
+                "Name the parts that the collate function, or the data set, gives; of inputs by name "
+                'and targets, pad_to=({"words": 128}, None).'
+            )
+    if isinstance(rows, Tensor):
+        return function(rows, *choices)
+
+    def part_of(choice: Any, key: Any) -> Any:
+        if isinstance(choice, dict):
+            return choice.get(key)
+        if isinstance(choice, (tuple, list)):
+            return choice[key] if isinstance(key, int) and key < len(choice) else None
+        return choice
+
+    parts = {
+        key: _map_with(function, rows[key], *(part_of(choice, key) for choice in choices))
+        for key in (names or range(len(rows)))
+    }
+    return parts if isinstance(rows, dict) else type(rows)(parts.values())
+
+
+def _padded(rows: Tensor, length: int | None, value: Any) -> Tensor:
+    """Rows of a length; padded by 0 for None."""
+    if length is None or rows.dim() < 2 or rows.shape[1] == length:
+        return rows
+    if rows.shape[1] > length:
+        return rows[:, :length]
+    shape = len(rows), length - rows.shape[1], *rows.shape[2:]
+    return torch.cat([rows, rows.new_full(shape, 0 if value is None else value)], 1)

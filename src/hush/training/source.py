@@ -1,0 +1,390 @@
+"""Private records as they are stored, read a physical batch at a time, each alone."""
+
+import copy
+import hashlib
+import random
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from pathlib import Path
+from sysconfig import get_paths
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hush.core.errors import DataError, HushError, InvalidValue
+from hush.core.randomness import Stream, fill_state
+from hush.core.value import check_count
+from hush.training.records import (
+    LONGEST,
+    ArrayRecords,
+    Columns,
+    MapStyle,
+    TableRecords,
+    as_pair,
+    check_alike,
+    check_no_columns,
+    check_numbers,
+    check_present,
+    leaves,
+    lengthened,
+    map_leaves,
+    numbered,
+    pad,
+    row_of,
+    stack,
+)
+
+CollateFn = Callable[[list[Any]], Any]
+"""Function of a list of records that returns a batch, as for a DataLoader."""
+
+_LIBRARIES = "site-packages", "dist-packages", get_paths()["stdlib"], str(Path(__file__).parent)
+"""Parts of paths of files that are not the user's."""
+
+Rows = tuple[Any, Any]
+"""Inputs and targets with a row a slot."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Source:
+    """Private records as they are stored, and how one becomes inputs and targets.
+
+    For `step.batches` and `hush.train`, which also take the data itself. Only the current physical
+    batches are in memory: two per worker, and the one that is processed.
+
+    **Guarantee.** A record's row is a function of the record, of public options and of random numbers
+    of its own: it is read and collated alone. Assumes that the data set's item i does not depend on
+    what was read before: docs/guarantees/tape.md, 12. With `pad_to="longest"`, it also assumes that the
+    model ignores padding, and says `arithmetic: assumed`.
+
+    Args:
+        dataset: map-style data set (of torch, or of Hugging Face), pandas DataFrame, or a pair of
+            arrays (also numpy.memmap) or tensors.
+        collate_fn: function that makes a batch of a list of records, as for a DataLoader; called with
+            one record at a time.
+        workers: number of processes that read ahead; 0: read in this process.
+        inputs: columns of records that are dictionaries or rows of a table: a name, a list of names (one
+            vector of numbers), a dictionary of arguments by name, or a function of the record. None: all
+            but those of the targets, as arguments by name.
+        targets: columns of the targets, likewise. If `collate_fn` returns a dictionary, both refer to
+            it.
+        pad_to: public length that a record's first dimension is padded or cut to, in all tensors that
+            have one; or a tuple (inputs, targets), or dictionaries by name, of lengths and None.
+            "longest": the longest record of a physical batch, for a model and a loss that ignore padding
+            (tested on synthetic records). None: all records have one length.
+        pad_value: number to pad with, likewise.
+        pin_memory: copy batches to pinned memory; a step whose model is on a GPU sets it.
+        present: mask of the slots that hold a record, as in `step.batches`; an empty one is not read.
+
+    Example:
+        source = hush.Source(dataset, collate_fn=pad_and_mask, pad_to=128, workers=4)
+        for batch in step.batches(source, steps=100):
+            step(batch)
+    """
+
+    dataset: Any
+    _: KW_ONLY
+    collate_fn: CollateFn | None = None
+    workers: int = 0
+    inputs: Columns = None
+    targets: Columns = None
+    pad_to: Any = None
+    pad_value: Any = 0
+    pin_memory: bool = False
+    present: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_count("workers", self.workers, "they are processes that read records", example=4)
+        if self.collate_fn is not None and not callable(self.collate_fn):
+            raise InvalidValue(
+                f"collate_fn={self.collate_fn!r} cannot be called. Pass a function that makes a batch "
+                "of [record], or leave it out.",
+                key="collate_fn",
+            )
+        if isinstance(self.pad_to, str) and self.pad_to != LONGEST:
+            raise InvalidValue(
+                f'pad_to={self.pad_to!r} is no length. Pass a public number, or "{LONGEST}" for the '
+                "longest record of a physical batch.",
+                key="pad_to",
+            )
+        for length in () if self.ragged else leaves(self.pad_to):
+            if length is not None:
+                check_count("pad_to", length, "it is the public length of every record", at_least=1)
+        present = check_present(self.present, len(self))
+        # workers of a fork may not touch a GPU
+        object.__setattr__(self, "present", None if present is None else present.cpu())
+
+    @cached_property
+    def _records(self) -> MapStyle:
+        return numbered(self.dataset)
+
+    @cached_property
+    def _slots(self) -> int:
+        return len(self._records)
+
+    def __len__(self) -> int:
+        """Number of slots, fixed when it is first read."""
+        return self._slots
+
+    def __getitem__(self, slot: int) -> tuple[Any, Any]:
+        """Inputs and targets of one slot, under random numbers of the program's."""
+        inputs, targets = map_leaves(self.take([slot]), lambda rows: rows[0])
+        return inputs, targets
+
+    @property
+    def ragged(self) -> bool:
+        """Whether shapes depend on the records: a public option."""
+        return isinstance(self.pad_to, str)
+
+    def take(self, slots: list[int], key: bytes | None = None) -> tuple[Any, Any]:
+        """Inputs and targets of some slots, a row each, read by this process.
+
+        Args:
+            slots: numbers of the slots.
+            key: key that the records' random numbers are derived from; None: the program's own.
+        """
+        return _checked(self._read(slots, self._key(key), self._template))
+
+    def batches(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[tuple[Any, Any]]:
+        """Inputs and targets of physical batches, read ahead by the workers.
+
+        Args:
+            parts: slots of each physical batch.
+            key: as for `take`.
+        """
+        if parts:  # a rank's own part may have no record to read shapes from
+            yield from self._loader.read(parts, self._key(key))
+
+    def lengthened(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Records with one more position of padding, for a test that the model ignores it.
+
+        Args:
+            pair: Inputs and targets, a row a record.
+        """
+        return lengthened(pair, self.pad_value)  # type: ignore[no-any-return]
+
+    def start_workers(self) -> None:
+        """Start the processes that read ahead; otherwise `batches` starts them."""
+        self._loader.start()
+
+    def stop_workers(self) -> None:
+        """End the processes that read ahead; the next batch starts others."""
+        self._loader.stop()
+
+    @cached_property
+    def _at_once(self) -> bool:
+        """Whether records are rows of arrays or of a table, read by no code of the user's."""
+        named = not callable(self.inputs) and not callable(self.targets)
+        table = isinstance(self._records, TableRecords) and named
+        return self.collate_fn is None and (table or isinstance(self._records, ArrayRecords))
+
+    @cached_property
+    def _template(self) -> Rows | None:
+        """Row of the first slot that holds a record: structure, types and shapes of all rows."""
+        if self._at_once:
+            return None
+        filled = [] if self.present is None else self.present.nonzero().flatten().tolist()
+        rows = _checked(self._read(filled[:1] or [0], bytes(32), None))
+        for part in leaves(rows):
+            check_numbers(part)
+        return rows
+
+    @cached_property
+    def _loader(self) -> "_SlotLoader":
+        return _SlotLoader(self)
+
+    def _key(self, key: bytes | None) -> bytes | None:
+        """The key, or one of the program's randomness.
+
+        The program's generators move by as much however often a record draws: their states are saved
+        with checkpoints of other libraries.
+        """
+        if key is not None or self._at_once:
+            return key
+        return bytes(torch.randint(256, (32,)).tolist())
+
+    def _read(self, slots: list[int], key: bytes | None, template: Rows | None) -> Rows | str:
+        """Rows of some slots, each read alone under random numbers of its own; or why there are none.
+
+        A reason has no contents of the record. It is returned, as errors lose their text between
+        processes.
+        """
+        try:
+            if self._at_once:
+                return pad(self._array_rows(slots), self.pad_to, self.pad_value)  # type: ignore[no-any-return]
+            assert key is not None
+            rows = []
+            with _global_randomness() as seed:
+                for slot in slots:
+                    if template is not None and self.present is not None and not self.present[slot]:
+                        rows.append(map_leaves(template, torch.zeros_like))
+                        continue
+                    seed(_subkey(key, f"slot {slot}"))
+                    row = row_of(self._records[slot], self.collate_fn, self.inputs, self.targets)
+                    rows.append(pad(row, self.pad_to, self.pad_value))
+            for row in rows if template is not None else ():
+                check_alike(row, template, any_length=self.ragged)
+            return stack(rows, self.pad_value)  # type: ignore[no-any-return]
+        except HushError as error:
+            return str(error)
+        except Exception as error:  # its text may hold a private value
+            collated = "" if self.collate_fn is None else ", and collate_fn for a batch of each,"
+            return (
+                f"a record could not be read: {_described(error)} (the record and the text of the error "
+                "are private and not shown). The step was not charged. Read the records one after "
+                f"another{collated} to see the error; a missing record leaves its slot empty (present=)."
+            )
+
+    def _array_rows(self, slots: list[int]) -> Rows:
+        """Rows of arrays, or of a table's named columns; zeros in empty slots."""
+        if isinstance(self._records, TableRecords):
+            rows = self._records.rows(slots, self.inputs, self.targets)
+        else:
+            assert isinstance(self._records, ArrayRecords)
+            check_no_columns("rows of arrays", self.inputs, self.targets)
+            rows = self._records.rows(slots)
+        if self.present is None:
+            return rows
+        empty = (~self.present[slots]).nonzero().flatten()
+        return map_leaves(rows, lambda values: values.index_fill(0, empty.to(values.device), 0))  # type: ignore[no-any-return]
+
+
+def _subkey(key: bytes, use: str) -> bytes:
+    """Subkey for one purpose (domain separation), e.g. the random numbers of one slot in one step."""
+    return hashlib.sha256(key + use.encode()).digest()
+
+
+@contextmanager
+def _global_randomness() -> Iterator[Callable[[bytes], None]]:
+    """Context that restores the global generators of torch (CPU), numpy and Python.
+
+    Yields a function that seeds all three from a key.
+    """
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+
+    def seed(key: bytes) -> None:
+        fill_state(torch.default_generator, Stream(torch.device("cpu"), key))
+        np.random.seed(np.frombuffer(_subkey(key, "numpy"), dtype=np.uint32))  # noqa: NPY002
+        random.seed(int.from_bytes(_subkey(key, "random"), "little"))
+
+    try:
+        yield seed
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        random.setstate(before[2])
+
+
+def _described(error: Exception) -> str:
+    """Type of an error and the line of the user's program that raised it."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not any(part in frame.filename for part in _LIBRARIES)
+    ]
+    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{place}"
+
+
+def _checked(rows: Rows | str) -> Rows:
+    """The rows; raise the reason if they could not be read."""
+    if isinstance(rows, str):
+        raise DataError(rows)
+    return as_pair(rows)
+
+
+class _SlotLoader:
+    """Physical batches of drawn slots, read ahead by workers of a `DataLoader` that lives as long."""
+
+    def __init__(self, source: Source) -> None:
+        self._slots = _Slots(source)
+        self._workers, self._pad_value = source.workers, source.pad_value
+        self._pin_memory = source.pin_memory and torch.cuda.is_available()
+        self._at_rest = False
+        """Whether the loader has nothing left to read."""
+        self._kept: list[DataLoader[Any]] = []
+        """The loader. It must not be collected in a cycle: torch waits 5 seconds for each worker whose
+        queues may be gone already."""
+        weakref.finalize(self, self._kept.clear).atexit = False  # torch ends them then
+
+    def start(self) -> None:
+        """Start the workers now: forks of a process with busy threads may inherit a held lock."""
+        if self._workers and not self._at_rest:
+            next(iter(self._renewed()), None)  # of no requests
+            self._at_rest = True
+
+    def stop(self) -> None:
+        """End the workers now, before cycles are collected."""
+        self._at_rest = False
+        self._kept.clear()
+
+    def read(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[Rows]:
+        """Rows of each physical batch, at least one."""
+        pieces = max(1, -(-self._workers // len(parts)))  # all workers have something to read
+        # a loader that was left unfinished is replaced
+        loader = self._kept[0] if self._at_rest else self._renewed()
+        self._at_rest = False
+        requests = []
+        for part in parts:
+            length = max(1, -(-len(part) // pieces))
+            cuts = range(0, len(part), length)
+            requests.append([(list(part[start : start + length]), key) for start in cuts])
+        sampler: Any = loader.batch_sampler
+        sampler[:] = [request for part in requests for request in part]
+        batches = iter(loader)
+        for part in requests:
+            rows = [_next(batches) for _ in part]
+            yield rows[0] if len(rows) == 1 else stack(rows, self._pad_value, pinned=self._pin_memory)
+        next(batches, None)  # the loader reaches the end, and its workers wait for more
+        self._kept[:] = [loader]  # another list may have begun meanwhile
+        self._at_rest = True
+
+    def _renewed(self) -> "DataLoader[Any]":
+        """New loader, with workers of its own."""
+        loader: DataLoader[Any] = DataLoader(
+            self._slots,  # type: ignore[arg-type]
+            batch_sampler=[],
+            collate_fn=_unchanged,
+            num_workers=self._workers,
+            persistent_workers=self._workers > 0,
+            prefetch_factor=2 if self._workers else None,
+            pin_memory=self._pin_memory,
+            generator=torch.Generator(),  # the program's own does not move
+        )
+        self._kept[:] = [loader]
+        return loader
+
+
+class _Slots:
+    """Data set of a `DataLoader` whose batches are the requests of the current step."""
+
+    def __init__(self, source: Source) -> None:
+        # read here, once; without the loader, which does not cross processes
+        self._template, self._source = source._template, copy.copy(source)
+
+    def __getitems__(self, request: tuple[list[int], bytes | None]) -> Rows | str:
+        """Rows of a request; the name is part of the protocol of `DataLoader`."""
+        return self._source._read(*request, self._template)
+
+
+def _unchanged(rows: Any) -> Any:
+    return rows
+
+
+def _next(batches: Iterator[Any]) -> Rows:
+    """Next rows of a loader; raise if they could not be read, or a worker died."""
+    try:
+        rows = next(batches)
+    except RuntimeError as error:  # of the loader: an error of a data set comes as a reason
+        raise DataError(
+            f"records could not be read, as a worker process failed ({error}); the step was not "
+            "charged. Workers are killed if memory runs out: pass fewer, or workers=0 to read in this "
+            "process."
+        ) from None
+    return _checked(rows)
