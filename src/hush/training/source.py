@@ -326,20 +326,19 @@ class _SlotLoader:
 
     def read(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[Rows]:
         """Rows of each physical batch, at least one."""
-        pieces = max(1, -(-self._workers // len(parts)))  # all workers have something to read
+        number = max(1, -(-self._workers // len(parts)))  # all workers have something to read
         # a loader that was left unfinished is replaced
         loader = self._kept[0] if self._at_rest else self._renewed()
         self._at_rest = False
         requests = []
         for part in parts:
-            length = max(1, -(-len(part) // pieces))
+            length = max(1, -(-len(part) // number))
             cuts = range(0, len(part), length)
             requests.append([(list(part[start : start + length]), key) for start in cuts])
-        sampler: Any = loader.batch_sampler
-        sampler[:] = [request for part in requests for request in part]
+        loader.batch_sampler[:] = [request for pieces in requests for request in pieces]  # type: ignore
         batches = iter(loader)
-        for part in requests:
-            rows = [_next(batches) for _ in part]
+        for pieces in requests:
+            rows = [_next(batches) for _ in pieces]
             yield rows[0] if len(rows) == 1 else stack(rows, self._pad_value, pinned=self._pin_memory)
         next(batches, None)  # the loader reaches the end, and its workers wait for more
         self._kept[:] = [loader]  # another list may have begun meanwhile
