@@ -183,8 +183,13 @@ def test_explain_says_what_the_best_attack_achieves() -> None:
     asked = ("explain", "--noise", "1", *ASKED)
     told, plan = answer(*asked), plan_of(hush.Poisson(rate=0.01), 1.0)
     attacker = hush.Attacker({plan: 500})
-    assert told["delta"] == 2e-6
-    assert told["epsilon"] == hush.epsilon(plan, 500, 2e-6).epsilon.to_plain()
+    accounted = answer("account", "--noise", "1", *ASKED)
+    assert told["epsilon"] == accounted["epsilon"] == hush.epsilon(plan, 500, 1e-5).epsilon.to_plain()
+    assert (
+        told["notes"]
+        == accounted["notes"]
+        == ["delta 1e-05 by default: set --delta well below 1 / records"]
+    )
     rates = [attacker.true_positive_rate(x) for x in (0.1, 0.01, 0.001)]
     assert told["attack"]["true_positive_rates"] == rates
     assert told["attack"]["posterior"] == pytest.approx(attacker.success, rel=1e-12)
@@ -193,7 +198,7 @@ def test_explain_says_what_the_best_attack_achieves() -> None:
     assert "and tests whether a record took part" in text
     assert "| members found, at 1% false alarms      | 2.2" in text
     assert f"mu = {told['gaussian']['mu']:.4g}" in text
-    assert "delta 2e-06, as none was asked for: about a tenth of 1/60000" in text
+    assert "delta 1e-05 by default" in text
     # a rate is rounded up where it is printed
     printed = float(text.split("1% false alarms")[1].split("|")[1].strip(" %"))
     assert rates[1] <= printed / 100 <= rates[1] * 1.01

@@ -1,5 +1,6 @@
 """A run's files held against each other: what was emptied, cut, edited or replaced is noticed."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 from torch import nn
 
 import hush
-from hush.core.errors import BudgetExceeded, LedgerError
+from hush.core.errors import BudgetExceeded, HushError, LedgerError
 from hush.training.loop import Run
 from hush.training.run_check import checked_ledger
+from hush.training.run_folder import read_metrics
 
 PLAN = hush.Plan(
     sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
@@ -18,8 +20,19 @@ ENOUGH = hush.Budget(epsilon=1e3, delta=1e-5)
 
 
 def train(
-    folder: Path, steps: int, *, resume: bool = False, budget: hush.Budget = ENOUGH, seed: int = 7
+    folder: Path,
+    steps: int,
+    *,
+    resume: bool = False,
+    reseed: bool = False,
+    budget: hush.Budget = ENOUGH,
+    seed: int = 7,
+    kill_at: int = 0,
 ) -> Run:
+    def kill(step: int, metrics: object) -> None:
+        if step == kill_at:
+            raise KeyboardInterrupt
+
     torch.manual_seed(5)
     data = torch.randn(20, 3), torch.randint(0, 2, (20,))
     model = nn.Linear(3, 2)
@@ -31,8 +44,8 @@ def train(
         data,
         budget=budget,
         steps=steps,
-        logging=hush.Logging(every=3),
-        checkpoints=hush.Checkpoints(directory=folder, resume=resume),
+        logging=hush.Logging(every=3, callbacks=[kill]),
+        checkpoints=hush.Checkpoints(directory=folder, resume=resume, reseed=reseed),
         randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
     )
 
@@ -87,7 +100,7 @@ def rewritten(run: Path) -> None:
     first = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)[0]
     (run / "ledger.jsonl").write_bytes(first)
     with hush.Ledger(run / "ledger.jsonl") as ledger:
-        for step, charge in enumerate(charges.kept[1:], start=2):
+        for step, charge in enumerate(list(charges)[1:], start=2):
             ledger.charge(PLAN, run=name, step=step, release=charge.release)
 
 
@@ -103,7 +116,7 @@ DAMAGE = [
     (emptied, "it is empty"),
     (cut, "taken 6 steps .* knows of 4: charges are missing"),
     (without_first_charge, "damaged at line 3"),
-    (begun_anew, "was replaced, and what the run spent is not on it"),
+    (begun_anew, "was replaced, and the charges of the run are not on it"),
     (rewritten, "not the one that the checkpoint was charged to"),
     (without_ledger, "ledger"),
     (without_anchor, r"anchor\.json cannot be read"),
@@ -165,3 +178,64 @@ def test_a_torn_charge_that_will_not_be_repeated_stays_within_the_budget(run: Pa
     less = hush.Budget(epsilon=hush.epsilon(PLAN, steps=8, delta=1e-5).epsilon.upper, delta=1e-5)
     with pytest.raises(BudgetExceeded, match="the ledger holds charges"):
         train(run, 8, resume=True, budget=less)
+
+
+@pytest.mark.parametrize("cut", [2, 50, 60, 100, 140])
+@pytest.mark.parametrize("reseed", [False, True])
+def test_a_torn_first_charge_is_repeated_or_kept_beside_new_noise(
+    tmp_path: Path, cut: int, *, reseed: bool
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "run", 3, kill_at=1)
+    ledger = tmp_path / "run" / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes()[:-cut])
+    names_its_run = b'"run": "' in ledger.read_bytes()
+    assert train(tmp_path / "run", 3, resume=True, reseed=reseed).steps == 3
+    assert checked_ledger(tmp_path / "run")[0].counts == {PLAN: 3 + (reseed and names_its_run)}
+
+
+def torn_last_charge(run: Path) -> None:
+    behind = (run / "checkpoint.safetensors").read_bytes()
+    train(run, 9, resume=True)
+    (run / "checkpoint.safetensors").write_bytes(behind)
+    (run / "ledger.jsonl").write_bytes((run / "ledger.jsonl").read_bytes()[:-60])
+
+
+def torn_first_line(run: Path) -> None:
+    (run / "ledger.jsonl").write_bytes((run / "ledger.jsonl").read_bytes()[:60])
+
+
+def without_checkpoint(run: Path) -> None:
+    (run / "checkpoint.safetensors").unlink()
+
+
+def without_both(run: Path) -> None:
+    without_ledger(run)
+    without_checkpoint(run)
+
+
+@pytest.mark.parametrize(
+    ("damage", "resumed", "reseeded"),
+    [
+        (torn_last_charge, 9, 12),
+        (torn_first_line, "damaged at line 1: .*Restore it", "damaged at line 1: .*Restore it"),
+        (without_checkpoint, r"no checkpoint.*pass reseed=True .*charges are kept", 15),
+        (without_ledger, r"Restore ledger\.jsonl", r"Restore ledger\.jsonl"),
+        (without_both, r"Restore ledger\.jsonl", r"Restore ledger\.jsonl"),
+    ],
+)
+@pytest.mark.parametrize("reseed", [False, True])
+def test_a_damaged_run_keeps_every_charge_or_says_how_to(
+    run: Path, damage: Callable[[Path], None], resumed: int | str, reseeded: int | str, *, reseed: bool
+) -> None:
+    damage(run)
+    expected = reseeded if reseed else resumed
+    if isinstance(expected, str):
+        with pytest.raises(HushError, match=expected):
+            train(run, 9, resume=True, reseed=reseed)
+        return
+    result = train(run, 9, resume=True, reseed=reseed)
+    assert (result.steps, checked_ledger(run)[0].counts) == (9, {PLAN: expected})
+    steps = [line["step"] for line in read_metrics(run / "metrics.jsonl")]
+    assert steps == [3, 6, 9]
+    assert train(run, 10, resume=True).steps == 10

@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Self, get_args
 
 from hush.accounting.epsilon import compose
-from hush.accounting.journal import Journal, LockedFile, Run, chained, head_of, text_of
+from hush.accounting.journal import Journal, LockedFile, chained, head_of, new_header, text_of
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import InvalidValue, LedgerError, PrivacyWarning, Unproved
 from hush.core.guarantee import (
@@ -62,50 +61,37 @@ class Ledger(SingleOwner):
         self._stream_labels = 0
         """Number of labels of random streams handed out so far."""
         if self.path is None:
+            self._journal.read([new_header()])
             return
-        if self.path.is_dir():
-            raise LedgerError(
-                f"{self.path} is a folder, and a ledger is a file: charges are appended to it. Pass "
-                f"e.g. {self.path / 'ledger.jsonl'}."
-            )
-        if not read_only:
-            self._file = LockedFile(self.path, self._journal.header)
         try:
-            self._read(self.path)
-        except BaseException:
-            self.close()
-            raise
-
-    def _read(self, path: Path) -> None:
-        """Read the file; count and, if it is writable, repair a line that was cut short."""
-        journal = self._journal
-        try:
-            with path.open("rb") as file:
-                journal.read(file)
+            if not read_only:
+                self._file = LockedFile(self.path, new_header())
+            with self.path.open("rb") as file:
+                self._journal.read(file)
                 file.seek(-1, os.SEEK_END)
                 ended = file.read() == b"\n"
-            self._cut_short = not self._writable and (journal.torn_header or bool(journal.unexplained))
-            if journal.torn_header and self._file is not None:
-                self._file.replace([journal.header])
-                warnings.warn(
-                    f"the only line of {self._title} was cut short, so it begins anew. A crash at its "
-                    "creation leaves such a file, before any charge; if it held charges, they are lost.",
-                    PrivacyWarning,
-                    stacklevel=3,
-                )
-            elif not ended:
+            if not ended:
                 self._write(b"\n")
-            if journal.unexplained:
-                self._append(journal.torn_note())
-        except ValueError as error:
-            raise LedgerError(
-                f"{self._title} is damaged at {error}: charges may be missing, so no epsilon can be "
-                "given. Restore it from a copy, or start a new run on a new ledger."
-            ) from None
+            self._cut_short = read_only and bool(self._journal.unexplained)
+            if self._journal.unexplained:
+                self._append(self._journal.torn_note())
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise LedgerError(
+                    f"{self._title} cannot be opened ({error.strerror or error}): without it no charge "
+                    "is on record. Pass the path of a file in a folder that you may write to, e.g. "
+                    "runs/ledger.jsonl; read_only=True reads an existing ledger."
+                ) from error
+            if isinstance(error, ValueError) and not isinstance(error, LedgerError):
+                raise LedgerError(
+                    f"{self._title} is damaged at {error}: charges may be missing, so no epsilon can be "
+                    "given. Restore it from a copy: a new ledger does not count the charges of this one."
+                ) from None
+            raise
 
     @property
     def _title(self) -> str:
-        """The ledger as messages name it."""
         return "the ledger in memory" if self.path is None else f"the ledger {self.path}"
 
     @property
@@ -117,20 +103,25 @@ class Ledger(SingleOwner):
     def sequence(self) -> Sequence[tuple[Plan, int]]:
         """Plans in the order of their charges, each with its number of charges in a row.
 
-        Charges whose order is not on record (folded or cut short) come first. The charges of two runs
-        that took turns on one ledger are listed one run after the other.
+        Charges without a recorded order (folded or cut short) come first. The charges of two runs that
+        took turns on one ledger are listed one run after the other.
         """
-        ordered = [charge.plan for run in self._journal.runs.values() for charge in run.kept]
+        lengths = [
+            (name, sum(1 for _ in group))
+            for name, group in groupby(
+                charge.plan for run in self._journal.runs.values() for charge in run
+            )
+        ]
         first = Counter(self._journal.counts)
-        first.subtract(ordered)
-        lengths = [(name, count) for name, count in first.items() if count > 0]
-        lengths += [(name, len(list(group))) for name, group in groupby(ordered)]
-        return [(self._journal.plans[name], count) for name, count in lengths]
+        for name, length in lengths:
+            first[name] -= length
+        whole = [*((name, count) for name, count in first.items() if count > 0), *lengths]
+        return [(self._journal.plans[name], count) for name, count in whole]
 
     @property
     def releases(self) -> Sequence[str]:
         """Fingerprints of each run's releases in order, without those cut short or folded."""
-        return [charge.release for run in self._journal.runs.values() for charge in run.kept]
+        return [charge.release for run in self._journal.runs.values() for charge in run]
 
     @property
     def dimensions(self) -> Mapping[Plan, int]:
@@ -144,7 +135,7 @@ class Ledger(SingleOwner):
 
     @property
     def head(self) -> str:
-        """Digest of the newest line: two ledgers with the same head hold the same charges."""
+        """Digest of the newest line: two ledgers with the same head have the same charges."""
         return self._journal.chain
 
     @property
@@ -162,6 +153,11 @@ class Ledger(SingleOwner):
         """Delta of the newest run's budget; None if none was stored."""
         return self._journal.delta
 
+    @property
+    def mirrored(self) -> bool:
+        """Whether this is a copy in memory of the ledger that rank 0 of a process group writes."""
+        return self._mirrored
+
     def epsilon(
         self,
         delta: float | None = None,
@@ -176,7 +172,7 @@ class Ledger(SingleOwner):
             delta: Delta of the guarantee; None: the stored one.
             group: Number of units of privacy that change together.
             neighbours: Adjacency relation; None: the charged one.
-            uncharged: Adjacency to report while nothing is charged; None: one record, zero-out.
+            uncharged: Adjacency to report before the first charge; None: one record, zero-out.
 
         Returns:
             The guarantee of the composition.
@@ -186,13 +182,13 @@ class Ledger(SingleOwner):
 
         Warns:
             PrivacyWarning: The file ends in a line that was cut short and was opened with
-                `read_only=True`: what was spent is at least this epsilon.
+                `read_only=True`: the privacy spent is at least this epsilon.
         """
         self._check_not_void()
         records = max(self._journal.records.values(), default=None)
         chosen = self.delta if delta is None else delta
         if chosen is None:
-            advised = 1e-5 if records is None else advised_delta(records)
+            advised = DEFAULT_DELTA if records is None else advised_delta(records)
             raise LedgerError(
                 f"{self._title} keeps no delta, and none was passed: an epsilon without the probability "
                 f"that it fails promises nothing. Pass e.g. delta={advised:g}."
@@ -209,9 +205,9 @@ class Ledger(SingleOwner):
         relation = stored.neighbours if neighbours is None else check_neighbours(neighbours)
         if relation is Neighbours.ADD_REMOVE is not stored.neighbours:
             raise Unproved(
-                "neighbours=add/remove is not the relation that was charged: the number of slots is "
-                "public here, as sums are divided by it, and a record more or less would show in it. "
-                "Use zero-out, or run with neighbours=ADD_REMOVE."
+                "neighbours=add/remove is not the relation that was charged: sums are divided by the "
+                "number of slots, which is public here and would reveal one record more or less. Use "
+                "zero-out, or run with neighbours=ADD_REMOVE."
             )
         adjacency = replace(stored, group=group, neighbours=relation)
         adjacency.check_records(records)
@@ -224,7 +220,7 @@ class Ledger(SingleOwner):
         )
 
     def store_delta(self, delta: float) -> None:
-        """Record the delta of a run's budget: it charges nothing, and the last one counts.
+        """Record the delta of a run's budget; the newest one counts.
 
         Args:
             delta: Delta at which epsilon is reported, chosen independently of the records.
@@ -247,7 +243,7 @@ class Ledger(SingleOwner):
         return label
 
     def last_step(self, run: str) -> int:
-        """The last step charged for a run; 0 if there is none.
+        """Last step charged for a run; 0 if there is none.
 
         Args:
             run: Name of the run.
@@ -255,9 +251,9 @@ class Ledger(SingleOwner):
         return self._journal.runs[run].last if run in self._journal.runs else 0
 
     def digest_at(self, run: str, step: int) -> str | None:
-        """Digest of the hash chain just after a charged step; None if it is not on record (any more).
+        """Digest of the hash chain just after a charged step; None if it is not on record.
 
-        A checkpoint stores it to verify that a ledger still holds all charges up to that step.
+        A checkpoint stores it to verify that a ledger still has all charges up to that step.
 
         Args:
             run: Name of the run.
@@ -270,7 +266,7 @@ class Ledger(SingleOwner):
 
         Args:
             run: Name of the checkpoint's run.
-            steps: Number of steps that it has taken; the ledger may have more, which are repeated.
+            steps: Number of steps in the checkpoint; the ledger may have more, which are repeated.
             digest: `digest_at` of that step when the checkpoint was written.
         """
         last, recorded = self.last_step(run), self.digest_at(run, steps)
@@ -363,41 +359,51 @@ class Ledger(SingleOwner):
         """
         if self._mirrored:
             raise LedgerError(
-                "this ledger is a copy of the one that rank 0 writes: a release that only this process "
-                "has would be charged nowhere. Release and charge it on rank 0 alone, or by a "
-                "PrivateStep, which charges for all ranks."
+                "this ledger is a copy of the one that rank 0 writes: a charge of this process alone "
+                "would be lost. Charge on rank 0, or use a PrivateStep, which charges for all ranks."
             )
         self._check_writable()
         self._check_not_void()
-        check_kind("plan", plan, Plan)
+        digest = check_kind("plan", plan, Plan).digest
         check_kind("run", run, str)
         check_kind("release", release, str)
         step = check_count("step", step, "the steps of a run are counted", 1)
         slots = 0 if records is None else check_count("records", records, "slots are counted", 1)
-        # the release comes last: a line cut short before it discloses nothing of it
-        entry: dict[str, Any] = {"charge": plan.digest, "run": run, "step": step}
         if arithmetic not in get_args(Arithmetic) or randomness not in get_args(Secrecy):
             raise InvalidValue(
                 f"arithmetic={arithmetic!r} must be proved or assumed, and randomness={randomness!r} "
                 "secret or seeded: the guarantee names them."
             )
+        # the release comes last: a line cut short before it discloses nothing of it
+        entry: dict[str, Any] = {"charge": digest, "run": run, "step": step}
         if arithmetic == "assumed":
             entry["arithmetic"] = arithmetic
         if randomness == "seeded":
             entry["randomness"] = randomness
         entry["release"] = release
         self.check_adjacency(adjacency)
-        journal = self._journal
-        if run in journal.runs and _repeats(journal.runs[run], run, plan.digest, step, release):
+        journal, charges = self._journal, self._journal.runs.get(run)
+        before = None if charges is None else charges.charge(step)
+        if before is not None and before[:2] == (digest, release):
             return
-        if not journal.agrees_with_torn(run, step, entry):
-            raise _another_release(run, step)
-        self._prepare(plan, dimension, slots, adjacency)
-        self._append(entry)
-
-    def _prepare(self, plan: Plan, dimension: int | None, slots: int, adjacency: Adjacency) -> None:
-        """Put the adjacency and the plan on disk if the next charge needs them there."""
-        journal, digest = self._journal, plan.digest
+        if before is not None or not journal.agrees_with_torn(run, step, entry):
+            raise LedgerError(
+                f"step {step} of run {run} was already released with another value or plan: two "
+                "releases under the same noise reveal the records' difference. Resume with the same "
+                "data, plan, machine and torch version, or reseed to draw (and pay for) new noise."
+            )
+        if charges is not None and charges.folded is not None and step <= charges.folded[0]:
+            raise LedgerError(
+                f"step {step} of run {run} was charged and a later checkpoint was written, up to step "
+                f"{charges.folded[0]}: its release is no longer on record, and another one under the "
+                "same noise would reveal the records' difference. Resume from the newest checkpoint, or "
+                "reseed to draw (and pay for) new noise."
+            )
+        if charges is not None and step != charges.last + 1:
+            raise LedgerError(
+                f"step {step} of run {run} does not follow step {charges.last}, the last charge: a gap "
+                "reads as a lost charge. Charge one step after the other."
+            )
         size = 0
         # the growth with the dimension was determined when the plan was stored
         if (digest not in journal.plans or digest in journal.dimensions) and grows_with_dimension(plan):
@@ -412,18 +418,14 @@ class Ledger(SingleOwner):
         known = journal.dimensions.get(digest, 0), journal.records.get(digest, 0)
         if digest not in journal.plans or size > known[0] or slots > known[1]:
             self._append(journal.plan_entry(digest, plan, size, slots))
-
-    @property
-    def mirrored(self) -> bool:
-        """Whether this is a copy in memory of the ledger that rank 0 of a process group writes."""
-        return self._mirrored
+        self._append(entry)
 
     def snapshot(self) -> Snapshot:
         """The whole ledger, for `mirror` in another process."""
         return list(self._journal.folded_lines()), self._journal.void
 
     def mirror(self, snapshot: Snapshot) -> None:
-        """Become a copy in memory of a ledger that another process writes; it takes no charge then.
+        """Become a copy in memory of a ledger that another process writes; `charge` then raises.
 
         Args:
             snapshot: Snapshot of the written ledger.
@@ -463,7 +465,7 @@ class Ledger(SingleOwner):
         """Record that the guarantee no longer holds: from here on none is given.
 
         Args:
-            reason: What happened, e.g. that the model was moved outside of a private step.
+            reason: Cause, e.g. that the model was moved outside of a private step.
         """
         check_kind("reason", reason, str)
         self._check_writable()
@@ -481,13 +483,14 @@ class Ledger(SingleOwner):
             step: The last step whose release need not be compared again.
         """
         charges = self._journal.runs.get(run)
-        index = None if charges is None else charges.index(step)
-        if charges is None or index is None or index + 1 < _MIN_FOLDED:
+        if charges is None or charges.charge(step) is None:
+            return
+        if len(charges) - (charges.last - step) < _MIN_FOLDED:
             return
         if not self._writable or self._journal.void is not None:  # no further charge can follow
             return
-        self._check_writable()
-        charges.fold(index)
+        self.check_process()
+        self._journal.runs[run] = charges.after(step)
         if self._file is not None:
             try:
                 self._file.replace(self._journal.folded_lines())
@@ -525,7 +528,7 @@ class Ledger(SingleOwner):
         if not self._writable:
             raise LedgerError(
                 f"{self._title} is closed or could not be written: without a charge on record the step "
-                "must not be applied. Open it again to go on."
+                "must not be applied. Open it again to continue."
             )
         self.check_process()
 
@@ -564,44 +567,13 @@ class Ledger(SingleOwner):
         return {self._journal.plans[name]: count for name, count in counts.items() if count}
 
 
-def _repeats(charges: Run, run: str, plan: str, step: int, release: str) -> bool:
-    """Whether the very same step is on record; raises if another one is in its place."""
-    if (index := charges.index(step)) is not None:
-        if charges.kept[index][:2] != (plan, release):
-            raise _another_release(run, step)
-        return True
-    if charges.folded is not None and step <= charges.folded[0]:
-        raise LedgerError(
-            f"step {step} of run {run} was charged and a later checkpoint was written, up to step "
-            f"{charges.folded[0]}: its release is no longer on record, and another one under the same "
-            "noise would reveal the records' difference. Resume from the newest checkpoint, or reseed "
-            "to draw (and pay for) new noise."
-        )
-    if step != charges.last + 1:
-        raise LedgerError(
-            f"step {step} of run {run} does not follow step {charges.last}, the last charge: a gap "
-            "reads as a lost charge. Charge one step after the other."
-        )
-    return False
-
-
-def _another_release(run: str, step: int) -> LedgerError:
-    return LedgerError(
-        f"step {step} of run {run} was already released with another value or plan: two "
-        "releases under the same noise reveal the records' difference. Resume with the same "
-        "data, plan, machine and torch version, or reseed to draw (and pay for) new noise."
-    )
-
-
 def reported_delta(ledger: Ledger, requested: float | None) -> tuple[float, str]:
     """Delta to report epsilon at, and its origin in words."""
     stored = ledger.delta
-    if requested is None:
-        if stored is None:
-            reason = "by default: the ledger does not say what the run was made for"
-            return DEFAULT_DELTA, f"delta {DEFAULT_DELTA:g} {reason}"
-        requested = stored
-    if requested == stored:
-        return requested, f"delta {requested:g}, as the run was made for"
+    if requested is None and stored is None:
+        return DEFAULT_DELTA, f"delta {DEFAULT_DELTA:g} by default: the ledger stores no delta of a run"
+    if requested is None or requested == stored:
+        assert stored is not None
+        return stored, f"delta {stored:g}, as the run was made for"
     own = "" if stored is None else f"; the run was made for delta {stored:g}"
     return requested, f"delta {requested:g}, as asked for{own}"

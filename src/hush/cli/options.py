@@ -90,7 +90,7 @@ PlanFile = Annotated[
 ]
 Epsilon = Annotated[float, about("Budget: largest epsilon.")]
 Delta = Annotated[float, about("Probability that the guarantee may fail.")]
-ReportedDelta = Annotated[float | None, about("Probability of failure; the run's, else at most 1e-5.")]
+ReportedDelta = Annotated[float | None, about("Probability of failure; the run's, else 1e-5.")]
 Noise = Annotated[float | None, about("Noise multiplier, in units of the clip norm.")]
 Rate = Annotated[float | None, about("Probability that a record takes part in a step.")]
 Records = Annotated[int | None, typer.Option(help="Number of records in the data set.", min=1)]

@@ -19,7 +19,6 @@ from hush.core.guarantee import (
     Budget,
     Guarantee,
     Neighbours,
-    advised_delta,
     check_delta,
 )
 from hush.core.plan import Plan, plan_text, read_plan
@@ -97,8 +96,10 @@ def _charges(
     dimensions = {} if dimension is None else {priced: dimension}
     adjacency = _adjacency(group, neighbours)
     adjacency.check_records(records)
+    notes = [f"delta {DEFAULT_DELTA:g} by default: set --delta well below 1 / records"]
     guarantee = compose(counts, DEFAULT_DELTA if delta is None else delta, dimensions, adjacency)
-    return _Charges(counts, dimensions, adjacency, _for_units(guarantee, records), [])
+    guarantee = _for_units(guarantee, records)
+    return _Charges(counts, dimensions, adjacency, guarantee, notes if delta is None else [])
 
 
 def _ledger_charges(
@@ -159,12 +160,7 @@ def explain(**options: Any) -> None:
     from hush.accounting.explanation import FALSE_POSITIVE_RATES, MIN_ERROR_RATE
     from hush.accounting.explanation import explain as explanation_of
 
-    records, notes = options["records"], []
-    if records is not None and options["delta"] is None:
-        options["delta"] = min(DEFAULT_DELTA, advised_delta(records))
-        notes = [f"delta {options['delta']:g}, as none was asked for: about a tenth of 1/{records}"]
     charges = _charges(**options)
-    charges = replace(charges, notes=notes + charges.notes)
     meaning = explanation_of(charges.guarantee, charges.counts, charges.dimensions, charges.adjacency)
     curve = meaning.trade_off
     if options["as_json"]:

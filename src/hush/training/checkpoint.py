@@ -151,6 +151,8 @@ def resume_run(
     scheduler: Scheduler | None,
     data: Data,
     randomness: Randomness,
+    *,
+    reseed: bool,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Origin of a run and its metrics up to the last checkpoint, which is loaded if there is one.
 
@@ -160,7 +162,7 @@ def resume_run(
 
     def read() -> dict[str, Any]:
         assert folder is not None
-        folder.check_ledger(step.ledger)
+        folder.check_ledger(step.ledger, reseed=reseed)
         if not folder.checkpoint.exists():
             return {"origin": origin_of(data, generator, secure=secure)}
         whole = load(folder.checkpoint)
@@ -353,8 +355,10 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
             raise CheckpointError(f"the checkpoint is damaged: {name}={state[name]!r} is no number.")
     step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
     fresh = not step.ledger.last_step(state["run"]) and not isinstance(step.generator, SystemSource)
-    charges = sum(step.ledger.counts.values()) - state["charges"]
-    if fresh and charges > 0:
+    # a charge of this run's first step that was cut short is repeated
+    once = step.ledger.counts_repeating(step.plan, state["run"], state["steps"] + 1) if fresh else {}
+    charges = sum(once.values()) - state["charges"]
+    if charges > 0:
         raise CheckpointError(
             f"the state was kept before the first charge of its run, and {charges} charges were made to "
             "this ledger since: a run of the same seed may have drawn the same noise, and two releases "

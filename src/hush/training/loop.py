@@ -174,7 +174,9 @@ def train(
         check_delta(budget.delta, step.records, step.adjacency.unit)
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()
         if directory is not None:
-            origin, metrics = resume_run(folder, step, scheduler, data, randomness)
+            origin, metrics = resume_run(
+                folder, step, scheduler, data, randomness, reseed=checkpoints.reseed
+            )
         if checkpoints.reseed:
             step.reseed()
         end, stopped = last_step(step, budget, requested)

@@ -87,19 +87,23 @@ class RunFolder:
             )
         if not self.ledger.exists():
             raise LedgerError(
-                f"{path} holds a run whose ledger is missing: what it spent is not known. Restore "
-                "ledger.jsonl, or start a new run in a new directory."
+                f"{path} contains a run whose ledger is missing: its privacy cost is unknown. Restore "
+                "ledger.jsonl: a run in a new directory does not count the charges of this one."
             )
 
-    def check_ledger(self, ledger: Ledger) -> None:
-        """Raise if the ledger was replaced, or the checkpoint of its charges is missing."""
+    def check_ledger(self, ledger: Ledger, *, reseed: bool = False) -> None:
+        """Raise if the ledger was replaced, or the checkpoint of its charges is missing.
+
+        With `reseed` a run may begin again without its checkpoint: new noise, and new charges.
+        """
         if self._plan.exists():
             check_anchor(self._anchor, ledger.identity)
-        if ledger.counts and not self.checkpoint.exists():
+        if ledger.counts and not self.checkpoint.exists() and not reseed:
             raise CheckpointError(
                 f"{self.ledger} has charges of {sum(ledger.counts.values())} steps and there is no "
-                f"{self.checkpoint.name} to resume from: a run that starts over would pay for them a "
-                "second time. Restore the file, or start a new run in a new directory (--run-dir)."
+                f"{self.checkpoint.name} to resume from: repeated steps would need its noise. Restore "
+                "the file, or pass reseed=True (--reseed) to begin again with new noise: the charges "
+                "are kept and the new steps add to them."
             )
 
     @contextmanager
@@ -123,6 +127,7 @@ class RunFolder:
 
     def begin(self, plan: Plan, ledger: Ledger) -> None:
         """Write the anchor, the settings and last the plan, which marks a run."""
+        self._metrics.unlink(missing_ok=True)  # of steps that are taken again, after a lost checkpoint
         replace_file(self._anchor, (json.dumps({"ledger": ledger.identity}) + "\n").encode())
         if self._chosen is not None:
             replace_file(self._settings, (json.dumps(self._chosen) + "\n").encode())
@@ -276,8 +281,8 @@ def check_anchor(anchor: Path, identity: str) -> None:
     if began_with != identity:
         raise LedgerError(
             f"the ledger beside {anchor} begins with {identity} and the run with {began_with}: it was "
-            "replaced, and what the run spent is not on it. Restore ledger.jsonl, or start a new run in "
-            "a new directory."
+            "replaced, and the charges of the run are not on it. Restore ledger.jsonl: a run in a new "
+            "directory does not count them."
         )
 
 
