@@ -115,7 +115,7 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
 
 def number_of_units(step: PrivateStep, data: Data) -> int:
     """Number of units of privacy that are drawn from."""
-    return step.reducer.slots(data) if step.units is None else len(step.units)
+    return step.reducer.place(data).slots if step.units is None else len(step.units)
 
 
 def public_divisor(step: PrivateStep, data: Data) -> float:
@@ -147,7 +147,7 @@ def gathered(step: PrivateStep, batch: Batch) -> Batch:
     """The batch as the ranks of a step share it, one rank after another."""
     if step.reducer.size == 1:
         return batch
-    own, first = step.reducer.share(batch), step.reducer.first_slot(batch.data)
+    own, first = step.reducer.share(batch), step.reducer.place(batch.data).first
     shares = step.reducer.gather("the draws", (own.indices.cpu() + first, own.counts))
     counts = None if own.counts is None else torch.cat([counts for _, counts in shares])
     return replace(batch, indices=torch.cat([slots for slots, _ in shares]), counts=counts)

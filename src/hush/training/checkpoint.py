@@ -255,7 +255,7 @@ def state_of(step: "PrivateStep") -> dict[str, Any]:
     """Checkpoint of a step: everything that it needs to continue exactly."""
     source = step.generator
     return {
-        **_facts(step),
+        **run_facts(step),
         "run": step.run,
         "charged_run": step.charged_run,
         "ledger": step.ledger.digest_at(step.charged_run, step.steps),
@@ -337,7 +337,7 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
         raise CheckpointError(
             f"the checkpoint lacks {', '.join(sorted(missing))}. Pass the result of state_dict()."
         )
-    for name, ours in _facts(step).items():
+    for name, ours in run_facts(step).items():
         if state[name] != ours:
             theirs, own = _differing(state[name], ours) if name == "settings" else (state[name], ours)
             differing = (
@@ -366,7 +366,7 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
         )
 
 
-def _facts(step: "PrivateStep") -> dict[str, Any]:
+def run_facts(step: "PrivateStep") -> dict[str, Any]:
     """Settings that must be equal for a run to continue."""
     views = step.gradients.views
     return {

@@ -19,7 +19,6 @@ from hush.training import checkpoint
 from hush.training.checkpoint import Scheduler, resume_run, save_run
 from hush.training.data import Data, pair_of, prepare
 from hush.training.disjoint import check_held_out
-from hush.training.distributed.handshake import check_same
 from hush.training.distributed.process_group import reducer_of
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.metrics import StepMetrics, check_callbacks
@@ -127,8 +126,7 @@ def train(
     ranks = reducer_of(distributed)
     check_kind("randomness", randomness, Randomness)
     with ranks.propagate_errors(), ExitStack() as opened:
-        check_same(
-            ranks.exchange,
+        ranks.agree(
             "the arguments of hush.train",
             {
                 "budget": str(budget),
@@ -153,7 +151,7 @@ def train(
         if evaluation is not None:
             check_held_out(evaluation, data)
         if options.get("records") is None and length_public:
-            options["records"] = ranks.count(data)
+            options["records"] = ranks.place(data).slots
         step = PrivateStep(
             model,
             loss,

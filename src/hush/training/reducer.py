@@ -1,4 +1,4 @@
-"""Reducers: what a step does alone and with other ranks. `Local` is one process.
+"""Reducers: the parts of a step that differ between one process and several. `Local` is one process.
 
 `distributed.process_group.ProcessGroup` sums over ranks, and `distributed.sharded.Sharded` also over
 parameters that are split over ranks. A reducer draws the shared randomness, places the data, reduces
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from hush.accounting.ledger import Ledger
 from hush.core.guarantee import Adjacency
-from hush.core.parts import Sampling
 from hush.core.plan import Plan
 from hush.core.randomness import RandomSource, Stream, substream
 from hush.gradients.sharding import ShardedModules
@@ -34,13 +33,25 @@ LedgerOrPath = Ledger | str | os.PathLike[str] | None
 
 @dataclass(frozen=True)
 class StepStreams:
-    """Sources of the random numbers of one rank in one step, apart from the draw of slots."""
+    """Random sources of one rank in one step, except for the draw of slots."""
 
     masks: Stream
     """Dropout, views and coins of a clipping."""
     coordinates: RandomSource
-    """Coordinates that take part."""
+    """Sampling of coordinates."""
     noise: RandomSource
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Slots that a rank can read, numbered over the data of all ranks."""
+
+    first: int
+    """Number of this rank's first slot."""
+    held: int
+    """Number of slots that this rank holds."""
+    slots: int
+    """Number of slots of all ranks."""
 
 
 class Local:
@@ -54,8 +65,11 @@ class Local:
     """Whether each rank holds its own part of the data."""
     modules: ShardedModules | None = None
     """Modules whose parameters are split over ranks."""
-    description = "1 process"
-    """Who draws the noise of which coordinates; a resumed run with the same description repeats it."""
+
+    @property
+    def description(self) -> str:
+        """Ranks that draw the noise; a resumed run with the same description repeats it."""
+        return f"{self.size} process{'es' * (self.size > 1)}"
 
     # messages between ranks
 
@@ -67,12 +81,16 @@ class Local:
         """Small plain data of each rank, by rank."""
         return [content]
 
+    def agree(self, phase: str, facts: dict[str, Any], content: Any = None) -> list[Any]:
+        """Like `exchange`, after a check that facts, by name, are equal on all ranks."""
+        return [content]
+
     def gather(self, phase: str, content: Any) -> list[Any]:
         """Any object of each rank, by rank."""
         return [content]
 
-    def broadcast(self, phase: str, make: Callable[[], Any]) -> Any:
-        """Object that rank 0 makes."""
+    def broadcast(self, phase: str, make: Callable[[], Any], *, short: bool = False) -> Any:
+        """Object that rank 0 makes; `short` plain data take one collective less."""
         return make()
 
     def copy_of_first(self, phase: str, tensors: list[Tensor]) -> None:
@@ -98,36 +116,23 @@ class Local:
     def free_whole_weights(self) -> None:
         """Keep only this rank's shards of sharded weights: evaluation leaves some of them whole."""
 
-    def check_weights(self, step: "PrivateStep") -> None:
-        """Raise unless all ranks have the same weights and optimizer state."""
-
     # data and draws
 
-    def count(self, data: Data) -> int:
-        """Number of slots of all ranks, before a step is made."""
-        return count(data)
-
-    def slots(self, data: Data) -> int:
-        """Number of slots of all ranks."""
-        return count(data)
-
-    def place(self, data: Data, present: Tensor | None) -> int:
-        """Number of slots, after the ranks have compared their data.
+    def begin(self, step: "PrivateStep", data: Data, present: Tensor | None, steps: int | None) -> int:
+        """Number of slots of all ranks, after they have compared their weights and data.
 
         Args:
+            step: Step before its next draw.
             data: Data of this rank.
             present: Whether each of its slots holds a record.
-            pending: Whether a drawn batch is not yet used; its records must be in their slots.
+            steps: Number of steps to come.
         """
-        return count(data)
+        return self.place(data).slots
 
-    def first_slot(self, data: Data) -> int:
-        """Number of this rank's first slot among those of all ranks."""
-        return 0
-
-    def draw(self, sampling: Sampling, units: int, source: RandomSource) -> Tensor:
-        """Indices drawn for a step, the same on every rank."""
-        return sampling.draw(units, source)
+    def place(self, data: Data) -> Placement:
+        """Place of this rank's data among the slots of all ranks; the ranks compare new data."""
+        slots = count(data)
+        return Placement(0, slots, slots)
 
     def share(self, batch: Batch) -> Batch:
         """Slots of a batch that this rank processes, numbered as in its own data (sensitive)."""

@@ -35,7 +35,6 @@ from hush.training.data import (
     same_slots,
 )
 from hush.training.disjoint import check_distinct, check_public
-from hush.training.distributed.handshake import check_same, check_state_advances
 from hush.training.distributed.process_group import reducer_of
 from hush.training.methods.public_bases import basis_schedule
 from hush.training.noisy_mean import NoisyMean
@@ -337,14 +336,18 @@ class PrivateStep:
             physical, bounded, held = 1, True, held_slots(data) > 0
             if held:
                 per_unit = 1 if self.units is None else self.units.per_unit
-                slots = self.reducer.slots(data)
+                slots = self.reducer.place(data).slots
                 physical, bounded = self.gradients.probe(data, slots, per_unit, self.rule.probe)
             changing = held and bool(self.gradients.probed.changing_buffers)
             said = self.reducer.exchange("the probe", [bounded, held, changing])
-            self.rounding_bounded = all(each for each, _, _ in said)
-            check_state_advances(
-                [each for _, each, _ in said], changing=any(each for _, _, each in said)
-            )
+            all_bounded, all_held, all_changing = zip(*said, strict=True)
+            self.rounding_bounded = all(all_bounded)
+            if any(all_changing) and not all(all_held):
+                raise DataError(
+                    f"rank {all_held.index(False)} has no records, and forward passes change buffers: a "
+                    "pass over a synthetic record advances them in every step, and needs a record's "
+                    "shapes. Give every rank some records, or keep no state in the model."
+                )
         return physical
 
     def batches(
@@ -371,15 +374,13 @@ class PrivateStep:
             self._check_model()
             data = prepare(data, present, pin_memory=self.device.type == "cuda")
             filled, held = occupied(data, present), held_slots(data) > 0
-            self.reducer.check_weights(self)
-            slots = self.reducer.place(data, filled)
+            slots = self.reducer.begin(self, data, filled, steps)
             check_length(slots, self.records, self.units, self.adjacency.neighbours)
             if isinstance(data, Source) and held and self.units is None:
                 check_distinct(data)
             last = None
             if steps is not None:
                 last = self.steps + check_count("steps", steps, "steps are counted")
-            check_same(self.reducer.exchange, "the number of steps", {"steps": steps})
             if self.basis_schedule is not None and held:
                 check_public(self.basis_schedule.public, data)
             physical_batch = self.probe(data)
@@ -443,8 +444,8 @@ class PrivateStep:
             like: Batch of the same data.
             sampling: Sampling; None: the plan's.
         """
-        slots = self.reducer.slots(like.data) if self.units is None else len(self.units)
-        drawn = self.reducer.draw(sampling or self.plan.sampling, slots, self.generator)
+        slots = self.reducer.place(like.data).slots if self.units is None else len(self.units)
+        drawn = (sampling or self.plan.sampling).draw(slots, self.generator)
         if self.units is None:
             return replace(like, indices=drawn)
         indices, counts = self.units.draw(drawn.cpu(), self.generator)

@@ -11,7 +11,6 @@ from torch import Tensor
 from hush.accounting.ledger import Ledger
 from hush.core.randomness import RandomSource, Stream
 from hush.training.data import Batch
-from hush.training.distributed import process_group
 from hush.training.distributed.process_group import ProcessGroup
 from hush.training.noisy_mean import NoisyMean
 from hush.training.reducer import Local, StepStreams
@@ -48,7 +47,7 @@ def sampling_per_rank() -> Iterator[None]:
 
     with (
         mock.patch.object(PrivateStep, "draw", of_rank),
-        mock.patch.object(process_group, "share_of", lambda batch, *_, **__: batch),
+        mock.patch.object(ProcessGroup, "share", lambda _, batch: batch),
     ):
         yield
 

@@ -74,4 +74,4 @@ def test_it_is_caught(broken: str) -> None:
 def test_a_step_of_ranks_that_drew_for_themselves_is_not_charged() -> None:
     for raised in result("other_draws"):
         assert raised.kind == "ProcessFailed"
-        assert "did not draw the same slots" in raised.text
+        assert "differ in the slots drawn" in raised.text

@@ -223,25 +223,25 @@ def test_no_two_ranks_steps_or_uses_share_a_stream() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("another_plan", ["plan", "multiplier = 1.0", "multiplier = 2.0"]),
+        ("another_plan", ["differ in plan", "multiplier = "]),
         ("other_weights", ["the model's weights"]),
-        ("another_count", ["records", "rank 0 has 40", "rank 1 has 41"]),
-        ("another_order", ["rank 0 and of rank 1", "which record is in which slot"]),
+        ("another_count", ["differ in records (here it is 4"]),
+        ("another_order", ["which record is in which slot (it is private and not shown)"]),
         ("another_loss", ["differ in loss", "CrossEntropyLoss", "with weight of hash"]),
     ],
 )
 def test_a_rank_that_differs_is_refused_on_every_rank(name: str, words: list[str]) -> None:
     for raised in result(name):
         assert isinstance(raised, Raised), raised
-        assert raised.kind in ("Unsupported", "DataError", "InvalidValue", "LedgerError")
-        for word in words:
+        assert raised.kind == "ProcessFailed"
+        for word in ("ranks 0 and 1 differ in", *words):
             assert word in raised.text
 
 
 def test_a_second_ledger_is_refused() -> None:
     first, second = result("a_ledger_of_its_own")
     assert (first.kind, second.kind) == ("ProcessFailed", "LedgerError")
-    assert "rank 1 has a ledger of its own" in first.text
+    assert "1.jsonl has charges or a file of its own" in first.text
 
 
 def test_weights_moved_on_one_rank_void_the_ledger_of_all() -> None:
@@ -253,7 +253,7 @@ def test_weights_moved_on_one_rank_void_the_ledger_of_all() -> None:
 def test_ranks_that_do_different_things_between_steps_are_stopped() -> None:
     for raised in result("scheduled_on_one_rank"):
         assert raised.kind == "ProcessFailed"
-        assert "other parameters or with other settings of the optimizer" in raised.text
+        assert "differ in settings of the optimizer" in raised.text
 
 
 def test_an_error_on_one_rank_stops_all_before_the_charge() -> None:

@@ -1,200 +1,225 @@
-"""Handshake of the ranks before any work: whoever would run another step is named, on every rank."""
+"""Facts that must be equal on all ranks, and their comparison: the step, the data, the draw."""
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Subset
 
-from hush.core.errors import DataError, ProcessFailed, Unsupported
+from hush.core.errors import DataError, ProcessFailed, shorten
 from hush.core.plan import plan_text
-from hush.core.randomness import SystemSource, cryptographic
-from hush.gradients.models import ModuleTree
-from hush.training.checkpoint import settings_digest
-from hush.training.data import Batch, pair_of
+from hush.core.randomness import Stream, SystemSource
+from hush.gradients.tree import tree_leaves
+from hush.training.checkpoint import run_facts, settings_digest
+from hush.training.data import Batch, Data, as_source, count, describe_record, held_slots, pair_of, take
 from hush.training.distributed.processes import Processes
 from hush.training.fingerprint import fingerprint
+from hush.training.reducer import Placement
+from hush.training.records import base_dataset
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
 
+Facts = dict[str, Any]
+"""Values that must be equal on all ranks, by name; private ones are bytes, which no message shows."""
+_SPREAD, _SPREAD_ITEMS = 256, 8
+"""Number of records, spread over the data, in a digest: of tensors, and of data read one by one."""
 
-_UNITS, _SEED = "units (their owners, per_unit, gradient)", "the seed"
-_SECRET = {_UNITS, _SEED}
-"""Facts of which a hash may tell too much: few seeds are possible, and owners may be private."""
 
-
-def check_same_step(
-    step: "PrivateStep", processes: Processes, generator: torch.Generator | None
-) -> None:
-    """Raise on every rank unless all are about to run the same step, from the same weights.
+def check_same(processes: Processes, phase: str, facts: Facts, content: Any = None) -> list[Any]:
+    """Content of each rank, after a comparison of the hashes of all facts.
 
     Args:
-        step: as it was made on this rank.
-        processes: the ranks.
-        generator: as passed to it.
-    """
-    _compare(processes.gather("the handshake", _facts(step, generator)))
-
-
-def check_same(exchange: Callable[[str, Any], list[Any]], phase: str, facts: dict[str, Any]) -> None:
-    """Raise on every rank unless short plain facts, by name, are equal on all of them.
-
-    Args:
-        exchange: `Local.exchange` of the reducer.
+        processes: Ranks that run the step.
         phase: Name of the place in the program.
         facts: Facts of this rank.
+        content: Small plain data of this rank.
+
+    Raises:
+        ProcessFailed: On every rank, if a fact differs.
     """
-    _compare(exchange(phase, facts))
-
-
-def _compare(described: list[dict[str, Any]]) -> None:
-    """Raise if a rank's facts, by name, are not those of rank 0."""
-    for name, first in described[0].items():
-        for rank, other in enumerate(described):
-            if other.get(name) != first:
-                both = f"rank 0 has {first}, rank {rank} has {other.get(name)}"
-                raise Unsupported(
-                    f"ranks 0 and {rank} differ in {name}: "
-                    f"{'it is secret, and not shown' if name in _SECRET else both}. The ranks run one "
-                    "step together, charged once, as one plan on one model: nothing was drawn or "
-                    "charged. Pass every rank the same, load or set weights on all of them, or pass "
-                    "processes=False for runs that are independent of each other."
-                )
-
-
-def check_same_weights(model: nn.Module, optimizer: torch.optim.Optimizer, processes: Processes) -> None:
-    """Raise on every rank unless all have the same weights and buffers, and state of the optimizer."""
-    entries = optimizer.state_dict()["state"].values()
-    check_same(
-        processes.exchange,
-        "comparing the weights",
-        {
-            "weights": weights_digest(model),
-            "states of the optimizer": _digest(v for entry in entries for v in entry.values()),
-        },
-    )
-
-
-def check_same_draw(
-    step: "PrivateStep", batch: Batch, processes: Processes, content: int, *, adopted: bool
-) -> list[int]:
-    """A number of each rank, after a check that all are in the same step and have the same draw.
-
-    Args:
-        step: Step of the batch.
-        batch: Slots drawn.
-        processes: Ranks that run the step.
-        content: Number of this rank.
-        adopted: Whether weights were set outside of the step since the ranks compared theirs.
-    """
-    source = step.generator
-    state = None if isinstance(source, SystemSource) else fingerprint([source.get_state()])
-    weights = weights_digest(step.model) if adopted else None
-    applied = settings_digest(step.optimizer)
-    modes = forward_modes(step.gradients.tree, step.device)
-    drawn = [step.steps, fingerprint([batch.indices]), state, step.size, applied, weights, modes]
-    said = processes.exchange(f"the sum of step {step.steps + 1}", [drawn, content])
+    hashes = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in facts.values()]
+    said = processes.exchange(phase, [hashes, content])
     for rank, (other, _) in enumerate(said):
-        if other != said[0][0]:
-            raise ProcessFailed(
-                f"ranks 0 and {rank} are not in the same step, did not draw the same slots for it, "
-                "train other parameters or with other settings of the optimizer, run forward passes "
-                "in other modes or adopted other weights: they would add up what does not belong "
-                "together, or part. Nothing was charged. Do the same on every rank (freeze, "
-                "schedule, train() and eval(), autocast, adopt_weights), or resume all from the "
-                "last checkpoint."
-            )
-    return [number for _, number in said]
+        for (name, value), first, own in zip(facts.items(), said[0][0], other, strict=True):
+            if first != own:
+                private = isinstance(value, bytes)
+                shown = "it is private and not shown" if private else shorten(f"here it is {value}", 400)
+                raise ProcessFailed(
+                    f"ranks 0 and {rank} differ in {name} ({shown}) at {phase}: the ranks run one step "
+                    "together, charged once. Nothing was charged for it. Pass and do the same on every "
+                    "rank, resume all of them from one checkpoint, or pass processes=False for "
+                    "independent runs."
+                )
+    return [each for _, each in said]
 
 
-def check_state_advances(held: list[bool], *, changing: bool) -> None:
-    """Raise on every rank if one could not move on what forward passes change, as the others do.
+def step_facts(step: "PrivateStep", generator: torch.Generator | None) -> Facts:
+    """Facts of a new step.
 
     Args:
-        held: whether each rank has records, of whose shapes one is made up for that.
-        changing: whether passes change buffers or attributes.
+        step: Step before its first draw.
+        generator: Generator passed to it.
     """
-    if changing and not all(held):
-        raise DataError(
-            f"rank {held.index(False)} has no records, and the model changes buffers or attributes in "
-            "its forward passes: a pass over a made-up record moves them on in every step, and without "
-            "a record's shapes the ranks would part. Give every rank some records, or keep no state."
-        )
-
-
-def weights_digest(model: nn.Module) -> str:
-    """A hash of the weights and buffers, also of those that no checkpoint keeps."""
-    state = {**model.state_dict(), **dict(model.named_buffers())}
-    return _digest(state.values())
-
-
-def _digest(values: Iterable[Any]) -> str:
-    # a shard is on one rank alone: there is nothing to compare it with
-    return fingerprint(
-        value.cpu() for value in values if isinstance(value, Tensor) and not hasattr(value, "placements")
-    )
-
-
-def _facts(step: "PrivateStep", generator: torch.Generator | None) -> dict[str, Any]:
-    """What must be the same on every rank, in words that a message can show."""
     from hush import __version__
 
-    placed = {name: getattr(value, "placements", None) for name, value in step.model.named_parameters()}
-    structure = [
-        f"{name} {tuple(value.shape)} {str(value.dtype)[6:]}{' trained' * value.requires_grad}"
-        f"{f' {placed[name]}' * (placed[name] is not None)}"
+    parameters = [
+        f"{name} {tuple(value.shape)} {value.dtype} {value.requires_grad} "
+        f"{getattr(value, 'placements', None)}"
         for name, value in step.model.named_parameters()
     ]
-    shapes = f"{', '.join(structure[:4])}, {len(structure)} parameters of hash "
-    shapes += hashlib.sha256("\n".join(structure).encode()).hexdigest()[:8]
-    seed = None if generator is None else str(generator.initial_seed()).encode()
     public = None if step.basis_schedule is None else pair_of(step.basis_schedule.public)
+    loss = getattr(step.gradients.loss, "loss", step.gradients.loss)
     return {
-        "hush": __version__,
-        "torch": torch.__version__,
+        **run_facts(step),
+        "hush and torch": f"{__version__}, {torch.__version__}",
         "plan": plan_text(step.plan).replace("\n", " ").strip(),
-        "records": step.records,
+        "units": str(step.units and step.units.digest).encode(),  # owners may be private
         "neighbours": str(step.adjacency),
-        _UNITS: None if step.units is None else step.units.digest,
         "shard": step.reducer.shard,
-        "model": f"{type(step.model).__name__} of {shapes}",
+        "model": f"{type(step.model).__name__} of {'; '.join(parameters)}",
         "the model's weights": weights_digest(step.model),
-        "loss": _loss(getattr(step.gradients.loss, "loss", step.gradients.loss)),
-        "optimizer": type(step.optimizer).__name__,
-        "settings of the optimizer": step.optimizer_settings,
-        "secure": isinstance(step.generator, SystemSource),
-        "arithmetic": "proved" if cryptographic(step.generator) else "assumed",
-        _SEED: None if seed is None else hashlib.sha256(seed).hexdigest(),
-        "views": None if step.gradients.views is None else _name(step.gradients.views),
+        "loss": _describe_loss(loss),
+        "the seed": str(generator and generator.initial_seed()).encode(),
         "public records": None if public is None else fingerprint(part.cpu() for part in public),
         "kind of device": step.device.type,
     }
 
 
-def _loss(loss: Any) -> str:
-    """Name of a loss, and of a module its settings and a hash of its tensors, such as class weights."""
-    if not isinstance(loss, nn.Module):
-        return _name(loss)
-    settings = {
-        name: value
-        for name, value in sorted(vars(loss).items())
-        if isinstance(value, (bool, int, float, str)) and name != "training" and name[0] != "_"
+def state_facts(step: "PrivateStep") -> Facts:
+    """Weights, buffers and optimizer state; shards are on one rank each and not compared."""
+    entries = step.optimizer.state_dict()["state"].values()
+    return {
+        "weights": weights_digest(step.model),
+        "states of the optimizer": _fingerprint(v for entry in entries for v in entry.values()),
     }
+
+
+def draw_facts(step: "PrivateStep", batch: Batch, *, adopted: bool) -> Facts:
+    """Facts of a draw and of the state in which the step sums it.
+
+    Args:
+        step: Step of the batch.
+        batch: Slots drawn.
+        adopted: Whether weights were set outside of the step since the ranks compared theirs.
+    """
+    source = step.generator
+    state = b"" if isinstance(source, SystemSource) else fingerprint([source.get_state()]).encode()
+    modes = bytes(module.training for module in step.gradients.tree.modules().values())
+    kind = step.device.type
+    autocast = torch.is_autocast_enabled(kind) and str(torch.get_autocast_dtype(kind))
+    return {
+        "the number of steps": step.steps,
+        "the slots drawn": fingerprint([batch.indices]).encode(),
+        "the stream of draws": state,
+        "trained parameters": step.size,
+        "settings of the optimizer": settings_digest(step.optimizer),
+        "adopted weights": weights_digest(step.model) if adopted else None,
+        "train() and eval() modes": zlib.crc32(modes),
+        "autocast": autocast,
+    }
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Hash of the weights and of all buffers."""
+    return _fingerprint({**model.state_dict(), **dict(model.named_buffers())}.values())
+
+
+def _fingerprint(values: Iterable[Any]) -> str:
+    tensors = (value for value in values if isinstance(value, Tensor))
+    return fingerprint(value.cpu() for value in tensors if not hasattr(value, "placements"))
+
+
+def _describe_loss(loss: Any) -> str:
+    """Name of a loss; of a module also its settings and a hash of its tensors, such as class weights."""
+    if not isinstance(loss, nn.Module):
+        return str(getattr(loss, "__qualname__", type(loss).__qualname__))
+    plain = (bool, int, float, str)
+    settings = {name: value for name, value in vars(loss).items() if isinstance(value, plain)}
     state = loss.state_dict()
-    tensors = f" with {', '.join(state)} of hash {fingerprint(v.cpu() for v in state.values())}"
-    return f"{_name(loss)} {settings}{tensors * bool(state)}"
+    hashed = fingerprint(value.cpu() for value in state.values())
+    return f"{type(loss).__qualname__} {settings} with {', '.join(state)} of hash {hashed}"
 
 
-def _name(function: Any) -> str:
-    """Name of a function, or of the class of a module."""
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+def place(data: Data, processes: Processes, *, shard: bool) -> Placement:
+    """Place of this rank's data among all slots, after a comparison of the data of all ranks.
+
+    Args:
+        data: Data of this rank.
+        processes: Ranks that run the step.
+        shard: Whether each rank holds its own part; otherwise all hold the same data.
+
+    Raises:
+        DataError: On every rank, if parts share records or cannot train one model.
+        ProcessFailed: On every rank, if data that should be equal differ.
+    """
+    held = held_slots(data) if shard else count(data)
+    described, digest = (describe_record(data), data_digest(data, held)) if held else (None, None)
+    if not shard:
+        facts = {
+            "the number of records": str(held).encode(),  # private under ADD_REMOVE
+            "the kind of record": described,
+            "which record is in which slot": str(digest).encode(),
+        }
+        check_same(processes, "comparing the data", facts)
+        return Placement(0, held, held)
+    numbers = subset_numbers(data) if held else None
+    parts = processes.gather("comparing the data", (held, described, digest, numbers))
+    _check_parts(parts)
+    sizes = [part[0] for part in parts]
+    return Placement(sum(sizes[: processes.rank]), held, sum(sizes))
 
 
-def forward_modes(tree: ModuleTree, device: torch.device) -> list[Any]:
-    """How forward passes run: which modules are in training mode (a checksum), and autocast."""
-    training = bytes(module.training for module in tree.modules().values())
-    autocast = torch.is_autocast_enabled(device.type)
-    return [zlib.crc32(training), autocast and str(torch.get_autocast_dtype(device.type))]
+def data_digest(data: Data, slots: int) -> str | None:
+    """Fingerprint of some records, spread over the slots; None if two reads of them differ."""
+    number = _SPREAD if pair_of(data) is not None else _SPREAD_ITEMS
+    chosen = torch.linspace(0, slots - 1, min(slots, number)).long()
+
+    def read() -> str:
+        # a data set that draws gives the same records under the same randomness, on every rank
+        values = take(data, chosen, Stream(torch.device("cpu"), bytes(32)))
+        return fingerprint([part for part in tree_leaves(values) if part.layout == torch.strided])
+
+    first = read()
+    return first if pair_of(data) is not None or read() == first else None
+
+
+def subset_numbers(data: Data) -> tuple[str | None, npt.NDArray[np.int64]] | None:
+    """Digest of the data set that a `Subset` refers to, and its indices there; None for other data."""
+    source = None if pair_of(data) is not None else as_source(data)
+    if source is None or not isinstance(source.dataset, Subset):
+        return None
+    base, indices = base_dataset(source.dataset)
+    whole = replace(source, dataset=base, present=None)
+    return data_digest(whole, count(whole)), np.asarray(indices, np.int64)
+
+
+def _check_parts(parts: list[tuple[Any, ...]]) -> None:
+    """Raise unless the ranks hold parts of one data set without a common record, as far as is known."""
+    filled = [(rank, part) for rank, part in enumerate(parts) if part[0]]
+    if not filled:
+        raise DataError("no rank has a record to train on. Pass at least one.")
+    for (rank, ours), (other, theirs) in combinations(filled, 2):
+        if ours[1] != theirs[1]:
+            raise DataError(
+                f"records of rank {rank} are {ours[1]} and those of rank {other} {theirs[1]}: they "
+                "cannot train one model. Pass parts of one data set."
+            )
+        same = ours[2] is not None and ours[:3] == theirs[:3] and ours[0] > 1
+        subsets = ours[3], theirs[3]
+        if None not in subsets and None is not subsets[0][0] == subsets[1][0]:
+            same = same or len(np.intersect1d(subsets[0][1], subsets[1][1])) > 0
+        if same:
+            raise DataError(
+                f"ranks {rank} and {other} hold the same records, and shard=True says that each rank "
+                "has its own: such a record would count several times and cost more than is charged. "
+                "Cut the data once, without repeating records to make parts equal (as "
+                "DistributedSampler does), e.g. data[rank::ranks]; or leave shard out."
+            )

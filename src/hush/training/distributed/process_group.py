@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from hush.accounting.ledger import Ledger, Snapshot
-from hush.core.errors import DataError, InvalidValue, LedgerError, ProcessFailed, Unsupported, short_repr
+from hush.core.errors import InvalidValue, LedgerError, Unsupported
 from hush.core.guarantee import Adjacency
-from hush.core.parts import Sampling
 from hush.core.plan import Plan
 from hush.core.randomness import (
     RandomSource,
@@ -30,18 +29,19 @@ from hush.core.randomness import (
     substream,
 )
 from hush.core.value import check_kind
-from hush.training.data import Batch, Data, count, held_slots
+from hush.training.data import Batch, Data
 from hush.training.distributed.handshake import (
-    check_same_draw,
-    check_same_step,
-    check_same_weights,
+    check_same,
+    draw_facts,
+    place,
+    state_facts,
+    step_facts,
 )
 from hush.training.distributed.processes import Processes, group_initialized, process_group
-from hush.training.distributed.shares import NO_RECORD, Placement, place, share_of
 from hush.training.fingerprint import fingerprint
 from hush.training.noisy_mean import BlockNoise, NoisyMean
 from hush.training.options import Distributed
-from hush.training.reducer import LedgerOrPath, Local, StepStreams
+from hush.training.reducer import LedgerOrPath, Local, Placement, StepStreams
 from hush.training.run_folder import open_ledger
 
 if TYPE_CHECKING:
@@ -58,17 +58,11 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False, users: bool =
     """
     check_kind("distributed", distributed, Distributed)
     processes, shard = process_group(distributed.processes, sharded=sharded), distributed.shard
-    if not isinstance(shard, bool):
-        raise InvalidValue(
-            f"shard={short_repr(shard)} must be True or False: whether the data passed on a rank is its "
-            "own part, or all of it.",
-            key="shard",
-        )
     if shard and users:
         raise Unsupported(
             "shard=True with units: an owner with records on two ranks would be drawn, clipped and "
-            "counted on each of them, and cost more than is charged, and no rank sees all owners. Let "
-            "every rank read all records (leave shard out)."
+            "counted on each of them, and cost more than is charged. Let every rank read all records "
+            "(leave shard out)."
         )
     if shard and processes is None and not group_initialized():
         raise InvalidValue(
@@ -94,25 +88,17 @@ class ProcessGroup(Local):
         self.processes = processes
         self.rank, self.size, self.shard = processes.rank, processes.size, shard
         self.propagate_errors = processes.propagate_errors  # type: ignore[method-assign]
+        self.exchange = processes.exchange  # type: ignore[method-assign]
         self.gather = processes.gather  # type: ignore[method-assign]
+        self.broadcast = processes.broadcast  # type: ignore[method-assign]
         self.copy_of_first = processes.copy_of_first  # type: ignore[method-assign]
+        self.agree = partial(check_same, processes)  # type: ignore[method-assign]
         self._placed: tuple[Data, Placement] | None = None
         self._adopted = False
         """Whether weights were set outside of the step since the ranks last compared theirs."""
 
-    def exchange(self, phase: str, content: Any = None) -> list[Any]:
-        said: list[Any] = self.processes.exchange(phase, content)
-        return said
-
-    def broadcast(self, phase: str, make: Callable[[], Any]) -> Any:
-        return self.processes.broadcast_object(phase, make)
-
-    @property
-    def description(self) -> str:  # type: ignore[override]
-        return f"{self.size} process{'es' * (self.size > 1)}"
-
     def joined(self, step: "PrivateStep", generator: torch.Generator | None) -> "ProcessGroup":
-        check_same_step(step, self.processes, generator)
+        self.agree("the handshake", step_facts(step, generator))
         if "torch.distributed.fsdp" not in sys.modules:  # importing it takes as long as many steps
             return self
         from hush.training.distributed.sharded import Sharded, sharded_modules
@@ -129,22 +115,13 @@ class ProcessGroup(Local):
             plan: Plan of the step.
             adjacency: Adjacency relation of the step.
         """
-        processes = self.processes
-        own = isinstance(ledger, Ledger) and not ledger.mirrored and bool(ledger.path or ledger.counts)
-        if own and processes.rank:
-            raise LedgerError(
-                f"rank {processes.rank} has a ledger of its own and charges are written by rank 0 "
-                "alone: two ledgers would each hold a part of what was spent. Pass the path, or leave "
-                "ledger out, on every rank but 0."
-            )
         on_disk = ledger.path is not None if isinstance(ledger, Ledger) else ledger is not None
-        said = processes.exchange("the ledger's path", on_disk)
+        said = self.exchange("the ledger's path", on_disk)
         if any(said) and not said[0]:
             raise LedgerError(
                 f"rank {said.index(True)} was given the path of a ledger and rank 0 was not: rank 0 "
-                "alone writes charges, so that none would be on disk, and what was spent would be "
-                "forgotten when the processes end. Nothing was drawn or charged. Pass ledger= on every "
-                "rank, rank 0 first."
+                "alone writes charges, so none would be on disk. Pass ledger= on every rank, rank 0 "
+                "first."
             )
         first: list[Ledger] = []
 
@@ -152,11 +129,11 @@ class ProcessGroup(Local):
             first.append(open_ledger(ledger, plan, adjacency))
             return first[0].snapshot()
 
-        snapshot = processes.broadcast_object("opening the ledger", opened_by_first)
+        snapshot = self.broadcast("opening the ledger", opened_by_first)
         opened = first[0] if first else ledger if isinstance(ledger, Ledger) else Ledger()
         if not first:
             opened.mirror(snapshot)
-        processes.ledger = opened
+        self.processes.ledger = opened
         return opened
 
     def shared_source(self, source: RandomSource) -> RandomSource:
@@ -168,43 +145,41 @@ class ProcessGroup(Local):
     def adopt_weights(self) -> None:
         self._adopted = True
 
-    def check_weights(self, step: "PrivateStep") -> None:
-        check_same_weights(step.model, step.optimizer, self.processes)
-        self._adopted = False
+    def begin(self, step: "PrivateStep", data: Data, present: Tensor | None, steps: int | None) -> int:
+        facts = state_facts(step) | {"the number of steps to take": steps}
+        if not self.shard:
+            empty = "" if present is None else fingerprint([present])
+            facts["which slots are empty"] = empty.encode()
+        self.agree("comparing the weights and steps", facts)
+        self._adopted, self._placed = False, None
+        return self.place(data).slots
 
-    def placement(self, data: Data, present: Tensor | None = None) -> Placement:
-        """Place of this rank's data among all slots; the ranks compare new data."""
+    def place(self, data: Data) -> Placement:
         if self._placed is None or self._placed[0] is not data:
-            self._placed = data, place(data, present, self.processes, shard=self.shard)
+            self._placed = data, place(data, self.processes, shard=self.shard)
         return self._placed[1]
 
-    def count(self, data: Data) -> int:
-        held = held_slots(data) if self.shard else count(data)
-        said: list[int] = self.exchange("the number of records", held)
-        if not any(said):
-            raise DataError(NO_RECORD)
-        return sum(said) if self.shard else held
-
-    def slots(self, data: Data) -> int:
-        return self.placement(data).slots
-
-    def place(self, data: Data, present: Tensor | None) -> int:
-        placement = place(data, present, self.processes, shard=self.shard)
-        self._placed = data, placement
-        return placement.slots
-
-    def first_slot(self, data: Data) -> int:
-        return self.placement(data).first
-
-    def draw(self, sampling: Sampling, units: int, source: RandomSource) -> Tensor:
-        if not isinstance(source, SharedSystemSource):
-            return sampling.draw(units, source)
-        own = SystemSource(source.device)  # sending who was drawn takes less than a coin for each
-        drawn: Tensor = self.broadcast("the draw", lambda: sampling.draw(units, own).cpu())
-        return drawn
-
     def share(self, batch: Batch) -> Batch:
-        return share_of(batch, self.placement(batch.data), self.processes, shard=self.shard)
+        """Slots of a batch that this rank processes: a function of the draw and of public numbers.
+
+        The slots that the rank holds, or a run of slots as long as those of other ranks (to one slot, or
+        one unit).
+        """
+        if self.shard:
+            placement = self.place(batch.data)
+            own = batch.indices - placement.first
+            return replace(batch, indices=own[(own >= 0) & (own < placement.held)])
+        drawn = len(batch.indices)
+        cuts = [drawn * number // self.size for number in range(self.size + 1)]
+        if batch.counts is None:
+            return replace(batch, indices=batch.indices[cuts[self.rank] : cuts[self.rank + 1]])
+        ends = batch.counts.cumsum(0)
+        units = torch.searchsorted(ends, torch.tensor(cuts), right=True).tolist()
+        first, last = ([0, *units[1:-1], len(ends)][number] for number in (self.rank, self.rank + 1))
+        slots = [int(ends[unit - 1]) if unit else 0 for unit in (first, last)]
+        return replace(
+            batch, indices=batch.indices[slots[0] : slots[1]], counts=batch.counts[first:last]
+        )
 
     def streams(self, source: RandomSource) -> StepStreams:
         """Sources of the next step, under keys hashed from a key of the step, the use and the rank.
@@ -236,13 +211,14 @@ class ProcessGroup(Local):
     ) -> Tensor:
         before = step.skipped
         total = compute(self.share(batch), None)
-        skipped = self._check_same_draw(step, batch, step.skipped - before)
-        step.skipped = before + sum(skipped)
+        step.skipped = before + sum(self._agree_on_draw(step, batch, step.skipped - before))
         return total
 
-    def _check_same_draw(self, step: "PrivateStep", batch: Batch, content: int) -> list[int]:
+    def _agree_on_draw(self, step: "PrivateStep", batch: Batch, content: int) -> list[int]:
+        """A number of each rank, after a check that all are in the same step and have the same draw."""
         adopted, self._adopted = self._adopted, False
-        return check_same_draw(step, batch, self.processes, content, adopted=adopted)
+        facts = draw_facts(step, batch, adopted=adopted)
+        return self.agree(f"the sum of step {step.steps + 1}", facts, content)
 
     def whole_sum(self, total: Tensor) -> Tensor:
         whole = self._padded(total)
@@ -301,57 +277,37 @@ class ProcessGroup(Local):
         **Guarantee.** It returns on a rank only after the charge is on rank 0's disk, and only if every
         rank has the release that is charged: docs/guarantees/distributed.md, 5.
         """
-        processes, step, release = self.processes, details["step"], details["release"]
-        named = [details["run"], step, release]
-        content = [named, ledger.head, details["arithmetic"]]
-        said = processes.exchange(f"the charge of step {step}", content)
-        for rank, (other, *_) in enumerate(said):
-            if other != said[0][0]:
-                raise ProcessFailed(
-                    # their fingerprints belong to releases without a charge
-                    f"ranks 0 and {rank} do not have the same release to charge ({_named(said[0][0])} "
-                    f"and {_named(other)}; what they would release is not shown): a charge is for one "
-                    "release, and the models would part. Nothing was charged or applied. Run the same "
-                    "torch, drivers and kind of device on every rank, and resume all of them from one "
-                    "checkpoint."
-                )
-        if any(arithmetic == "assumed" for *_, arithmetic in said):
+        processes, step, phase = self.processes, details["step"], f"the charge of step {details['step']}"
+        # private: the fingerprints belong to releases without a charge
+        facts = {"run": details["run"], "step": step, "the release": details["release"].encode()}
+        said = self.agree(phase, facts, [ledger.head, details["arithmetic"]])
+        if any(arithmetic == "assumed" for _, arithmetic in said):
             details["arithmetic"] = "assumed"
-        if any(head != said[0][1] for _, head, _ in said):  # rank 0 was charged for something of its own
-            snapshot = processes.broadcast_object("the ledger", ledger.snapshot)
-            if processes.rank:
+        if any(head != said[0][0] for head, _ in said):  # rank 0 was charged for something of its own
+            snapshot = self.broadcast("the ledger", ledger.snapshot)
+            if self.rank:
                 ledger.mirror(snapshot)
-        processes.standing = (
-            f"Step {step} is on the ledger." if processes.rank == 0 else f"Step {step} may be charged."
-        )
+        on_ledger = f"Step {step} is on the ledger."
+        processes.standing = f"Step {step} may be charged." if self.rank else on_ledger
 
-        def charged() -> list[str | int]:
+        def charged() -> str:
             ledger.charge(plan, **details)
-            return [release, step, ledger.head]
+            return ledger.head
 
-        confirmed = processes.broadcast_message(f"the charge of step {step} on disk", charged)
-        processes.standing = f"Step {step} is on the ledger."
-        if processes.rank == 0:
-            return
-        ledger.follow(plan, **details)
-        if confirmed != [release, step, ledger.head]:
-            raise LedgerError(
-                f"rank {processes.rank} counts other charges than the ledger of rank 0 after step "
-                f"{step}: what was spent would be told differently. Resume all ranks from the last "
-                "checkpoint."
-            )
+        head = self.broadcast(f"{phase} on disk", charged, short=True)
+        processes.standing = on_ledger
+        if self.rank:
+            ledger.follow(plan, **details)
+            if ledger.head != head:
+                raise LedgerError(
+                    f"rank {self.rank} counts other charges than the ledger of rank 0 after step "
+                    f"{step}. Resume all ranks from the last checkpoint."
+                )
 
     def trial_name(self, update: Tensor, name: str) -> str:
-        said = self.exchange("the name of a trial", [fingerprint([update]), name])
-        for rank, (proposal, _) in enumerate(said):
-            if proposal != said[0][0]:
-                raise ProcessFailed(
-                    f"ranks 0 and {rank} do not have the same proposal to test (what they would release "
-                    "is not shown): a verdict is on one proposal, and the models would part. It was not "
-                    "applied. Run the same torch, drivers and kind of device on every rank, and resume "
-                    "all of them from one checkpoint."
-                )
-        return hashlib.sha256("".join(each for _, each in said).encode()).hexdigest()[:16]
+        proposal = {"the proposal to test": fingerprint([update]).encode()}
+        names = self.agree("the name of a trial", proposal, name)
+        return hashlib.sha256("".join(names).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -362,7 +318,7 @@ class SharedSystemSource(SystemSource):
 
     def array(self, count: int) -> npt.NDArray[np.int64]:
         own = SystemSource(self.device)
-        words: npt.NDArray[np.int64] = self.processes.broadcast_object(
+        words: npt.NDArray[np.int64] = self.processes.broadcast(
             "shared randomness", partial(own.array, count)
         )
         return words
@@ -375,8 +331,3 @@ def _like(source: RandomSource, stream: Stream) -> RandomSource:
     generator = torch.Generator(source.device)
     fill_state(generator, stream)
     return generator
-
-
-def _named(held: list[Any]) -> str:
-    run, step, _ = held
-    return f"step {step} of run {run}"

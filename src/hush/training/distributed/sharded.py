@@ -8,7 +8,7 @@ parameters).
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from hush.clipping.norms import L2
 from hush.core.errors import DataError, Unsupported
-from hush.core.parts import Always, SensitivitySet
-from hush.core.tape import ClippedSum, CoordinateMask
+from hush.core.parts import Always
 from hush.gradients.sharding import ShardedModules
 from hush.gradients.tape import GradientTape, MaskedTape
 from hush.gradients.tree import local_shard
@@ -43,17 +42,11 @@ class Sharded(ProcessGroup):
     modules: ShardedModules
 
     def __init__(self, group: ProcessGroup, modules: ShardedModules) -> None:
-        """A reducer after the handshake.
-
-        Args:
-            group: Reducer of the handshake.
-            modules: Modules whose parameters are split over its ranks.
-        """
         super().__init__(group.processes, shard=group.shard)
         self.modules = modules
 
     @property
-    def description(self) -> str:  # type: ignore[override]
+    def description(self) -> str:
         return f"{super().description} with sharded parameters"
 
     def free_whole_weights(self) -> None:
@@ -67,8 +60,8 @@ class Sharded(ProcessGroup):
             if each < 2:
                 raise DataError(
                     f"rank {rank} holds {each} records, and the parameters are sharded: every rank runs "
-                    "every forward pass, as all gather the weights for it, and tries the model on two "
-                    "records. Give each rank two at least, or let all read all (leave shard out)."
+                    "the probe of the model on two records. Give each rank two at least, or let all "
+                    "read all (leave shard out)."
                 )
         with self.modules.gathering():
             yield
@@ -88,7 +81,7 @@ class Sharded(ProcessGroup):
         """
         share = self.share(batch)
         # before any pass: ranks that are not in the same step would wait for each other
-        passes = max(self._check_same_draw(step, batch, -(-len(share) // share.physical)))
+        passes = max(self._agree_on_draw(step, batch, -(-len(share) // share.physical)))
         before = step.skipped
         with self.processes.moving():
             total = compute(share, passes)
@@ -174,12 +167,6 @@ class ShardedTape:
         """This rank's shards of the weighted sum over the records of all ranks."""
         return self.shards.sum_shards(self.tape, weights)
 
-    def clip_entrywise(
-        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None
-    ) -> ClippedSum:
-        """Not available: `sharded_modules` has refused the plan."""
-        raise Unsupported("gradients of sharded parameters are clipped by L2 alone.")
-
 
 def local_values(parameters: Any) -> list[Tensor]:
     """Part of each parameter that this rank holds: its shard, or the whole if it is not split."""
@@ -205,31 +192,27 @@ def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules
 
 
 def _check_parts(step: "PrivateStep") -> None:
+    """Raise for a plan or an option that is not proved for sharded parameters."""
     plan = step.plan
     refused = {
         f"clipping by {type(plan.clipping).__name__}": type(plan.clipping) is not L2,
         f"{type(plan.noise).__name__} noise": type(plan.noise) is not Gaussian,
-        f"{type(plan.sampling).__name__}, which samples coordinates,": (
-            plan.sampling.coordinate_participation < 1
-        ),
+        "sampling of coordinates": plan.sampling.coordinate_participation < 1,
         f"release by {type(plan.release).__name__}": type(plan.release) is not Always,
         "units= (owners of several records)": step.units is not None,
         "public= (public bases)": step.basis_schedule is not None,
         "replay=True": step.gradients.execution.replay is True,
-        f"{type(step).__name__}, which overrides clip_physical_batch,": step.overrides(
-            "clip_physical_batch"
-        ),
+        "an override of clip_physical_batch": step.overrides("clip_physical_batch"),
     }
     for name in (name for name, true in refused.items() if true):
         raise Unsupported(
-            f"{name} with parameters that are sharded over ranks: what is proved of shards is for L2 "
-            "clipping of single records and Gaussian noise on every update. Leave it out, or leave "
-            "fully_shard out: ranks with the whole model provide for it."
+            f"{name} with parameters that are sharded over ranks: the proof is for L2 clipping of "
+            "single records and Gaussian noise on every update. Leave it out, or leave fully_shard out."
         )
 
 
 def _check_placement(model: nn.Module, processes: Processes) -> None:
-    """Raise for parameters that are not split along their first dimension over all ranks."""
+    """Raise unless parameters are split along their first dimension over all ranks."""
     ranks = torch.distributed.get_process_group_ranks(processes.group)
     for name, value in model.named_parameters():
         if isinstance(value, DTensor):
@@ -242,33 +225,29 @@ def _check_placement(model: nn.Module, processes: Processes) -> None:
         else:
             continue
         raise Unsupported(
-            f"{name} {how}: each rank adds noise to its own shard, and every number must be in exactly "
-            f"one shard of the {processes.size} ranks that run the step. Apply fully_shard to the model "
-            "itself, over these ranks, without shard_placement_fn, ignored_params or a second dimension "
-            "of the mesh."
+            f"{name} {how}: each rank adds noise to its own shard, so every entry must be in one shard "
+            f"of the {processes.size} ranks that run the step. Apply fully_shard to the model itself, "
+            "over these ranks, without shard_placement_fn, ignored_params or a second mesh dimension."
         )
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
             continue
-        state = module._get_fsdp_state()
+        state: Any = module._get_fsdp_state()
         policy = state._mp_policy
-        cast = any(getattr(policy, key) for key in ("param_dtype", "reduce_dtype", "output_dtype"))
-        grouped = len(state._modules) > 1
-        offloaded = any(part.offload_to_cpu for group in _groups(state) for part in group.fsdp_params)
-        for what, true in {
-            "mp_policy": cast,
-            "offload_policy": offloaded,
-            "several modules in one call": grouped,
-        }.items():
-            if true:
-                raise Unsupported(
-                    f"fully_shard of {name or 'the model'!r} with {what}: the weights that per-sample "
-                    "gradients are computed with would not be gathered as they are. Leave it out."
-                )
+        refused = {
+            "mp_policy": policy.param_dtype or policy.reduce_dtype or policy.output_dtype,
+            "offload_policy": any(part.offload_to_cpu for part in _fsdp_parameters(state)),
+            "several modules in one call": len(state._modules) > 1,
+        }
+        for what in (what for what, true in refused.items() if true):
+            raise Unsupported(
+                f"fully_shard of {name or 'the model'!r} with {what}: per-sample gradients would be "
+                "computed with other weights. Leave it out."
+            )
 
 
-def _groups(state: Any) -> Any:
-    """Parameter groups of an FSDP module, which older versions of torch have one of."""
-    groups = getattr(state, "_fsdp_param_groups", None)
-    single = getattr(state, "_fsdp_param_group", None) if groups is None else None
-    return groups if groups is not None else [single] * (single is not None)
+def _fsdp_parameters(state: Any) -> list[Any]:
+    """Sharded parameters of an FSDP module; older versions of torch have one group of them."""
+    single = getattr(state, "_fsdp_param_group", None)
+    groups = getattr(state, "_fsdp_param_groups", [single] * (single is not None))
+    return [part for group in groups for part in group.fsdp_params]
