@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
+import hush
+from hush.core.errors import DataError
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.recording import record
 from hush.gradients.rules import RULES
@@ -193,6 +195,12 @@ def normed(kind: Callable[[nn.Module], nn.Module]) -> nn.Module:
     return nn.Sequential(kind(nn.Linear(6, 5)), nn.Tanh(), kind(nn.Linear(5, 4)))
 
 
+def no_features() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is no weight to initialise
+        return nn.Sequential(nn.Linear(0, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
 def encoder() -> nn.Module:
     return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
 
@@ -205,6 +213,7 @@ IMAGE, SIGNAL, SEQUENCE, WIDE = (2, 7, 6), (2, 9), (4, 5), (4, 8)
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), (6,)),
     "linear without bias": (lambda: nn.Linear(6, 5, bias=False), (6,)),
+    "linear, no features": (no_features, (0,)),
     "linear, few positions": (lambda: nn.Linear(30, 40), (2, 30)),
     "linear, many positions": (lambda: nn.Linear(6, 5), (2, 3, 4, 6)),
     "conv1d": (lambda: nn.Conv1d(2, 4, 4, stride=2, padding=1, dilation=2), SIGNAL),
@@ -298,6 +307,62 @@ def test_norms_sums_and_chunks_equal_one_record_at_a_time(name: str, reduction: 
 
 def _some(shape: tuple[int, ...] | None, dtype: torch.dtype) -> Tensor:
     return torch.randn(1, *shape).to(dtype) if shape else torch.zeros(1, 6, dtype=torch.long)
+
+
+WITHOUT_POSITIONS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(8, 8),
+    "large linear": lambda: nn.Sequential(nn.Linear(8, 90), nn.Linear(90, 8)),
+    "layer norm": lambda: nn.LayerNorm(8),
+    "RMS norm": lambda: nn.RMSNorm(8),
+    "group norm": lambda: Transposed(nn.GroupNorm(2, 8)),
+    "instance norm": lambda: Transposed(nn.InstanceNorm1d(8, affine=True)),
+    "batch norm, frozen": lambda: Transposed(nn.BatchNorm1d(8).eval()),
+    "attention": encoder,
+    "embedding": lambda: nn.Embedding(11, 8),
+}
+
+
+class Transposed(nn.Module):
+    """A layer of channels first."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x.mT).mT
+        return output
+
+
+class Pooled(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.layer(x).sum(1))
+        return scores
+
+
+@pytest.mark.parametrize("name", WITHOUT_POSITIONS)
+def test_no_position_of_a_record_reaches_a_layer(name: str) -> None:
+    """As of records of padding alone: the layer has no gradient, and the rest has its own."""
+    torch.manual_seed(0)
+    model = Pooled(WITHOUT_POSITIONS[name]()).double()
+    inputs = (
+        torch.zeros(3, 0, dtype=torch.long) if name == "embedding" else torch.zeros(3, 0, 8).double()
+    )
+    tape = record(model, nn.CrossEntropyLoss(reduction="none"), inputs, torch.arange(3))
+    expected = torch.softmax(model.head.bias, 0) - torch.eye(3)
+    torch.testing.assert_close(tape.norms(2.0), expected.norm(dim=1))
+    for total in (tape.weighted_sum(torch.ones(3)), hush.Linf(1.0).clip(tape).total):
+        torch.testing.assert_close(total.pop("head.bias"), expected.sum(0))
+        assert not any(bool(part.any()) for part in total.values())
+
+
+def test_a_recurrent_layer_takes_one_step_at_least() -> None:
+    with pytest.raises(DataError, match="no steps"):
+        record(Recurrent("LSTM"), lambda o, _: o.sum(1), torch.zeros(2, 0, 5), torch.zeros(2))
 
 
 def test_the_padding_row_has_no_gradient() -> None:

@@ -103,6 +103,9 @@ def probe(
     state = _State(model)
     with state.preserved(), uncompiled():
         try:
+            if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+                # under vmap its executor would lose the gradients of all later calls
+                raise NotVectorized("torch.vmap cannot run scripted modules.")
             return _probe(model, loss, pair, views, state, sharded, one_by_one=False)
         except Exception as error:
             refused = isinstance(error, HushError) and not isinstance(error, NotVectorized)
@@ -280,10 +283,17 @@ def check_padding_ignored(
 
 def _keeps_state(names: list[str]) -> Unsupported:
     what = ", ".join(names[:3]) or "something"
+    way_out = (
+        "Compute it anew in every call, or use a layer without running statistics (torch.nn.GroupNorm)."
+    )
+    if any("activation_post_process" in name for name in names):
+        way_out = (
+            "Observe the ranges of quantization on public records before, and freeze them with "
+            "model.apply(torch.ao.quantization.disable_observer)."
+        )
     return Unsupported(
         f"the model keeps {what} of the records from its forward pass: what one record leaves there "
-        "enters the gradients of others without being clipped, or is released without noise. Compute "
-        "it anew in every call, or use a layer without running statistics (torch.nn.GroupNorm)."
+        f"enters the gradients of others without being clipped, or is released without noise. {way_out}"
     )
 
 

@@ -41,6 +41,8 @@ def activations(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> int:
     kept: dict[int, int] = {}
 
     def note(value: Tensor) -> Tensor:
+        if value.layout != torch.strided:
+            return value
         storage = value.untyped_storage()
         if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()

@@ -69,9 +69,10 @@ def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
         right: (records, positions, columns).
         shape: the parameter's shape, of rows x columns entries.
     """
-    term = OuterFactors(left, right, shape)
+    if not left.shape[1]:  # no token of a record reaches the layer
+        return Dense(left.new_zeros(()).expand(len(left), *shape))
     if not materialising_pays(left, right.shape[2]):
-        return term
+        return OuterFactors(left, right, shape)
     return Dense(record_gradients(left, right).view(len(left), *shape))
 
 
@@ -165,10 +166,9 @@ class Linear:
         operand = operands[0] if operands else x
         weight = self.weight.to(autocast_dtype(self.weight.value))
         bias = None if self.bias is None else self.bias.to(autocast_dtype(self.bias.value))
-        *lead, width = operand.shape
-        output = functional.linear(
-            operand.view(-1, width), weight.t() if self.transposed else weight, bias
-        )
+        lead = operand.shape[:-1]
+        rows = operand.view(lead.numel(), operand.shape[-1])
+        output = functional.linear(rows, weight.t() if self.transposed else weight, bias)
         # a view could not be changed in place
         return _unsafe_view(output, (*lead, output.shape[1])), (operand,)
 
@@ -176,9 +176,10 @@ class Linear:
         self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
     ) -> tuple[Tensor | None, ...]:
         (x,) = saved
-        rows = grad.reshape(-1, grad.shape[-1])
-        grads = rows.view(self.records, -1, rows.shape[1])
-        inputs = x.view(self.records, -1, x.shape[-1])
+        rows = grad.reshape(x.shape[:-1].numel(), grad.shape[-1])
+        positions = len(rows) // self.records
+        grads = rows.view(self.records, positions, rows.shape[1])
+        inputs = x.view(self.records, positions, x.shape[-1])
         if self.weight.terms is not None:
             factors = (inputs, grads) if self.transposed else (grads, inputs)
             self.weight.terms.append(outer_product_term(*factors, self.weight.value.shape))

@@ -240,6 +240,8 @@ def _channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> 
         scale: (images, groups): what the norm multiplies with.
     """
     groups = mean.shape[1]
+    if not x.numel():  # the mean and scale of no positions are NaN
+        return mean.new_zeros(2, *x.shape[:2])
     if uses_kernels(x):
         from hush.gradients.kernels.normalisation_kernel import channel_gradients
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.core.errors import Unsupported
+from hush.core.errors import DataError
 from hush.gradients.rules.linear import OuterFactors, materialising_pays, outer_product_term
 from hush.gradients.terms import Dense, Term
 
@@ -315,21 +315,17 @@ def _recurrent(kind: str) -> Any:
         bidirectional: bool,
         batch_first: bool = False,
     ) -> Any:
-        if isinstance(parameters, bool):
-            raise Unsupported(
-                "packed sequences put the records of a batch into one tensor, and a record's own "
-                "gradient is what is clipped. Pass padded sequences and mask them in the model."
-            )
-        weights = recording.as_weights(*parameters)
-        if weights is None:
+        if isinstance(parameters, bool):  # a packed sequence, which runs one record at a time
             return NotImplemented
+        weights = recording.as_weights(*parameters)
         directions = 2 if bidirectional else 1
-        count = len(weights) // (num_layers * directions)
-        if count != (4 if has_biases else 2):
-            raise Unsupported(
-                "an LSTM with proj_size has no rule for its third weight. Use a plain LSTM followed by "
-                "a Linear."
+        if weights is None or len(weights) != num_layers * directions * (4 if has_biases else 2):
+            return NotImplemented  # with proj_size there is a third weight
+        if not x.numel():
+            raise DataError(
+                "a recurrent layer got a sequence of no steps: pad every record to one at least."
             )
+        count = 4 if has_biases else 2
         runs = [[*weights[i : i + count], None, None][:4] for i in range(0, len(weights), count)]
         layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
         initial_states: Sequence[Tensor] = states if kind == "lstm" else (states,)

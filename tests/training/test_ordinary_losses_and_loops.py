@@ -1,0 +1,240 @@
+"""Ordinary losses, optimizers and loops: they train, on gradients of one record at a time."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import hush
+from tests.training.ordinary import (
+    NORM,
+    RECORDS,
+    Case,
+    Of,
+    _cast,
+    check,
+    images,
+    labels,
+    masks,
+    mlp,
+    mlp_of,
+    resnet,
+    step_of,
+    unet,
+    vectors,
+)
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Its loss is a layer of the model; clusters without a label of the record have no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.layer = nn.Linear(6, 8), nn.AdaptiveLogSoftmaxWithLoss(8, 12, [4, 8], 2.0)
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return -self.layer(self.body(x), y).output
+
+
+def vectors_and_classes() -> tuple[Any, Tensor]:
+    y = torch.tensor([0, 5, 10, 1])
+    return (torch.randn(RECORDS, 6), y), y
+
+
+def single() -> nn.Module:
+    return mlp_of(6, 1)
+
+
+def numbers() -> tuple[Tensor, Tensor]:
+    return torch.randn(RECORDS, 6), torch.randn(RECORDS, 1)
+
+
+def coins(*shape: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    return lambda: (torch.randn(RECORDS, 6), torch.randint(0, 2, (RECORDS, *shape)).float())
+
+
+def shares() -> tuple[Tensor, Tensor]:
+    return torch.randn(RECORDS, 6), torch.randn(RECORDS, 3).softmax(1)
+
+
+def speech() -> tuple[Any, Any]:
+    lengths = torch.tensor([2, 1, 2, 2])
+    return torch.randn(RECORDS, 7, 6), {"letters": torch.randint(1, 5, (RECORDS, 2)), "lengths": lengths}
+
+
+def alignment(scores: Tensor, targets: Any) -> Tensor:
+    steps = torch.full((len(scores),), scores.shape[1])
+    log_shares = scores.log_softmax(-1).transpose(0, 1)
+    return F.ctc_loss(log_shares, targets["letters"], steps, targets["lengths"], reduction="none")
+
+
+def embeddings() -> tuple[Any, Tensor]:
+    return tuple(torch.randn(RECORDS, 6) for _ in range(3)), labels()
+
+
+def triplet() -> nn.Module:
+    return Of(lambda m, *parts: tuple(map(m.net, parts)), net=mlp())
+
+
+def dice(scores: Tensor, targets: Tensor) -> Tensor:
+    shares, truth = scores.softmax(1)[:, 1].flatten(1), targets.flatten(1).to(scores.dtype)
+    return 1 - 2 * (shares * truth).sum(1) / (shares.sum(1) + truth.sum(1) + 1)
+
+
+WEIGHTS = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+# fmt: off
+LOSSES: dict[str, Case] = {
+    "class weights": (mlp, nn.CrossEntropyLoss(WEIGHTS, reduction="none"), vectors),
+    "label smoothing": (mlp, nn.CrossEntropyLoss(label_smoothing=0.1), vectors),
+    "soft labels": (mlp, nn.CrossEntropyLoss(), shares),
+    "negative log-likelihood": (lambda: nn.Sequential(mlp(), nn.LogSoftmax(1)), nn.NLLLoss(), vectors),
+    "binary": (single, nn.BCEWithLogitsLoss(), coins(1)),
+    "binary, of shares": (lambda: nn.Sequential(single(), nn.Sigmoid()), nn.BCELoss(), coins(1)),
+    "squared": (single, nn.MSELoss(), numbers),
+    "absolute": (single, nn.L1Loss(), numbers),
+    "Huber": (single, nn.HuberLoss(), numbers),
+    "Poisson": (single, lambda o, y: F.poisson_nll_loss(o, y, reduction="none")[:, 0], coins(1)),
+    "Gaussian": (lambda: mlp_of(6, 2), lambda o, y: F.gaussian_nll_loss(o[:, :1], y, F.softplus(o[:,
+        1:]), reduction="none")[:, 0], numbers),
+    "divergence": (mlp, lambda o, y: F.kl_div(o.log_softmax(1), y, reduction="none").sum(1), shares),
+    "connectionist": (lambda: mlp_of(6, 5), alignment, speech),
+    "triplet": (triplet, lambda o, _: F.triplet_margin_loss(o[0], o[1], o[2], reduction="none"),
+        embeddings),
+    "several margins": (mlp, lambda o, y: F.multilabel_soft_margin_loss(o, y, reduction="none"),
+        coins(3)),
+    "adaptive softmax": (AdaptiveSoftmax, lambda o, _: o, vectors_and_classes),
+    "dice": (unet, dice, masks),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name: str) -> None:
+    check(LOSSES[name])
+
+
+# loops
+
+# fmt: off
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda m: torch.optim.Adam(m.parameters()),
+    "Adam, fused": lambda m: torch.optim.Adam(m.parameters(), fused=True),
+    "AdamW, two groups": lambda m: torch.optim.AdamW(
+        [{"params": m[0].parameters(), "lr": 1e-4}, {"params": m[2].parameters(), "weight_decay": 0.1}]
+    ),
+    "RMSprop": lambda m: torch.optim.RMSprop(m.parameters()),
+    "Adagrad": lambda m: torch.optim.Adagrad(m.parameters()),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name: str) -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    before = [value.detach().clone() for value in model.parameters()]
+    step = step_of(model, nn.CrossEntropyLoss(), OPTIMIZERS[name](model))
+    for batch in step.batches(vectors(), steps=3):
+        step(batch)
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+# fmt: off
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 3),
+    "warm-up": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: (k + 1) / 4),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedules_of_the_learning_rate(name: str) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule, rates = SCHEDULERS[name](optimizer), set()
+    step = step_of(model, nn.CrossEntropyLoss(), optimizer)
+    for batch in step.batches(vectors(), steps=3):
+        step(batch)
+        schedule.step()
+        rates.add(optimizer.param_groups[0]["lr"])
+    assert len(rates) == 3
+
+
+def test_physical_batches_accumulate_the_same_sum() -> None:
+    sums = []
+    for physical in (1, 3, 4):
+        torch.manual_seed(0)
+        model, data = mlp().double(), _cast(vectors(), torch.float64)
+        execution = hush.Execution(physical_batch=physical)
+        step = step_of(model, nn.CrossEntropyLoss(), execution=execution)
+        sums.append(step.clipped_sum(next(step.batches(data))).clone())
+    for total in sums[1:]:
+        torch.testing.assert_close(total, sums[0])
+
+
+def test_parts_are_frozen_and_unfrozen_between_steps() -> None:
+    model = mlp()
+    step = step_of(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()))
+    sizes = []
+    for number, batch in enumerate(step.batches(vectors(), steps=3)):
+        model[0].requires_grad_(number != 1)  # type: ignore[index]
+        sizes.append(len(step.clipped_sum(batch)))
+        step(batch)
+    assert sizes == [83, 27, 83]
+
+
+def test_poisson_sampling_with_a_moving_average_and_an_evaluation_between_steps() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Sequential(mlp(), nn.Dropout(0.1)), vectors()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=NORM), noise=hush.Gaussian(multiplier=1.0)
+    )
+    step = step_of(model, nn.CrossEntropyLoss(), plan=plan)
+    for batch in step.batches(data, steps=3):
+        step(batch)
+        average.update_parameters(model)
+        model.eval()
+        with torch.no_grad():
+            model(data[0])
+        model.train()
+    assert step.steps == 3
+    assert int(average.n_averaged) == 3
+
+
+def test_autocast() -> None:
+    model = resnet()
+    step = step_of(model, nn.CrossEntropyLoss())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for batch in step.batches(images(), steps=2):
+            step(batch)
+    assert step.steps == 2
+
+
+def test_checkpointed_layers() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    body = Of(lambda m, x: checkpoint(m.body, x, use_reentrant=False), body=mlp_of(6, 6))
+    check((lambda: nn.Sequential(body, nn.Linear(6, 3)), nn.CrossEntropyLoss(), vectors))
+
+
+def test_quantization_aware_training() -> None:
+    quantization = torch.ao.quantization
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.Sequential(quantization.QuantStub(), mlp(), quantization.DeQuantStub()).train()
+        model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+        quantization.prepare_qat(model, inplace=True)
+    x, y = vectors()
+    step = step_of(model, nn.CrossEntropyLoss())
+    with pytest.raises(hush.core.errors.Unsupported, match="disable_observer"):
+        next(step.batches((x, y)))
+    model(torch.randn(20, 6))  # public records
+    model.apply(quantization.disable_observer)
+    case = (lambda: model, nn.CrossEntropyLoss(), lambda: (x, y))
+    check(case, dtype=torch.float32)
