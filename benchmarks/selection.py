@@ -8,7 +8,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 import hush
-from hush.core.best_of import TrialLaw
+from hush.core.release import TrialLaw
 from hush.report.text import Table
 
 RATE, MULTIPLIER, STEPS, DELTA = 0.01, 1.0, 1000, 1e-5

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from hush import clipping, errors, noise, sampling
 from hush.clipping import *  # noqa: F403  (each folder's list of its parts is the one list)
 from hush.core import lazy_modules
-from hush.core.best_of import BestOf
 from hush.core.errors import PrivacyWarning
 from hush.core.guarantee import Adjacency, Bound, Budget, Guarantee, Neighbours
 from hush.core.parts import Always
 from hush.core.plan import Plan
-from hush.core.release import Selective
+from hush.core.release import BestOf, Selective
 from hush.noise import *  # noqa: F403
 from hush.sampling import *  # noqa: F403
 

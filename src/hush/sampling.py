@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from hush.core.parts import Proof, Sampling
-from hush.core.randomness import RandomSource, bernoulli, random_bits
-from hush.core.value import Range, number
+from hush.core.randomness import RandomSource, bernoulli
+from hush.core.value import number
 
 if TYPE_CHECKING:
     import torch
@@ -19,8 +19,7 @@ RATE = number(
     "exactly that probability, which a double-precision draw meets",
     example=0.01,
 )
-_BYTES = 256
-_COORDINATE_RATE = Range(
+_COORDINATE_RATE = number(
     at_least=1 / 512,
     at_most=1,
     why="it is the probability that a coordinate of a record takes part, which one random byte decides",
@@ -79,10 +78,11 @@ class Coordinate(Sampling):
 
     proofs: ClassVar[tuple[Proof, ...]] = _PROOFS
 
-    rate: float = field(kw_only=False)
+    rate: float = field(kw_only=False, metadata=_COORDINATE_RATE)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", _in_bytes("rate", self.rate))
+        super().__post_init__()
+        object.__setattr__(self, "rate", _in_bytes(self.rate))
 
     @property
     def participation(self) -> float:
@@ -94,9 +94,6 @@ class Coordinate(Sampling):
 
     def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
         return FullBatch().draw(records, generator)
-
-    def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
-        return _masked(values, self.rate, generator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +108,11 @@ class Twice(Sampling):
     proofs: ClassVar[tuple[Proof, ...]] = _PROOFS
 
     rate: float = field(metadata=RATE)
-    coordinate_rate: float
+    coordinate_rate: float = field(metadata=_COORDINATE_RATE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rate = _in_bytes("coordinate_rate", self.coordinate_rate)
-        object.__setattr__(self, "coordinate_rate", rate)
+        object.__setattr__(self, "coordinate_rate", _in_bytes(self.coordinate_rate))
 
     @property
     def participation(self) -> float:
@@ -129,21 +125,7 @@ class Twice(Sampling):
     def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
         return Poisson(self.rate).draw(records, generator)
 
-    def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
-        return _masked(values, self.coordinate_rate, generator)
 
-
-def _in_bytes(name: str, rate: object) -> float:
+def _in_bytes(rate: float) -> float:
     """The nearest positive multiple of 1/256, which one random byte implements exactly."""
-    return max(1, round(_COORDINATE_RATE.check(name, rate) * _BYTES)) / _BYTES
-
-
-def _masked(values: "torch.Tensor", rate: float, generator: RandomSource) -> "torch.Tensor":
-    """Finite values in place, each kept if its random byte is below 256 times the rate, and else 0."""
-    import torch
-
-    words = random_bits(-(-values.numel() // 8), generator)
-    # compared with 255 at most: a byte compared with 256 would be compared with 0
-    mask = words.view(torch.uint8)[: values.numel()].le_(round(rate * _BYTES) - 1)
-    # bytes of 0 and 1: booleans, and masked_fill_(), are many times slower
-    return values.mul_(mask.to(values.device).view_as(values))
+    return max(1, round(rate * 256)) / 256

@@ -101,7 +101,7 @@ def test_a_copy_would_close_the_file_of_the_original(
     path: Path, duplicate: Callable[[Any], Any]
 ) -> None:
     with hush.Ledger(path) as ledger:
-        with pytest.raises(Unsupported, match=r"a Ledger cannot be copied or pickled.*state_dict"):
+        with pytest.raises(Unsupported, match=r"a Ledger.*cannot be copied or pickled.*state_dict"):
             duplicate(ledger)
         gc.collect()
         with (path.parent / "log").open("w"):  # would get the number of a file that was closed

@@ -15,7 +15,7 @@ from hush.accounting.selection import (
     selection_rdp,
     trial_count,
 )
-from hush.core.best_of import BestOf
+from hush.core.release import BestOf
 from tests.accounting import selection_oracle as oracle
 from tests.accounting.selection_oracle import Array, Law
 

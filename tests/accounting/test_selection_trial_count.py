@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from hush.accounting.selection import trial_count
-from hush.core.best_of import BestOf
+from hush.core.release import BestOf
 from tests.accounting import selection_oracle as oracle
 from tests.accounting.test_selection_bounds import LAWS, charged_law
 

@@ -10,18 +10,21 @@ import torch
 from torch import Tensor
 
 import hush
-from hush import sampling
 from hush.accounting.ledger import Ledger
 from hush.clipping import norms as lp
+from hush.core.parts import ClippedSum, Sampling
 from hush.core.randomness import Stream, bernoulli, uniform
-from hush.core.tape import ClippedSum
 from hush.noise.exact import ziggurat
 from hush.training.data import Batch
 from hush.training.methods.selective import Trials
 from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
 
-PRIVATE, PRIVATIZE, MASKED = PrivateStep.private_gradient, hush.Gaussian.privatize, sampling._masked
+PRIVATE, PRIVATIZE, MASKED = (
+    PrivateStep.private_gradient,
+    hush.Gaussian.privatize,
+    Sampling.mask_coordinates,
+)
 RESTORE, CHARGE, VERDICT = Snapshot.restore, Ledger.charge, Trials.noisy_verdict
 WEIGHTS, DRAWS = lp.clipping_weights, ziggurat.pending_draws
 
@@ -195,25 +198,25 @@ def shuffled_epochs(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_mask_for_all_numbers(patch: pytest.MonkeyPatch) -> None:
-    def masked(values: Tensor, rate: float, generator: Any) -> Tensor:
+    def masked(self: Sampling, values: Tensor, generator: Any) -> Tensor:
         flat = values.view(len(values), -1)
-        return flat.mul_(MASKED(torch.ones(len(values), 1), rate, generator)).view_as(values)
+        return flat.mul_(MASKED(self, torch.ones(len(values), 1), generator)).view_as(values)
 
-    patch.setattr(sampling, "_masked", masked)
+    patch.setattr(Sampling, "mask_coordinates", masked)
 
 
 def one_mask_for_all_records(patch: pytest.MonkeyPatch) -> None:
-    def masked(values: Tensor, rate: float, generator: Any) -> Tensor:
-        return values.mul_(MASKED(torch.ones(1, values.shape[1]), rate, generator))
+    def masked(self: Sampling, values: Tensor, generator: Any) -> Tensor:
+        return values.mul_(MASKED(self, torch.ones(1, values.shape[1]), generator))
 
-    patch.setattr(sampling, "_masked", masked)
+    patch.setattr(Sampling, "mask_coordinates", masked)
 
 
 def a_rate_a_fifth_too_high(patch: pytest.MonkeyPatch) -> None:
-    def masked(values: Tensor, rate: float, generator: Any) -> Tensor:
-        return MASKED(values, 1.2 * rate, generator)
+    def masked(self: Sampling, values: Tensor, generator: Any) -> Tensor:
+        return MASKED(hush.Coordinate(1.2 * self.coordinate_participation), values, generator)
 
-    patch.setattr(sampling, "_masked", masked)
+    patch.setattr(Sampling, "mask_coordinates", masked)
 
 
 def momentum_kept(patch: pytest.MonkeyPatch) -> None:

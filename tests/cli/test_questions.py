@@ -138,8 +138,6 @@ def test_account_of_groups_and_of_replaced_records() -> None:
     assert replaced["epsilon"] == expected.epsilon.to_plain()
     assert (replaced["neighbours"], replaced["unit"]) == ("replace", "3 records together")
     assert replaced["attacker"]["advantage"] > answer(*asked)["attacker"]["advantage"]
-    sizes = ("--noise", "1", "--records", "100", "--batch-size", "5", "--steps", "10")
-    assert "at most the 100 units" in call("account", *sizes, "--group", "101").stderr
 
 
 @pytest.mark.parametrize("option", ["--steps 5", "--rate .3", "--noise 2", "--dimension 9"])

@@ -38,7 +38,7 @@ def parts_table() -> str:
     )
     lines = ["| part | question | mechanisms |", "|---|---|---|"]
     for stage, base in STAGES.items():
-        kinds = sorted(filter(ours, base.originals.values()), key=lambda kind: -proved[kind])
+        kinds = sorted(filter(ours, base.kinds.values()), key=lambda kind: -proved[kind])
         calls = (
             f"`{kind.__name__}({', '.join(setting.name for setting in fields(kind))})`" for kind in kinds
         )

@@ -268,4 +268,4 @@ def _importance(pick: Random, dimension: int, quick: bool) -> hush.Plan:
 
 def kinds_of(stage: type[Part]) -> set[str]:
     """The library's parts of a stage; tests define others."""
-    return {name for name, kind in stage.originals.items() if kind.__module__.startswith("hush.")}
+    return {name for name, kind in stage.kinds.items() if kind.__module__.startswith("hush.")}

@@ -144,8 +144,6 @@ def argument(pick: Random, folder: Path) -> Mistake:
         ("reseed", [*flags, None], lambda v: a_run(folder, reseed=v)),
         ("progress", [*flags, None], lambda v: a_run(folder, progress=v)),
         ("views", [0.5, "views", [1], 4], lambda v: a_step(folder, views=v)),
-        ("path", [0.5, [1]], lambda v: a_step(folder, ledger=v)),
-        ("directory", [0.5, [1]], lambda v: a_run(folder, directory=v)),
         ("scheduler", whole, lambda v: a_run(folder, scheduler=v)),
         ("step", [*counted, 0], lambda v: hush.Ledger().charge(_PLAN, run="r", step=v, release="x")),
         ("run", [1, None], lambda v: hush.Ledger().charge(_PLAN, run=v, step=1, release="x")),

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import PerformanceWarning, Unsupported
-from hush.core.parts import Clipping
-from hush.core.tape import ClippedSum
+from hush.core.parts import ClippedSum, Clipping
 from hush.gradients import cuda_graph
 from hush.gradients.cuda_graph import (
     CapturedGraph,

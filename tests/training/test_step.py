@@ -480,11 +480,13 @@ def test_what_is_unfrozen_later_is_not_in_a_charge_that_grows_with_the_dimension
     assert step.steps == 1
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickle.dumps])
 def test_a_copy_would_charge_and_draw_what_the_original_does(duplicate: Callable[[Any], Any]) -> None:
     model, _ = problem()
     step = hush.PrivateStep(model, LOSS, torch.optim.SGD(model.parameters()), plan(), records=RECORDS)
-    with pytest.raises(Unsupported, match=r"a PrivateStep cannot be copied.*ledger=step\.ledger"):
+    with pytest.raises(
+        Unsupported, match=r"with it a PrivateStep, cannot be copied.*ledger=step\.ledger"
+    ):
         duplicate(step)
 
 

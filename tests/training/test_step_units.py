@@ -207,8 +207,6 @@ def test_nothing_of_the_owners_is_written_where_they_are_private(tmp_path: Path)
     (fours,), (fives,) = kept([i // 4 for i in range(20)], "a"), kept([i % 5 for i in range(20)], "b")
     protects = [json.loads(line)["protects"] for line in (fours, fives)]
     assert protects[0] == protects[1] == {"neighbours": "add/remove", "per_unit": 2, "group": 1}
-    with pytest.raises(InvalidValue, match="private"):
-        hush.Adjacency(neighbours=hush.Neighbours.ADD_REMOVE, per_unit=2, owners="abc")
 
 
 def test_training_protects_owners(tmp_path: Path) -> None:

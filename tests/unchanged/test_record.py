@@ -51,6 +51,4 @@ def test_every_part_is_recorded() -> None:
     parts = {type(part) for _, plan in combinations() for part in vars(plan).values()}
     parts.add(hush.BestOf)  # of whole runs: no step is to be recorded
     for stage in (Sampling, Clipping, Noise, Release):
-        assert parts >= {
-            kind for kind in stage.originals.values() if kind.__module__.startswith("hush.")
-        }
+        assert parts >= {kind for kind in stage.kinds.values() if kind.__module__.startswith("hush.")}

@@ -9,13 +9,22 @@ import torch
 
 from hush.accounting.mechanism import mechanism
 from hush.accounting.per_instance.bounded import unit_law
-from hush.clipping import L2, Entries, L2Linf, Lp, Principal, Subspaces
+from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Principal, Subspaces
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Neighbours
 from hush.core.parts import Always, Clipping, Noise, Release
 from hush.core.plan import Plan
 from hush.core.release import Selective
-from hush.noise import BlockGaussian, Gaussian, GeneralizedGaussian
+from hush.noise import (
+    BlockGaussian,
+    Gaussian,
+    GeneralizedGaussian,
+    Laplace,
+    Quantized,
+    Rectified,
+    StochasticSign,
+    Truncated,
+)
 from hush.pate.argmax import Confident, NoisyMax
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
 from hush.training.methods.moments import NoisyMoments
@@ -34,6 +43,17 @@ SAMPLINGS = (
     Coordinate(rate=0.5),
     Twice(rate=0.5, coordinate_rate=0.5),
 )
+CLIPPINGS: tuple[tuple[Clipping, int], ...] = (
+    (L2(1.0), 1),
+    (Importance(1.0), 1),
+    (Lp(p=2.0, norm=1.0), 1),
+    (Linf(0.5), 4),
+    (L2Linf(l2=1.0, linf=0.5), 4),
+    (Entries(changed=1), 1),
+    (Box([0.8, 0.6]), 2),
+    (Subspaces(ranks=(2, 2), l2=(0.8, 0.6)), 4),
+)
+"""Clippings of l2 sensitivity 1, and the number of entries that a record changes to reach it."""
 RELEASES: tuple[Release, ...] = (
     Always(),
     Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0, test="mean"),
@@ -58,7 +78,7 @@ class Attack:
 
 def plans() -> Iterator[tuple[Plan, int]]:
     """Every combination of parts as a plan, with the number of entries that its record changes."""
-    for sampling, (clipping, touched), release in product(SAMPLINGS, _clippings(), RELEASES):
+    for sampling, (clipping, touched), release in product(SAMPLINGS, CLIPPINGS, RELEASES):
         for noise in _noises(clipping, touched):
             fitting = _fitting(clipping, noise)
             yield Plan(sampling=sampling, clipping=fitting, noise=noise, release=release), touched
@@ -101,20 +121,20 @@ def attack_on(plan: Plan, touched: int) -> Callable[..., Audit] | None:
     return partial(audit, plan, touched=touched, dimension=touched)
 
 
-def _clippings() -> Iterator[tuple[Clipping, int]]:
-    """Examples of every clipping, with the number of entries that a record changes equally."""
-    for kind in Clipping.originals.values():
-        assert issubclass(kind, Clipping)
-        yield from kind.examples()
-
-
-def _noises(clipping: Clipping, touched: int) -> Iterator[Noise]:
-    """Examples of every noise that declares a proof."""
+def _noises(clipping: Clipping, touched: int) -> tuple[Noise, ...]:
+    """Examples of every noise, of standard deviation about `DEVIATION` on a sum of sensitivity 1."""
     blocks = len(clipping.sensitivity(touched))
-    for kind in Noise.originals.values():
-        if kind.proofs:
-            assert issubclass(kind, Noise)
-            yield from kind.examples(DEVIATION, blocks=blocks, reference_norm=clipping.reference_norm)
+    return (
+        Gaussian(DEVIATION / clipping.reference_norm),
+        BlockGaussian((DEVIATION * blocks**0.5,) * blocks),
+        GeneralizedGaussian(beta=1.5, multiplier=1.0),
+        GeneralizedGaussian(beta=3.0, multiplier=2.5),
+        Laplace(1.0),
+        Rectified(scale=DEVIATION, bound=2.0),
+        Quantized(scale=DEVIATION, bound=2.0, levels=5),
+        StochasticSign(DEVIATION),
+        Truncated(scale=DEVIATION, bound=2.0),
+    )
 
 
 def _fitting(clipping: Clipping, noise: Noise) -> Clipping:

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, Self, get_args
+from pathlib import Path
+from typing import Any, NoReturn, Self, SupportsIndex, get_args
 
 from hush.accounting.epsilon import compose
 from hush.accounting.journal import Journal, LockedFile, chained, head_of, new_header, text_of
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import InvalidValue, LedgerError, PrivacyWarning, Unproved
+from hush.core.errors import InvalidValue, LedgerError, PrivacyWarning, Unproved, Unsupported
 from hush.core.guarantee import (
     DEFAULT_DELTA,
     DELTA,
@@ -27,10 +28,9 @@ from hush.core.guarantee import (
     Neighbours,
     Secrecy,
     advised_delta,
-    check_neighbours,
 )
 from hush.core.plan import Plan
-from hush.core.value import SingleOwner, as_path, check_count, check_kind
+from hush.core.value import check_count, check_kind
 
 _MIN_FOLDED = 1000
 """Fewer lines than this are read in less time than it takes to replace a file."""
@@ -39,7 +39,7 @@ Snapshot = tuple[list[bytes], str | None]
 """Lines of a compacted ledger, and why it is void."""
 
 
-class Ledger(SingleOwner):
+class Ledger:
     """Append-only record of all charges; without a path it lives in memory only.
 
     Args:
@@ -50,8 +50,15 @@ class Ledger(SingleOwner):
     after it can never be missing from the file. docs/guarantees/ledger.md has the argument.
     """
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise Unsupported(
+            "a Ledger, and with it a PrivateStep, cannot be copied or pickled: charges to one copy "
+            "would be missing from the other. Copy the model alone and make a new PrivateStep for it "
+            "with ledger=step.ledger, or load state_dict() into a new PrivateStep with that ledger."
+        )
+
     def __init__(self, path: str | os.PathLike[str] | None = None, *, read_only: bool = False) -> None:
-        self.path = None if path is None else as_path("path", path)
+        self.path = None if path is None else Path(path)
         self._journal = Journal()
         self._file: LockedFile | None = None
         self._writable = not read_only
@@ -202,7 +209,7 @@ class Ledger(SingleOwner):
                 stacklevel=2,
             )
         stored = self.adjacency if self._journal.counts else uncharged or self.adjacency
-        relation = stored.neighbours if neighbours is None else check_neighbours(neighbours)
+        relation = stored.neighbours if neighbours is None else Neighbours(neighbours)
         if relation is Neighbours.ADD_REMOVE is not stored.neighbours:
             raise Unproved(
                 "neighbours=add/remove is not the relation that was charged: sums are divided by the "
@@ -210,7 +217,6 @@ class Ledger(SingleOwner):
                 "zero-out, or run with neighbours=ADD_REMOVE."
             )
         adjacency = replace(stored, group=group, neighbours=relation)
-        adjacency.check_records(records)
         guarantee = compose(self.counts, chosen, self.dimensions, adjacency)
         return replace(
             guarantee,

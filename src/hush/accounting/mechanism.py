@@ -16,11 +16,10 @@ from hush.accounting.steps import (
     ellipsoid,
 )
 from hush.clipping import L2, Entries, Importance, Lp
-from hush.core.best_of import BestOf
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Always, Noise, SensitivitySet
 from hush.core.plan import Plan, names, proof_note
-from hush.core.release import Selective
+from hush.core.release import BestOf, Selective
 from hush.noise import Gaussian
 
 

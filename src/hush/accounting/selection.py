@@ -17,7 +17,7 @@ import numpy as np
 from hush.accounting.numerics import OUTWARD, Array, bisect
 from hush.accounting.pld import accountant
 from hush.accounting.steps import ComposableStep, PairedStep
-from hush.core.best_of import BestOf
+from hush.core.release import BestOf
 
 DRAW_DISTANCE = 1e-30
 """Total variation distance between the law that is drawn and the law that is charged, at most."""

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Guarantee
+from hush.core.parts import ClippedSum, CoordinateMask
 from hush.core.plan import Plan
-from hush.core.tape import ClippedSum, CoordinateMask
 from hush.core.value import check_count
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.public_basis import ProjectedTape, PublicBasis

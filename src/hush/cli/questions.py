@@ -95,7 +95,6 @@ def _charges(
     counts = {priced: opt.steps_of(steps, epochs, priced)}
     dimensions = {} if dimension is None else {priced: dimension}
     adjacency = _adjacency(group, neighbours)
-    adjacency.check_records(records)
     notes = [f"delta {DEFAULT_DELTA:g} by default: set --delta well below 1 / records"]
     guarantee = compose(counts, DEFAULT_DELTA if delta is None else delta, dimensions, adjacency)
     guarantee = _for_units(guarantee, records)
@@ -246,7 +245,6 @@ def calibrate(
     opt.refuse_together(plan=plan, noise=noise)
     opt.refuse_together(steps=steps, epochs=epochs)
     adjacency = _adjacency(group, neighbours)
-    adjacency.check_records(records)
     attacks = {"tpr": tpr, "fpr": fpr, "advantage": advantage, "posterior": posterior, "prior": prior}
     limit = _limit(epsilon, delta, attacks)
     if fit and (adjacency.slots > 1 or not isinstance(limit, Budget)):

@@ -22,10 +22,10 @@ from hush.cli.options import about
 from hush.cli.output import SEED_NOTICE, counted, print_run
 from hush.clipping import L2
 from hush.core.atomic_files import replace_file
-from hush.core.best_of import MEAN
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Adjacency, Budget, Neighbours
 from hush.core.plan import read_plan
+from hush.core.release import MEAN
 from hush.core.value import Range, check_count
 
 if TYPE_CHECKING:

@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hush.core.errors import Unsupported
-from hush.core.parts import Clipping, Proof, SensitivitySet
-from hush.core.tape import ClippedSum, CoordinateMask, Tape
-from hush.core.value import check_count, number
+from hush.core.parts import ClippedSum, Clipping, CoordinateMask, Proof, SensitivitySet, Tape
+from hush.core.value import count, number
 
 if TYPE_CHECKING:
     import torch
@@ -47,45 +46,40 @@ def taper(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
     return (2 - norms / far).clamp(min=0.0, max=1.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class L2Ball:
-    """One Euclidean ball of radius `norm` as the sensitivity set.
+class Ball:
+    """Mixin for a `Clipping`: one l_p ball of radius `norm` as the sensitivity set."""
 
-    A mixin rather than a `Clipping`: every `Clipping` class is one that a plan may name.
-    """
-
-    norm: float = field(kw_only=False, metadata=NORM)
-
-    @classmethod
-    def examples(cls) -> tuple[tuple[Any, int], ...]:
-        return ((cls(norm=1.0), 1),)
+    order: ClassVar[float]
+    norm: float
 
     @property
     def reference_norm(self) -> float:
         return self.norm
 
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
-        return (SensitivitySet(p=2.0, norm=self.norm, dimension=dimension),)
+        return (SensitivitySet(p=self.order, norm=self.norm, dimension=dimension),)
 
 
 @dataclass(frozen=True, kw_only=True)
-class L2(L2Ball, Clipping):
+class L2(Ball, Clipping):
     """l2 clipping: each per-sample gradient is scaled down to Euclidean norm `norm` at most.
 
     Args:
         norm: Clipping norm; also positional.
     """
 
+    order: ClassVar[float] = 2.0
+    norm: float = field(kw_only=False, metadata=NORM)
     draws: ClassVar[bool] = False
 
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         if mask is not None:
-            return tape.clip_entrywise(self.sensitivity(None), mask)
+            return super().clip(tape, mask)
         return clip_whole(tape, 2.0, self.norm)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Importance(L2Ball, Clipping):
+class Importance(Ball, Clipping):
     """Importance sampling by gradient norm (DPIS, Wei et al. 2022), as a clipping rule.
 
     A record adds its gradient scaled *to* the norm `norm`, or nothing. A gradient of Euclidean norm r is
@@ -100,6 +94,9 @@ class Importance(L2Ball, Clipping):
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(samplings=("Poisson", "FullBatch"), noises=("Gaussian",), note="baselines.md"),
     )
+
+    order: ClassVar[float] = 2.0
+    norm: float = field(kw_only=False, metadata=NORM)
 
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         if mask is not None:
@@ -120,7 +117,7 @@ class Importance(L2Ball, Clipping):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lp(Clipping):
+class Lp(Ball, Clipping):
     """l_p clipping: each per-sample gradient is scaled down to l_p norm `norm` at most.
 
     Args:
@@ -137,14 +134,6 @@ class Lp(Clipping):
     )
     norm: float = field(metadata=NORM)
 
-    @classmethod
-    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
-        return ((cls(p=2.0, norm=1.0), 1),)
-
-    @property
-    def reference_norm(self) -> float:
-        return self.norm
-
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         return (SensitivitySet(p=self.p, norm=self.norm, dimension=dimension),)
 
@@ -158,28 +147,15 @@ class Lp(Clipping):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linf(Clipping):
+class Linf(Ball, Clipping):
     """l-infinity clipping: each entry of a per-sample gradient is clamped to [-norm, norm].
 
     Args:
         norm: Clipping norm; also positional.
     """
 
+    order: ClassVar[float] = math.inf
     norm: float = field(kw_only=False, metadata=NORM)
-
-    @classmethod
-    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
-        return ((cls(norm=0.5), 4),)
-
-    @property
-    def reference_norm(self) -> float:
-        return self.norm
-
-    def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
-        return (SensitivitySet(p=math.inf, norm=self.norm, dimension=dimension),)
-
-    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
-        return tape.clip_entrywise(self.sensitivity(None), mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,19 +170,12 @@ class L2Linf(Clipping):
     l2: float = field(metadata=NORM)
     linf: float = field(metadata=NORM)
 
-    @classmethod
-    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
-        return ((cls(l2=1.0, linf=0.5), 4),)
-
     @property
     def reference_norm(self) -> float:
         return self.l2
 
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         return (SensitivitySet(p=2.0, norm=self.l2, cap=self.linf, dimension=dimension),)
-
-    def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
-        return tape.clip_entrywise(self.sensitivity(None), mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,17 +199,8 @@ class Entries(Clipping):
         ),
     )
 
-    changed: int
+    changed: int = field(metadata=count("each entry that one record changes is hidden on its own"))
     norm: float = field(default=1.0, metadata=NORM)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        why = "it is how many entries one record can change, and noise hides each on its own"
-        object.__setattr__(self, "changed", check_count("changed", self.changed, why, at_least=1))
-
-    @classmethod
-    def examples(cls) -> tuple[tuple[Clipping, int], ...]:
-        return ((cls(changed=1), 1),)
 
     @property
     def reference_norm(self) -> float:

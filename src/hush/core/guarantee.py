@@ -5,10 +5,10 @@ import re
 import warnings
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
-from hush.core.errors import InvalidValue, PrivacyWarning, short_repr
-from hush.core.value import Value, as_float, check_count, number
+from hush.core.errors import InvalidValue, PrivacyWarning
+from hush.core.value import Value, check_count, count, number
 
 DELTA = number(
     above=0,
@@ -74,8 +74,6 @@ Arithmetic = Literal["proved", "assumed"]
 Assumption K and, if records are sampled, K2 (docs/guarantees/tape.md)."""
 Secrecy = Literal["secret", "seeded"]
 """`seeded`: noise from a given seed; the statement holds while the seed is secret."""
-MAX_GROUP = 1000
-"""Largest number of units that change together: a mixture of more shifts takes minutes."""
 
 
 class Neighbours(StrEnum):
@@ -90,16 +88,13 @@ class Neighbours(StrEnum):
     ADD_REMOVE = "add/remove"
     REPLACE = "replace"
 
-
-def check_neighbours(neighbours: object) -> Neighbours:
-    """The adjacency relation of this name; raises for any other."""
-    if not isinstance(neighbours, str) or neighbours not in tuple(Neighbours):
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
         raise InvalidValue(
-            f"neighbours={neighbours!r} must be one of {', '.join(map(repr, map(str, Neighbours)))}: an "
-            "epsilon means nothing without what its data sets differ in.",
+            f"neighbours={value!r} must be one of {', '.join(map(repr, map(str, cls)))}: an epsilon "
+            "means nothing without the difference of its data sets.",
             key="neighbours",
         )
-    return Neighbours(neighbours)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,30 +113,23 @@ class Adjacency(Value):
 
     neighbours: Neighbours = Neighbours.ZERO_OUT
     per_unit: int | Literal["all"] | None = None
-    group: int = 1
+    group: int = field(
+        default=1,
+        metadata=count(
+            "so many records change together, and of a larger group nothing is kept private; to protect "
+            "all records of a user, train with units=hush.Units(...)",
+            at_most=1000,
+            example=5,
+        ),
+    )
     owners: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "neighbours", check_neighbours(self.neighbours))
+        object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
         if self.per_unit is not None and self.per_unit != "all":
             why = "a drawn user takes part with one record at least"
             object.__setattr__(self, "per_unit", check_count("per_unit", self.per_unit, why, 1, 1))
-        group = as_float(self.group)
-        if not 1 <= group <= MAX_GROUP or group != int(group):
-            raise InvalidValue(
-                f"group={short_repr(self.group)} must be a whole number from 1 to {MAX_GROUP}: so many "
-                "records change together, and of a larger group nothing is kept private. Pass e.g. "
-                "group=5; to protect all that one user owns, train with units=hush.Units(...).",
-                key="group",
-            )
-        object.__setattr__(self, "group", int(group))
-        if self.owners is not None and self.neighbours is Neighbours.ADD_REMOVE:
-            raise InvalidValue(
-                "owners was passed under add/remove, where who owns which record is private: a digest "
-                "would tell of it. Leave owners out.",
-                key="owners",
-            )
 
     @property
     def unit(self) -> str:
@@ -162,19 +150,6 @@ class Adjacency(Value):
     def slots(self) -> int:
         """Number of single-slot changes, filled to empty or back, in one change."""
         return 2 * self.group if self.replaced else self.group
-
-    def check_records(self, records: int | None) -> None:
-        """Raise `InvalidValue` if the group is larger than the data set.
-
-        Args:
-            records: Number of units of privacy; None if unknown.
-        """
-        if records is not None and self.group > records:
-            raise InvalidValue(
-                f"group={self.group} must be at most the {records} units there are: no data set "
-                f"differs in more. Pass e.g. group={min(5, records)}.",
-                key="group",
-            )
 
     def __str__(self) -> str:
         return f"{self.unit} ({self.neighbours})"
@@ -197,14 +172,13 @@ class Bound(Value):
     upper: float
 
     def __post_init__(self) -> None:
-        lower, upper = as_float(self.lower), as_float(self.upper)
-        if not 0 <= lower <= upper:
+        if not 0 <= self.lower <= self.upper:
             raise InvalidValue(
                 f"lower={self.lower!r}, upper={self.upper!r} must satisfy 0 <= lower <= upper: "
                 "anything else bounds nothing."
             )
-        object.__setattr__(self, "lower", lower)
-        object.__setattr__(self, "upper", upper)
+        object.__setattr__(self, "lower", float(self.lower))
+        object.__setattr__(self, "upper", float(self.upper))
 
     def __str__(self) -> str:
         if math.isinf(self.upper):

@@ -4,23 +4,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, cast
 
 from hush.core.errors import InvalidPlan, InvalidValue, short_repr
-from hush.core.randomness import RandomSource
-from hush.core.tape import ClippedSum, CoordinateMask, Tape
-from hush.core.value import Range, Value, check_count, number
+from hush.core.randomness import RandomSource, random_bits
+from hush.core.value import Value, count
 
 if TYPE_CHECKING:
     import torch
 
-
-_P = Range(
-    at_least=1,
-    why="below 1 it is not a norm; at infinity every coordinate is bounded on its own",
-    example=2.0,
-)
-_CAP = Range(at_least=0, why="it bounds what one coordinate can move by", example=0.1)
+CoordinateMask = Callable[["torch.Tensor"], "torch.Tensor"]
+"""Coordinate sampling: sets each number to 0 or keeps it, at random; it may work in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,23 +25,11 @@ class SensitivitySet(Value):
     """
 
     p: float
-    norm: float = field(
-        metadata=number(at_least=0, why="it bounds how far a record can push", example=1.0)
-    )
+    norm: float
     cap: float | None = None
-    dimension: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.p != math.inf:
-            object.__setattr__(self, "p", _P.check("p", self.p))
-        if self.cap is not None:
-            object.__setattr__(self, "cap", _CAP.check("cap", self.cap))
-        if self.dimension is not None:
-            why = "a change needs a coordinate to happen in"
-            object.__setattr__(
-                self, "dimension", check_count("dimension", self.dimension, why, at_least=1)
-            )
+    dimension: int | None = field(
+        default=None, metadata=count("it is the number of parameters", example=1000)
+    )
 
     @property
     def max_entry(self) -> float:
@@ -81,6 +63,53 @@ class SensitivitySet(Value):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClippedSum:
+    """Sum of clipped per-sample gradients."""
+
+    total: "dict[str, torch.Tensor]"
+    skipped: "torch.Tensor"
+    """Number of records whose gradient is not finite and so added nothing (sensitive)."""
+
+
+class Tape(Protocol):
+    """Per-sample gradients of a batch, in whatever form they are stored."""
+
+    def norms(self, order: float) -> "torch.Tensor":
+        """Per-sample gradient norms over all parameters.
+
+        Args:
+            order: Of the norm: 2 for the Euclidean one.
+
+        Returns:
+            One norm per record.
+        """
+
+    def weighted_sum(self, weights: "torch.Tensor") -> "dict[str, torch.Tensor]":
+        """Weighted sum of the per-sample gradients.
+
+        Args:
+            weights: One per record. A record of weight 0 adds exactly zero, even where its gradient is
+                not finite.
+
+        Returns:
+            The sum by parameter name.
+        """
+
+    def clip_entrywise(
+        self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None
+    ) -> ClippedSum:
+        """Sum of the per-sample gradients, each clipped to the sensitivity sets and then masked.
+
+        Args:
+            sensitivity: Sets of consecutive blocks of the gradient; a single one is of all of it.
+            mask: Coordinate sampling to apply to each clipped gradient; None for none.
+
+        Returns:
+            The sum, and how many records were skipped.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
 class Proof:
     """Parts that the declaring part is proved with, by class name, in every combination.
 
@@ -100,8 +129,6 @@ class Part(Value, ABC):
     """One part of a plan, identified in plain data by its class name."""
 
     kinds: ClassVar[dict[str, type["Part"]]]
-    """Classes of this stage by name, the latest of each name."""
-    originals: ClassVar[dict[str, type["Part"]]]
     """Classes of this stage by name, the first of each name: the one that a `Proof` refers to."""
     proofs: ClassVar[tuple[Proof, ...]] = ()
     """Proofs of this class. They are not inherited: a derived class may behave differently."""
@@ -109,10 +136,9 @@ class Part(Value, ABC):
     def __init_subclass__(cls) -> None:
         cls.proofs = vars(cls).get("proofs", ())
         if Part in cls.__bases__:
-            cls.kinds, cls.originals = {}, {}
+            cls.kinds = {}
         else:
-            cls.kinds[cls.__name__] = cls
-            cls.originals.setdefault(cls.__name__, cls)
+            cls.kinds.setdefault(cls.__name__, cls)
 
     def to_plain(self) -> dict[str, Any]:
         return {"kind": type(self).__name__, **super().to_plain()}
@@ -155,20 +181,26 @@ class Sampling(Part):
 
     @property
     def coordinate_participation(self) -> float:
-        """Probability that one coordinate of a record takes part, given that the record does."""
+        """Probability that a coordinate of a drawn record takes part: a multiple of 1/256."""
         return 1.0
 
     def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
         """Keep each clipped number with probability `coordinate_participation`, else set it to 0.
 
         Args:
-            values: Finite numbers; they may be overwritten.
+            values: Finite numbers; they are overwritten.
             generator: Source of all randomness.
-
-        Returns:
-            The masked numbers, in the shape of `values`.
         """
-        return values
+        if self.coordinate_participation == 1:
+            return values
+        import torch
+
+        words = random_bits(-(-values.numel() // 8), generator)
+        # compared with 255 at most: a byte compared with 256 would be compared with 0
+        last = round(self.coordinate_participation * 256) - 1
+        mask = words.view(torch.uint8)[: values.numel()].le_(last)
+        # bytes of 0 and 1: booleans, and masked_fill_(), are many times slower
+        return values.mul_(mask.to(values.device).view_as(values))
 
     def expected(self, records: int) -> float:
         """Expected number of records per coordinate, by which the sum is divided.
@@ -202,9 +234,8 @@ class Clipping(Part):
             One set per block; a single set covers all coordinates.
         """
 
-    @abstractmethod
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
-        """Sum of the per-sample gradients on a tape, each clipped and then masked.
+        """Sum of the per-sample gradients on a tape, each clipped entry by entry and then masked.
 
         Args:
             tape: Per-sample gradients of a batch.
@@ -213,15 +244,7 @@ class Clipping(Part):
         Returns:
             The sum, to which each record contributes at most what `sensitivity` allows.
         """
-
-    @classmethod
-    def examples(cls) -> "tuple[tuple[Clipping, int], ...]":
-        """Clippings of this kind for the audit to attack, preferably of l2 sensitivity 1.
-
-        Returns:
-            Clippings, each with the number of entries that a record changes equally to reach the bound.
-        """
-        return ()
+        return tape.clip_entrywise(self.sensitivity(None), mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,15 +256,10 @@ class Noise(Part):
     """
 
     additive: ClassVar[bool] = False
-    """Whether a draw is the location plus a number independent of it. Not inherited."""
+    """Whether a draw is the location plus a number independent of it."""
     exact: ClassVar[bool] = False
     """Whether draws from a cryptographic source have exactly the law that is charged, up to
-    post-processing: docs/guarantees/sampling.md. Not inherited."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.additive = bool(vars(cls).get("additive", False))
-        cls.exact = bool(vars(cls).get("exact", False))
+    post-processing: docs/guarantees/sampling.md."""
 
     def exponential_power(self, norm: float) -> tuple[float, float] | None:
         """Exponent beta and scale of a density proportional to exp(-(|x| / scale)^beta).
@@ -255,26 +273,12 @@ class Noise(Part):
         return None
 
     def dominating_noise(self, reference_norm: float) -> "Noise | None":
-        """Noise with an at least as informative release, which is charged instead.
+        """Noise with an at least as informative release, which is charged instead; None for no other.
 
         Args:
             reference_norm: Reference norm of the clipping, the unit of the other noise's multiplier.
-
-        Returns:
-            The dominating noise; None if this noise is charged itself.
         """
         return None
-
-    @classmethod
-    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> "tuple[Noise, ...]":
-        """Noises of this kind for the audit to attack.
-
-        Args:
-            deviation: Approximate standard deviation of the noise on a sum of sensitivity 1.
-            blocks: Number of the clipping's blocks of coordinates.
-            reference_norm: Reference norm of the clipping.
-        """
-        return ()
 
     def with_multiplier(self, multiplier: float) -> "Noise":
         """Noise of the same kind with another scale; its cost does not increase with `multiplier`.

@@ -100,7 +100,7 @@ Combination = tuple[type[Part], ...]
 def declared() -> Iterator[tuple[type[Part], Proof]]:
     """All proofs, each with the part that declares it."""
     for stage in STAGES.values():
-        for kind in stage.originals.values():
+        for kind in stage.kinds.values():
             for proof in kind.proofs:
                 yield kind, proof
 
@@ -110,7 +110,7 @@ def covered(kind: type[Part], proof: Proof) -> Iterator[Combination]:
     names = (proof.samplings, proof.clippings, proof.noises, proof.releases)
     return product(
         *(
-            (kind,) if issubclass(kind, stage) else [stage.originals[name] for name in chosen]
+            (kind,) if issubclass(kind, stage) else [stage.kinds[name] for name in chosen]
             for stage, chosen in zip(STAGES.values(), names, strict=True)
         )
     )

@@ -1,23 +1,30 @@
-"""Selective release: an update is applied and published if a noisy test of its loss accepts it."""
+"""Release rules beside `Always`: selective release, and the best of a random number of runs."""
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from hush.core.errors import InvalidPlan, short_repr
+from hush.core.errors import InvalidPlan
 from hush.core.parts import Proof, Release
-from hush.core.value import number
+from hush.core.value import count, number, one_of
 
 Accounting = Literal["per-trial", "per-acceptance", "published"]
-Test = Literal["mean", "summed"]
-
-# Probability that an update is given up because every one of its trials was rejected, at most.
+Test = Literal["summed", "mean"]
+TrialLaw = Literal["negative-binomial", "poisson"]
 GIVEN_UP = 1e-30
+"""Largest probability that an update is given up because all of its trials were rejected."""
+MEAN = number(
+    at_least=1.01,
+    at_most=10_000,
+    why="it is how many runs are expected, and a number that is always 1 selects nothing",
+    example=10.0,
+)
+_CHARGED = "the release that runs must be the one that is charged"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selective(Release):
-    """An update is released if a noisy loss difference on a fresh Poisson batch is low enough.
+    """Selective release: an update is released if a noisy loss difference on a fresh batch is small.
 
     **Guarantee.** docs/guarantees/selective.md, for both tests, with normal noise on any support;
     "published" accounting is none.
@@ -27,13 +34,13 @@ class Selective(Release):
         clip: Bound on the loss difference: of each record in the summed test, of the mean in the other.
         multiplier: Noise multiplier, in units of the test's sensitivity.
         threshold: Accepted is a noisy difference below `threshold * clip`.
-        accounting: What is public, and what a step is. "per-trial": a step is a trial, and every verdict
-            is public. "per-acceptance": a step is an update, and how many trials it took is secret.
-            "published": as the DPSUR paper charges it, which is not a guarantee (`hush claims`). The
+        accounting: Public verdicts, and the meaning of a step. "per-trial": a step is a trial, and every
+            verdict is public. "per-acceptance": a step is an update, and its number of trials is secret.
+            "published": the accounting of the DPSUR paper, which is not a guarantee (`hush claims`). The
             last two are for the mean test alone.
         test: "summed": records' clipped differences are summed; the sensitivity is `clip`. "mean" (the
-            DPSUR paper's): the sum over the expected batch size is clipped; a record may move it from
-            one end to the other, so that the sensitivity is `2 * clip`.
+            DPSUR paper's): the sum over the expected batch size is clipped; one record can move it from
+            one end to the other, so the sensitivity is `2 * clip`.
     """
 
     runner: ClassVar[str] = "hush.training.methods.selective:Trials"
@@ -80,24 +87,16 @@ class Selective(Release):
             example=-1.0,
         ),
     )
-    accounting: Accounting = "per-trial"
-    test: Test = "summed"
+    accounting: Accounting = field(default="per-trial", metadata=one_of(Accounting, _CHARGED))
+    test: Test = field(default="summed", metadata=one_of(Test, _CHARGED))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, allowed in (("accounting", get_args(Accounting)), ("test", get_args(Test))):
-            chosen = getattr(self, name)
-            if not isinstance(chosen, str) or chosen not in allowed:
-                raise InvalidPlan(
-                    f"{name}={short_repr(chosen)} must be one of {', '.join(allowed)}: what is "
-                    f'charged must be what runs. Pass e.g. {name}="{allowed[0]}".',
-                    key=name,
-                )
         if self.test == "summed" and self.accounting != "per-trial":
             raise InvalidPlan(
-                f'accounting="{self.accounting}" is not proved for test="summed": a sum has no end, so '
-                "neither has the number of trials until it is accepted. Pass accounting="
-                '"per-trial", or test="mean".',
+                f'accounting="{self.accounting}" is not proved for test="summed": a sum is not bounded, '
+                "and neither is the number of trials until it is accepted. Pass "
+                'accounting="per-trial", or test="mean".',
                 key="accounting",
             )
 
@@ -123,3 +122,61 @@ class Selective(Release):
 def _normal(x: float) -> float:
     """The standard normal cdf, with relative accuracy in the lower tail."""
     return math.erfc(-x / math.sqrt(2)) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestOf(Release):
+    """Private selection: the best of a random number of trials, each a whole run of the plan's steps.
+
+    The other trials stay hidden. One step of a plan with this release is a whole selection: `hush.tune`
+    runs it.
+
+    **Guarantee.** docs/guarantees/tuning.md.
+
+    Args:
+        steps: Number of training steps of one trial.
+        mean: Expected number of trials.
+        law: Law of their number, at least 1: "negative-binomial" (truncated), or "poisson" (given that
+            it is not 0).
+        shape: Shape of the negative binomial: 0 is logarithmic, 1 geometric. A larger one makes few
+            trials rarer and costs more.
+        score: Noise multiplier of each trial's score on held-out private records, in units of one
+            record's largest score; None: the score follows from the released model and from records that
+            need no protection.
+    """
+
+    runner: ClassVar[str] = "hush.training.release:WholeSelection"
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(
+            samplings=("Poisson", "FullBatch"),
+            clippings=("L2",),
+            noises=("Gaussian",),
+            releases=(),
+            note="tuning.md",
+        ),
+    )
+
+    steps: int = field(metadata=count("a trial takes and is charged for all of them", example=1000))
+    mean: float = field(default=10.0, metadata=MEAN)
+    law: TrialLaw = field(
+        default="negative-binomial",
+        metadata=one_of(TrialLaw, "a fixed number of trials costs as many times the budget"),
+    )
+    shape: float = field(
+        default=1.0,
+        metadata=number(
+            at_least=0,
+            at_most=100,
+            why="it is the shape of the negative binomial law, 0 the logarithmic one",
+            example=1.0,
+        ),
+    )
+    score: float | None = field(
+        default=None,
+        metadata=number(
+            at_least=1e-3,
+            at_most=1e15,
+            why="without noise the choice of the best trial reveals the held-out records",
+            example=10.0,
+        ),
+    )

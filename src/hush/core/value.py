@@ -1,41 +1,25 @@
 """Immutable values: fields checked against declared ranges, written as plain data and read back."""
 
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from pathlib import Path
-from typing import Any, NoReturn, Self, SupportsFloat, SupportsIndex, TypeVar
+from typing import Any, Protocol, Self, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from hush.core.errors import InvalidPlan, InvalidValue, Unsupported, short_repr
+from hush.core.errors import InvalidPlan, InvalidValue, short_repr
 
 MOST = 10**12
 """Largest count: beyond it, rounding errors add up to more than the bounds allow for."""
 T = TypeVar("T")
-_EXAMPLES = {
-    "Units": "hush.Units(owners=ids, per_unit=1)",
-    "Randomness": "hush.Randomness(secure=True)",
-    "Execution": "hush.Execution(physical_batch=64)",
-    "Checkpoints": 'hush.Checkpoints(directory="runs/first")',
-    "Logging": "hush.Logging(every=50)",
-    "Distributed": "hush.Distributed(processes=False)",
-    "Plan": "hush.Plan(sampling=..., clipping=..., noise=...)",
-    "Adjacency": 'hush.Adjacency(neighbours="replace")',
-    "Budget": "hush.Budget(epsilon=3.0, delta=1e-5)",
-    "Sampling": "hush.Poisson(rate=0.01)",
-    "Noise": "hush.Gaussian(multiplier=1.0)",
-    "Ledger": "hush.Ledger()",
-    "Module": "torch.nn.Linear(64, 10)",
-    "Optimizer": "torch.optim.SGD(model.parameters(), lr=0.1)",
-    "Generator": "torch.Generator()",
-    "Tensor": "torch.zeros(3)",
-    "dict": "what state_dict() gave",
-    "str": "a string",
-    "bool": "True",
-}
+
+
+class Allowed(Protocol):
+    """Declaration of the values that a field takes."""
+
+    def check(self, name: str, value: object) -> Any:
+        """Return the value in its type, or raise `InvalidValue`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,43 +30,88 @@ class Range:
     at_least: float = -math.inf
     below: float = math.inf
     at_most: float = math.inf
+    whole: bool = False
     why: str
     example: float
 
     def check(self, name: str, value: object) -> float:
-        """Return `value` as a float, or raise `InvalidValue` if it is out of range."""
+        """Return `value` as a number, or raise `InvalidValue` if it is out of range."""
         number = as_float(value)
         inside = self.above < number < self.below and self.at_least <= number <= self.at_most
-        if not inside or not math.isfinite(number):
+        if not inside or not math.isfinite(number) or (self.whole and number != int(number)):
             raise InvalidValue(
                 f"{name}={short_repr(value)} must be {self}: {self.why}. "
                 f"Pass e.g. {name}={self.example:g}.",
                 key=name,
             )
-        return number
+        return int(number) if self.whole else number
 
     def __str__(self) -> str:
         signs = {">": self.above, ">=": self.at_least, "<": self.below, "<=": self.at_most}
         limits = [f"{sign} {limit:g}" for sign, limit in signs.items() if math.isfinite(limit)]
-        return "a finite number " + " and ".join(limits) if limits else "a finite number"
+        return " ".join(["a whole number" if self.whole else "a finite number", " and ".join(limits)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneOf:
+    """Allowed words, with the reason; the first one is the example."""
+
+    words: Sequence[str]
+    why: str
+
+    def check(self, name: str, value: object) -> str:
+        """Return `value`, or raise `InvalidValue` if it is another word."""
+        if not isinstance(value, str) or value not in self.words:
+            raise InvalidValue(
+                f"{name}={short_repr(value)} must be one of {', '.join(self.words)}: {self.why}. "
+                f'Pass e.g. {name}="{self.words[0]}".',
+                key=name,
+            )
+        return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Each:
+    """Non-empty lists of allowed values."""
+
+    item: Range
+
+    def check(self, name: str, value: object) -> tuple[float, ...]:
+        """Return `value` as a tuple, or raise `InvalidValue` if it is no list or an item is wrong."""
+        return tuple(self.item.check(name, item) for item in as_list(name, value))
 
 
 def number(**limits: Any) -> Mapping[str, Range]:
-    """Field metadata that declares a range; `Value` checks it."""
+    """Field metadata that declares a range; `Value` checks it, and allows None if it is the default."""
     return {"range": Range(**limits)}
+
+
+def each(item: Mapping[str, Range]) -> Mapping[str, Each]:
+    """Field metadata that declares a list of numbers in the same range."""
+    return {"range": Each(item=item["range"])}
+
+
+def one_of(words: object, why: str) -> Mapping[str, OneOf]:
+    """Field metadata that declares a `Literal` type."""
+    return {"range": OneOf(words=get_args(words), why=why)}
+
+
+def count(why: str, *, at_most: int = MOST, at_least: int = 1, example: int = 1) -> Mapping[str, Range]:
+    """Field metadata that declares a whole number."""
+    limits = {"at_least": at_least, "at_most": at_most, "example": max(at_least, example)}
+    return number(whole=True, why=why, **limits)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """Frozen value whose fields lie in their declared ranges."""
+    """Frozen value whose fields are as they are declared."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            allowed = field.metadata.get("range")
-            if allowed is not None:
-                object.__setattr__(
-                    self, field.name, allowed.check(field.name, getattr(self, field.name))
-                )
+            allowed: Allowed | None = field.metadata.get("range")
+            value = getattr(self, field.name)
+            if allowed is not None and not (value is None and field.default is None):
+                object.__setattr__(self, field.name, allowed.check(field.name, value))
 
     def to_plain(self) -> dict[str, Any]:
         """The fields as data that TOML and JSON can hold."""
@@ -92,15 +121,11 @@ class Value:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
         """The value that `to_plain` wrote."""
-        if not isinstance(plain, dict):
-            raise InvalidPlan(f"{short_repr(plain)} is no table of the settings of {cls.__name__}.")
         names = [field.name for field in fields(cls)]
         listed = f"; it has {', '.join(names)}." if names else "; it has none."
-        for key in plain:
-            if key not in names:
-                raise InvalidPlan(
-                    f"{short_repr(key)} is not a setting of {cls.__name__}{listed}", key=key
-                )
+        if unknown := [key for key in plain if key not in names]:
+            text = f"{short_repr(unknown[0])} is not a setting of {cls.__name__}{listed}"
+            raise InvalidPlan(text, key=unknown[0])
         for field in fields(cls):
             if field.default is MISSING and field.name not in plain:
                 raise InvalidPlan(f"{field.name!r} of {cls.__name__} is missing{listed}", key=field.name)
@@ -122,81 +147,52 @@ def finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def as_float(value: object) -> float:
-    """`value` as a float; NaN, which no range contains, if it is not one real number."""
-    if type(value) is float:  # fast path: a `SupportsFloat` check in every step is slow
+def as_float(value: Any) -> float:
+    """`value` as a float; NaN, which no range contains, if it is not a number."""
+    if type(value) is float:
         return value
-    if type(value) is not int:
-        if isinstance(value, (bool, str, bytes)) or not isinstance(value, SupportsFloat):
-            return math.nan
-        if getattr(value, "shape", ()) != () or "complex" in str(getattr(value, "dtype", "")):
-            return math.nan
     try:
-        return float(value)
+        return math.nan if isinstance(value, bool | str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return math.nan
 
 
 def as_floats(values: object) -> npt.NDArray[np.float64]:
     """`values` as an array of floats; a single NaN if they are not real numbers."""
-    nothing = np.full((), np.nan)
     try:
         array = np.asarray(values)
-        return nothing if array.dtype.kind in "cbSU" else array.astype(float)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        return nothing
+        return np.full((), np.nan) if array.dtype.kind in "cbSU" else array.astype(float)
+    except (TypeError, ValueError, RuntimeError):
+        return np.full((), np.nan)
+
+
+def as_list(name: str, values: Any) -> Sequence[Any]:
+    """Return `values`, or raise `InvalidValue` if they are no list or an empty one."""
+    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+        raise InvalidValue(
+            f"{name}={short_repr(values)} must be a non-empty list, with an entry for each block: a "
+            f"block without one would not be hidden. Pass e.g. {name}=(1, 2).",
+            key=name,
+        )
+    return values
 
 
 def check_count(name: str, value: object, why: str, at_least: int = 0, example: int = 1000) -> int:
     """Return `value` as an int, or raise `InvalidValue` if it is not a whole number in range."""
-    number = as_float(value)
-    if not math.isfinite(number) or number != int(number) or not at_least <= number <= MOST:
-        raise InvalidValue(
-            f"{name}={short_repr(value)} must be a whole number >= {at_least} and <= {MOST:g}: {why}. "
-            f"Pass e.g. {name}={max(at_least, example)}.",
-            key=name,
-        )
-    return int(number)
+    return int(count(why, at_least=at_least, example=example)["range"].check(name, value))
 
 
 def check_kind(name: str, value: object, kind: type[T]) -> T:
-    """Return `value` if it is a `kind`, or raise `InvalidValue` with an example of one."""
+    """Return `value`, or raise `InvalidValue` if it is not a `kind`."""
     if not isinstance(value, kind):
         # other values may contain records
         text = short_repr(value) if isinstance(value, str | float | int | None) else "..."
-        raise InvalidValue(
-            f"{name}={text} must be {with_article(kind.__name__)}, not "
-            f"{with_article(type(value).__name__)}. "
-            f"Pass e.g. {_EXAMPLES[kind.__name__]}.",
-            key=name,
-        )
+        expected, actual = with_article(kind.__name__), with_article(type(value).__name__)
+        raise InvalidValue(f"{name}={text} must be {expected}, not {actual}.", key=name)
     return value
-
-
-def as_path(name: str, value: object) -> Path:
-    """Return `value` as a path, or raise `InvalidValue` if it is not one."""
-    if not isinstance(value, str | os.PathLike):
-        raise InvalidValue(
-            f"{name}={short_repr(value)} must be the name of a file or folder. "
-            f'Pass e.g. {name}="runs/first".',
-            key=name,
-        )
-    return Path(value)
 
 
 def with_article(name: str) -> str:
     """A class name after its indefinite article: an LSTM, an Embedding, a Linear."""
     spelled = name[:2].isupper() and name[0] in "AEFHILMNORSX"
     return f"{'an' if spelled or name[:1] in 'AEIOaeio' else 'a'} {name}"
-
-
-class SingleOwner:
-    """Base of objects that cannot be copied or pickled."""
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
-        raise Unsupported(
-            f"{with_article(type(self).__name__)} cannot be copied or pickled: it holds a ledger's open "
-            "file and a run's randomness, and two owners would charge, or close, the same one. Copy the "
-            "model alone and make a new PrivateStep for the copy with ledger=step.ledger, so that both "
-            "charges add up; or load state_dict() into a new PrivateStep with that ledger."
-        )

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from hush.core.errors import DataError, shorten
 from hush.core.extensions import choices, extensions
-from hush.core.value import as_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,7 +200,7 @@ def read_owners(path: str | os.PathLike[str], records: int) -> NDArray[Any]:
     Returns:
         Integers or names, as `PrivateStep(units=...)` takes them.
     """
-    path = as_path("units", path)
+    path = Path(path)
     try:
         owners = _from_npy(path) if path.suffix == ".npy" else _from_lines(path)
     except OSError as error:

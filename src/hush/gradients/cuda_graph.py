@@ -22,8 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush.clipping.norms import L2Linf, Linf
 from hush.core.errors import PerformanceWarning, Unsupported, shorten
-from hush.core.parts import Clipping
-from hush.core.tape import ClippedSum, CoordinateMask
+from hush.core.parts import ClippedSum, Clipping, CoordinateMask
 from hush.gradients.recording import record
 from hush.gradients.tape import MaskedTape
 from hush.gradients.tree import Loss, Views, submodules, tree_leaves, tree_map

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from hush.clipping.norms import clipping_weights
 from hush.core.errors import Unsupported
-from hush.core.parts import SensitivitySet
-from hush.core.tape import ClippedSum, CoordinateMask
+from hush.core.parts import ClippedSum, CoordinateMask, SensitivitySet
 from hush.gradients.precision import full_precision, vector_norms
 from hush.gradients.terms import zero_rows
 

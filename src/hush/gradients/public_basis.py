@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import InvalidValue
-from hush.core.parts import SensitivitySet
-from hush.core.tape import ClippedSum, CoordinateMask
+from hush.core.parts import ClippedSum, CoordinateMask, SensitivitySet
 from hush.gradients.entrywise_clipping import clip_blocks, flat_rows
 from hush.gradients.precision import full_precision
 from hush.gradients.tape import GradientTape, MaskedTape, UnitTape

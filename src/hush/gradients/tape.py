@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from hush.core.tape import CoordinateMask
+from hush.core.parts import CoordinateMask
 from hush.gradients.entrywise_clipping import EntrywiseClipping
 from hush.gradients.precision import capturing_cuda_graph, full_precision, precise_dtype, vector_norms
 from hush.gradients.products import gram_squares, norms_of, product_error

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from hush.core.tape import CoordinateMask
+from hush.core.parts import CoordinateMask
 from hush.gradients.precision import blocked_product, double_norms, precise, vector_norms
 
 CHUNK_ENTRIES = {"cpu": 2**22, "cuda": 2**28}

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from hush.core.value import as_path, check_count
+from hush.core.value import check_count
 from hush.integrations import require
 from hush.training.metrics import StepMetrics, check_sensitive
 
@@ -62,7 +62,7 @@ class TensorBoardLogger(MetricsLogger):
     ) -> None:
         super().__init__(every=every, sensitive=sensitive)
         tensorboard = require("torch.utils.tensorboard", "tensorboard")
-        self._writer: Any = tensorboard.SummaryWriter(str(as_path("directory", directory)))
+        self._writer: Any = tensorboard.SummaryWriter(str(directory))
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Write one scalar per key and flush."""

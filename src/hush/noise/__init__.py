@@ -1,8 +1,18 @@
 """Noise laws and their samplers, one file a family. `__all__` is the list of the laws."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hush.core.errors import InvalidValue
+from hush.core.guarantee import Arithmetic
+from hush.core.parts import Noise
+from hush.core.randomness import source_for
+from hush.core.value import check_kind, number
 from hush.noise.bounded import Quantized, Rectified, StochasticSign, Truncated
 from hush.noise.gaussian import BlockGaussian, Gaussian, GeneralizedGaussian, Laplace
-from hush.noise.sample import sample as sample
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "BlockGaussian",
@@ -14,3 +24,64 @@ __all__ = [
     "StochasticSign",
     "Truncated",
 ]
+
+_NORM = number(
+    above=0,
+    at_most=1e12,
+    why="it is the unit of the noise multiplier, and without noise nothing is private",
+    example=1.0,
+)["range"]
+
+
+def sample(
+    noise: Noise,
+    shape: Sequence[int],
+    norm: float = 1.0,
+    location: "torch.Tensor | None" = None,
+    generator: "torch.Generator | None" = None,
+    device: "torch.device | str | None" = None,
+    secure: bool = False,
+    arithmetic: Arithmetic = "proved",
+) -> "torch.Tensor":
+    """Independent draws of a noise, added to a location.
+
+    Args:
+        noise: Law of the draws.
+        shape: Shape of the draws.
+        norm: Clipping norm that scales the noise.
+        location: Numbers that noise is added to, zero by default; noise on a fixed support needs them.
+        generator: Seed of the draws; whoever knows the seed knows the noise.
+        device: Device of the draws; by default that of the location.
+        secure: Whether every random bit comes from the operating system.
+        arithmetic: "assumed" draws with torch's faster generators, on a recognisable grid.
+
+    Returns:
+        A tensor of `shape`.
+
+    >>> import hush, torch
+    >>> hush.noise.sample(hush.Gaussian(multiplier=2.0), (3,), norm=0.5).shape
+    torch.Size([3])
+    """
+    import torch
+
+    check_kind("noise", noise, Noise)  # type: ignore[type-abstract]
+    _NORM.check("norm", norm)
+    if location is not None and not location.is_floating_point():
+        raise InvalidValue(
+            f"location of type {location.dtype} must be real floating-point numbers: noise would leave "
+            "a part of complex numbers exposed, and integers would round it. Pass e.g. "
+            "location.double(), or torch.view_as_real(location).",
+            key="location",
+        )
+    if location is None and not noise.additive:
+        raise InvalidValue(
+            f"{type(noise).__name__} needs the location: it is drawn around the value on a fixed "
+            "support, and the support of a draw around 0 that is added to the value later would reveal "
+            "the value. Pass location=value.",
+            key="location",
+        )
+    around = torch.zeros(shape, device=device)
+    if location is not None:
+        around = around.to(device or location.device, location.dtype) + location
+    source = source_for(around.device, generator, secure=secure, arithmetic=arithmetic)
+    return noise.privatize(around, norm=norm, generator=source)

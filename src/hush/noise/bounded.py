@@ -4,10 +4,9 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from hush.core.errors import InvalidValue
 from hush.core.parts import Noise, Proof
 from hush.core.randomness import RandomSource, uniform
-from hush.core.value import check_count, number
+from hush.core.value import count, number
 from hush.noise.exact.ziggurat import grid_spacing
 from hush.noise.gaussian import Gaussian
 
@@ -34,7 +33,6 @@ PROOFS = (
         note="bounded.md",
     ),
 )
-_MAX_LEVELS = 2**16
 _FAR = 16.0
 """Deviations outside the support from which the inverse cdf is computed in logarithms."""
 _NOTHING = 30.0
@@ -53,6 +51,7 @@ class NormalOnSupport:
     rather than a `Noise`: every `Noise` class is one that a plan may name.
     """
 
+    exact: ClassVar[bool] = True
     scale: float = field(metadata=SCALE)
 
     def dominating_noise(self, reference_norm: float) -> Gaussian:
@@ -76,14 +75,9 @@ class Rectified(NormalOnSupport, Noise):
     **Guarantee.** Post-processing of `Gaussian`: docs/guarantees/bounded.md.
     """
 
-    exact: ClassVar[bool] = True
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
 
     bound: float = field(metadata=BOUND)
-
-    @classmethod
-    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
-        return (cls(scale=deviation, bound=2.0),)
 
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
@@ -104,26 +98,17 @@ class Quantized(NormalOnSupport, Noise):
         levels: Number of levels, at least 2.
     """
 
-    exact: ClassVar[bool] = True
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
 
     bound: float = field(metadata=BOUND)
-    levels: int
-
-    @classmethod
-    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
-        return (cls(scale=deviation, bound=2.0, levels=5),)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        why = "one level carries no information"
-        object.__setattr__(self, "levels", check_count("levels", self.levels, why, at_least=2))
-        if self.levels > _MAX_LEVELS:
-            raise InvalidValue(
-                f"levels={self.levels} must be <= {_MAX_LEVELS}: single precision cannot distinguish "
-                "more levels, so the draw would differ from the one that is charged. Use Rectified.",
-                key="levels",
-            )
+    levels: int = field(
+        metadata=count(
+            "one level carries no information, and single precision cannot distinguish more of them",
+            at_least=2,
+            at_most=2**16,
+            example=16,
+        )
+    )
 
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
@@ -147,14 +132,9 @@ class StochasticSign(NormalOnSupport, Noise):
             positional.
     """
 
-    exact: ClassVar[bool] = True
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
 
     scale: float = field(kw_only=False, metadata=SCALE)
-
-    @classmethod
-    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
-        return (cls(scale=deviation),)
 
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
@@ -176,13 +156,10 @@ class Truncated(NormalOnSupport, Noise):
     would depend on the records.
     """
 
+    exact: ClassVar[bool] = False
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
 
     bound: float = field(metadata=BOUND)
-
-    @classmethod
-    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
-        return (cls(scale=deviation, bound=2.0),)
 
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from hush.core.errors import InvalidValue, Unsupported, short_repr
 from hush.core.parts import Noise, Proof, SensitivitySet
 from hush.core.randomness import RandomSource, cryptographic
-from hush.core.value import number
+from hush.core.value import each, number
 from hush.noise.exact import ziggurat
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ MULTIPLIER = number(
 
 class ExponentialPower(ABC):
     """Mixin for a `Noise`: exact draws of density proportional to exp(-(|x| / scale)^beta)."""
+
+    additive: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
 
     @abstractmethod
     def exponential_power(self, norm: float) -> tuple[float, float]: ...
@@ -50,8 +53,6 @@ class Gaussian(ExponentialPower, Noise):
         multiplier: Noise multiplier; also positional.
     """
 
-    additive: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(samplings=("Poisson", "FullBatch"), clippings=("L2", "Lp"), note="poisson-gaussian.md"),
         Proof(
@@ -65,10 +66,6 @@ class Gaussian(ExponentialPower, Noise):
 
     def exponential_power(self, norm: float) -> tuple[float, float]:
         return 2.0, self.multiplier * norm * math.sqrt(2)
-
-    @classmethod
-    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
-        return (cls(multiplier=deviation / reference_norm),)
 
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
@@ -119,22 +116,7 @@ class BlockGaussian(Noise):
         ),
     )
 
-    multipliers: Sequence[float] = field(kw_only=False)
-
-    @classmethod
-    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
-        return (cls(multipliers=(deviation * blocks**0.5,) * blocks),)
-
-    def __post_init__(self) -> None:
-        values = self.multipliers
-        if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
-            raise InvalidValue(
-                f"multipliers={short_repr(values)} must be a list of numbers, one for each block: a "
-                "block without noise would not be hidden. Pass e.g. multipliers=(1.0, 2.0).",
-                key="multipliers",
-            )
-        checked = tuple(MULTIPLIER["range"].check("multipliers", value) for value in values)
-        object.__setattr__(self, "multipliers", checked)
+    multipliers: Sequence[float] = field(kw_only=False, metadata=each(MULTIPLIER))
 
     @property
     def multiplier(self) -> float:
@@ -179,8 +161,6 @@ class GeneralizedGaussian(ExponentialPower, Noise):
         multiplier: Scale s, in units of the clipping norm.
     """
 
-    additive: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(samplings=("Poisson", "FullBatch"), clippings=("L2", "Lp"), note="coordinate-wise.md"),
     )
@@ -199,10 +179,6 @@ class GeneralizedGaussian(ExponentialPower, Noise):
     def exponential_power(self, norm: float) -> tuple[float, float]:
         return self.beta, self.multiplier * norm
 
-    @classmethod
-    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
-        return cls(beta=1.5, multiplier=1.0), cls(beta=3.0, multiplier=2.5)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace(ExponentialPower, Noise):
@@ -212,8 +188,6 @@ class Laplace(ExponentialPower, Noise):
         multiplier: Scale s, in units of the clipping norm; also positional.
     """
 
-    additive: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(samplings=("Poisson", "FullBatch"), clippings=("L2", "Lp"), note="scalar-noise.md"),
     )
@@ -222,7 +196,3 @@ class Laplace(ExponentialPower, Noise):
 
     def exponential_power(self, norm: float) -> tuple[float, float]:
         return 1.0, self.multiplier * norm
-
-    @classmethod
-    def examples(cls, deviation: float, *, blocks: int, reference_norm: float) -> tuple[Noise, ...]:
-        return (cls(multiplier=1.0),)

@@ -18,11 +18,10 @@ from hush.accounting.explanation import (
     explain,
 )
 from hush.accounting.ledger import Ledger, reported_delta
-from hush.core.best_of import BestOf
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, shorten
 from hush.core.guarantee import Adjacency, Bound, Guarantee
 from hush.core.plan import Plan, proof_note
-from hush.core.release import Selective
+from hush.core.release import BestOf, Selective
 from hush.core.value import Range, as_float, finite_or_none
 from hush.training.run_check import checked_ledger, holds_pate, ledger_at
 from hush.training.run_folder import SETTINGS, read_metrics, step_file

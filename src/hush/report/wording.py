@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hush.clipping import Subspaces
-from hush.core.best_of import BestOf
 from hush.core.guarantee import Neighbours
 from hush.core.plan import Plan
+from hush.core.release import BestOf
 from hush.report.facts import RunFacts
 from hush.report.text import at_least, at_most, percent
 from hush.sampling import FullBatch

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import InvalidValue, PrivacyWarning, Unsupported
+from hush.core.parts import ClippedSum, CoordinateMask
 from hush.core.plan import Plan
 from hush.core.randomness import Stream
-from hush.core.tape import ClippedSum, CoordinateMask
 from hush.core.value import check_count, check_kind
 from hush.gradients.cuda_graph import Replay
 from hush.gradients.direct import direct_chain

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import torch
@@ -12,9 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.accounting.ledger import Ledger
 from hush.core.errors import CheckpointError, InvalidValue, Unsupported
-from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta, check_neighbours
+from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta
 from hush.core.plan import Plan
-from hush.core.value import as_path, check_count, check_kind
+from hush.core.value import check_count, check_kind
 from hush.training import checkpoint
 from hush.training.checkpoint import Scheduler, resume_run, save_run
 from hush.training.data import Data, pair_of, prepare
@@ -107,7 +108,7 @@ def train(
     check_kind("budget", budget, Budget)
     check_kind("checkpoints", checkpoints, Checkpoints)
     check_kind("progress", check_kind("logging", logging, Logging).progress, bool)
-    relation = check_neighbours(options.get("neighbours", Neighbours.ZERO_OUT))
+    relation = Neighbours(options.get("neighbours", Neighbours.ZERO_OUT))
     requested = None if steps is None else check_count("steps", steps, "steps are counted", 1)
     period = max(1, round(1 / plan.sampling.participation))
     if logging.every is not None:
@@ -142,7 +143,7 @@ def train(
             evaluation = prepare(evaluation)
         folder = None
         if directory is not None and ranks.rank == 0:
-            path = as_path("directory", directory)
+            path = Path(directory)
             folder = RunFolder(path, plan, resume=checkpoints.resume, settings=checkpoints.settings)
         if ledger is None:
             ledger = opened.enter_context(Ledger(folder.ledger if folder else None))

@@ -14,12 +14,11 @@ from hush.accounting.epsilon import rdp
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import DataError, ProcessFailed, Unsupported
-from hush.core.guarantee import Arithmetic, Guarantee, Neighbours, Secrecy, check_delta, check_neighbours
-from hush.core.parts import Sampling
+from hush.core.guarantee import Arithmetic, Guarantee, Neighbours, Secrecy, check_delta
+from hush.core.parts import ClippedSum, CoordinateMask, Sampling
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
-from hush.core.tape import ClippedSum, CoordinateMask
-from hush.core.value import SingleOwner, check_count, check_kind
+from hush.core.value import check_count, check_kind
 from hush.gradients.models import check_model, check_optimizer, is_sharded
 from hush.gradients.public_basis import PublicBasis
 from hush.gradients.tree import Views
@@ -79,8 +78,6 @@ class PrivateStep:
         print(step.spent(delta=1e-5))
     """
 
-    __reduce_ex__ = SingleOwner.__reduce_ex__  # a copy would charge the same ledger
-
     def __init__(
         self,
         model: nn.Module,
@@ -126,7 +123,7 @@ class PrivateStep:
         with self.reducer.propagate_errors():
             self.plan = check_kind("plan", plan, Plan)
             generator = check_kind("randomness", randomness, Randomness).generator
-            relation = check_neighbours(neighbours)
+            relation = Neighbours(neighbours)
             self.units = units_of(units, relation)
             """Owners of the records; None: each record is a unit of privacy."""
             reduction = None if self.units is None else self.units.reduction

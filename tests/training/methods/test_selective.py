@@ -473,7 +473,7 @@ def test_impossible_acceptance_is_refused_beforehand(tmp_path: Path) -> None:
 def test_what_is_not_proved_is_refused() -> None:
     bads: list[dict[str, Any]] = [{"accounting": "free"}, {"test": "median"}]
     for bad in bads:
-        with pytest.raises(InvalidPlan, match="must be one of"):
+        with pytest.raises(InvalidValue, match="must be one of"):
             plan(**bad)
     with pytest.raises(InvalidPlan, match="is not proved for test"):
         plan(test="summed", accounting="per-acceptance")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.core.tape import CoordinateMask
+from hush.core.parts import CoordinateMask
 from hush.gradients.precision import SUM_BLOCK, precise, precise_dtype, to_autocast_dtype
 from hush.gradients.products import (
     compare_grams,

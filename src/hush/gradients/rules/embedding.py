@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hush.core.errors import Unsupported
-from hush.core.tape import CoordinateMask
+from hush.core.parts import CoordinateMask
 from hush.gradients.precision import double_norms, precise, precise_dtype, vector_norms
 from hush.gradients.products import (
     GramSquares,

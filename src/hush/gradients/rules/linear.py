@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 
-from hush.core.tape import CoordinateMask
+from hush.core.parts import CoordinateMask
 from hush.gradients.precision import (
     autocast_dtype,
     blocked_product,

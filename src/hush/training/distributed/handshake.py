@@ -21,8 +21,8 @@ from hush.training.checkpoint import run_facts, settings_digest
 from hush.training.data import Batch, Data, as_source, count, describe_record, held_slots, pair_of, take
 from hush.training.distributed.processes import Processes
 from hush.training.fingerprint import fingerprint
-from hush.training.reducer import Placement
 from hush.training.records import base_dataset
+from hush.training.reducer import Placement
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep

@@ -22,7 +22,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from hush.core.errors import CheckpointError, shorten
-from hush.core.value import as_path
 from hush.training import checkpoint
 from hush.training.checkpoint import load_state, state_of
 from hush.training.reducer import Local
@@ -46,7 +45,7 @@ def save(step: "PrivateStep", directory: str | os.PathLike[str]) -> None:
     with reducer.propagate_errors():
         step.check_nothing_pending()
         reducer.free_whole_weights()
-        folder = as_path("directory", directory)
+        folder = Path(directory)
         state = state_of(step)
         tensors = {f"model/{name}": value for name, value in state.pop("model").items()}
         entries = state["optimizer"]["state"]
@@ -83,7 +82,7 @@ def load(step: "PrivateStep", directory: str | os.PathLike[str]) -> None:
     with reducer.propagate_errors():
         step.check_nothing_pending()
         reducer.free_whole_weights()
-        folder = as_path("directory", directory)
+        folder = Path(directory)
         state = reducer.broadcast("the checkpoint", lambda: checkpoint.load(folder / _STATE))
         path = folder / str(state.pop("weights"))
         tensors = _empty(step, path)

@@ -24,12 +24,12 @@ from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.accounting.selection import trial_count
 from hush.core.atomic_files import make_folder, replace_file
-from hush.core.best_of import BestOf, TrialLaw
 from hush.core.errors import CheckpointError, InvalidValue, Unproved
 from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan, write_plan
-from hush.core.value import as_path, check_count, check_kind, finite_or_none
+from hush.core.release import BestOf, TrialLaw
+from hush.core.value import check_count, check_kind, finite_or_none
 from hush.training import checkpoint
 from hush.training.fingerprint import fingerprint
 from hush.training.progress import Progress
@@ -198,7 +198,7 @@ def tune(
     release = BestOf(steps=steps, mean=mean, law=law, shape=shape, score=score_noise)
     reference = _plan_of(plan, {name: each.first for name, each in ranges.items()})
     wanted = replace(reference, release=release)
-    folder = None if directory is None else as_path("directory", directory)
+    folder = None if directory is None else Path(directory)
     described = {name: repr(dimension) for name, dimension in ranges.items()}
     asked = json.dumps([described, wanted.to_plain(), budget.to_plain()], sort_keys=True)
     state = None if folder is None else stored(folder, asked, resume=resume)
