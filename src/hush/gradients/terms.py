@@ -10,8 +10,9 @@ share of the sum over positions of the factors' norms (`products`; docs/guarante
 """
 
 import math
-from dataclasses import dataclass
-from typing import Protocol, Self
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -37,31 +38,49 @@ ROUNDING = 0.0024
 share of the bound, where a term says that its rounding is bounded: docs/guarantees/tape.md."""
 
 
-class Term(Protocol):
-    """One parameter's per-sample gradients, from all its uses in the model or from one of them."""
+class Term:
+    """One parameter's per-sample gradients, from all its uses in the model or from one of them.
+
+    A subclass is a frozen dataclass of tensors, records first, or of other terms, and of public values.
+    """
+
+    shape: torch.Size
+    """Shape of the parameter."""
 
     @property
-    def records(self) -> int: ...
-
-    @property
-    def shape(self) -> torch.Size:
-        """The parameter's shape."""
+    def records(self) -> int:
+        first = next(iter(vars(self).values()))
+        return first.records if isinstance(first, Term) else len(first)
 
     def rounding_bounded(self, records: int) -> bool:
         """Whether rounding of `weighted_sum` over a number of records is at most `ROUNDING`."""
+        return True
+
+    def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The term with a function applied to each of its tensors."""
+        changed: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                changed[name] = function(value)
+            elif isinstance(value, Term):
+                changed[name] = value.map_tensors(function)
+        return replace(self, **changed)  # type: ignore[type-var]
 
     def take(self, rows: Tensor | slice) -> Self:
         """The term of a subset of the records.
 
         Args:
-            rows: indices, a mask or a slice.
+            rows: Indices, a mask or a slice.
         """
+        return self.map_tensors(lambda value: value[rows])
 
     def mask_records(self, keep: Tensor) -> Self:
         """The term with gradients of zero where `keep` is false; every record keeps its place."""
+        return self.map_tensors(lambda value: zero_rows(value, keep))
 
     def dense(self) -> Tensor:
         """The materialised per-sample gradients: (records, *shape)."""
+        raise NotImplementedError
 
     def of_units(self, count: int, scale: Tensor) -> "Term":
         """The term of units of privacy that own `count` consecutive records each.
@@ -69,17 +88,19 @@ class Term(Protocol):
         **Guarantee.** A unit's gradient as computed is a function of its own records and of shapes.
 
         Args:
-            count: records a unit, two at least.
-            scale: (records,), the factor of each record's gradient in its unit's sum.
+            count: Records of a unit, at least two.
+            scale: (records,), factor of each record's gradient in the sum of its unit.
         """
+        raise NotImplementedError
 
     def norms(self, order: float) -> Tensor:
         """The l_order norm of each record's gradient.
 
         Returns:
-            (records,): of what the record adds to `weighted_sum` as computed, understated by no more
-            than `ROUNDING` allows; infinite or NaN where the gradient is, or may overflow on the way.
+            (records,): norm of the record's addend in `weighted_sum` as computed, understated by no more
+            than `ROUNDING` allows; infinite or NaN if the gradient is, or may overflow on the way.
         """
+        raise NotImplementedError
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """The sum over records of weight times gradient.
@@ -90,6 +111,7 @@ class Term(Protocol):
         Returns:
             The sum in double precision, of the parameter's shape.
         """
+        raise NotImplementedError
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
@@ -98,36 +120,24 @@ class Term(Protocol):
 
         Args:
             weights: (records,), not negative.
-            limits: (records,), the largest absolute entry of each record before weighting.
-            mask: zeroes coordinates at random, for plans that sample them.
+            limits: (records,), largest absolute entry of each record before weighting.
+            mask: Zeroes coordinates at random, for plans that sample them.
 
         Returns:
             The sum in double precision, of the parameter's shape.
         """
+        return materialised_clamped_sum(self, weights, limits, mask)
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(Term):
     """Materialised per-sample gradients."""
 
     gradients: Tensor
 
     @property
-    def records(self) -> int:
-        return len(self.gradients)
-
-    @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> torch.Size:  # type: ignore[override]
         return self.gradients.shape[1:]
-
-    def rounding_bounded(self, records: int) -> bool:
-        return True
-
-    def take(self, rows: Tensor | slice) -> "Dense":
-        return Dense(self.gradients[rows])
-
-    def mask_records(self, keep: Tensor) -> "Dense":
-        return Dense(zero_rows(self.gradients, keep))
 
     def dense(self) -> Tensor:
         return precise(self.gradients)
@@ -142,11 +152,6 @@ class Dense:
         shape = self.gradients.shape[1:]
         rows = precise(self.gradients).reshape(len(self.gradients), math.prod(shape))
         return blocked_product(weights.to(rows.dtype)[:, None], rows).view(shape)
-
-    def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
-    ) -> Tensor:
-        return materialised_clamped_sum(self, weights, limits, mask)
 
 
 def zero_rows(values: Tensor, keep: Tensor) -> Tensor:

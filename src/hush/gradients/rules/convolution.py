@@ -3,14 +3,13 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.core.parts import CoordinateMask
 from hush.gradients.precision import SUM_BLOCK, precise, precise_dtype, to_autocast_dtype
 from hush.gradients.products import (
     compare_grams,
@@ -28,9 +27,7 @@ from hush.gradients.terms import (
     Term,
     by_unit,
     finite_norms,
-    materialised_clamped_sum,
     materialised_norms,
-    zero_rows,
 )
 
 if TYPE_CHECKING:
@@ -230,7 +227,7 @@ measured and to be added: below some 250 positions that is faster than to write 
 
 
 @dataclass(frozen=True, eq=False)
-class ConvolutionFactors:
+class ConvolutionFactors(Term):
     """Per-sample gradients as a convolution's input and the gradient of its output."""
 
     grad: Tensor
@@ -240,22 +237,12 @@ class ConvolutionFactors:
     """Whether a kernel may multiply in TensorFloat-32; the same for norms and sums."""
 
     @property
-    def records(self) -> int:
-        return len(self.x)
-
-    @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> torch.Size:  # type: ignore[override]
         return self.geometry.shape
 
     def rounding_bounded(self, records: int) -> bool:
         # that a kernel adds what it measured is held by a test on a GPU alone
         return not self.geometry.has_kernel(self.x)
-
-    def take(self, rows: Tensor | slice) -> "ConvolutionFactors":
-        return replace(self, grad=self.grad[rows], x=self.x[rows])
-
-    def mask_records(self, keep: Tensor) -> "ConvolutionFactors":
-        return replace(self, grad=zero_rows(self.grad, keep), x=zero_rows(self.x, keep))
 
     def dense(self) -> Tensor:
         if self.geometry.has_kernel(self.x):
@@ -320,11 +307,6 @@ class ConvolutionFactors:
     def _unfolded(self) -> OuterFactors:
         patches = self.geometry.unfold(self.x, self.grad.shape[2:])
         return OuterFactors(self.grad.flatten(2).mT, patches.mT, self.shape)
-
-    def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
-    ) -> Tensor:
-        return materialised_clamped_sum(self, weights, limits, mask)
 
 
 def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, records: int) -> Term:

@@ -34,11 +34,9 @@ from hush.gradients.terms import (
     by_unit,
     clamp_rows,
     finite_norms,
-    materialised_clamped_sum,
     materialised_norms,
     product_bound,
     scale_rows,
-    zero_rows,
 )
 
 if TYPE_CHECKING:
@@ -58,26 +56,16 @@ round within 2**-15 of the clipping norm."""
 
 
 @dataclass(frozen=True, eq=False)
-class RowFactors:
+class RowFactors(Term):
     """`sum_t e[index[:, t]] (x) right[:, t]`: per-sample gradients of an embedding table."""
 
     index: Tensor
     right: Tensor
     shape: torch.Size
 
-    @property
-    def records(self) -> int:
-        return len(self.index)
-
     def rounding_bounded(self, records: int) -> bool:
         # summed in double precision
         return records**2 * self.index.shape[1] <= _POSITION_LIMIT
-
-    def take(self, rows: Tensor | slice) -> "RowFactors":
-        return RowFactors(self.index[rows], self.right[rows], self.shape)
-
-    def mask_records(self, keep: Tensor) -> "RowFactors":
-        return RowFactors(self.index, zero_rows(self.right, keep), self.shape)
 
     def dense(self) -> Tensor:
         # positions may cancel: added up in double precision, as in the norms and in the sum
@@ -239,28 +227,18 @@ def _check_not_rescaled(max_norm: float | None) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class TiedFactors:
+class TiedFactors(Term):
     """Per-sample gradients of a tied embedding: a language model's first and last layer."""
 
     rows: RowFactors
     outer: OuterFactors
 
     @property
-    def records(self) -> int:
-        return self.rows.records
-
-    @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> torch.Size:  # type: ignore[override]
         return self.rows.shape
 
     def rounding_bounded(self, records: int) -> bool:
         return self.rows.rounding_bounded(records)
-
-    def take(self, rows: Tensor | slice) -> "TiedFactors":
-        return TiedFactors(self.rows.take(rows), self.outer.take(rows))
-
-    def mask_records(self, keep: Tensor) -> "TiedFactors":
-        return TiedFactors(self.rows.mask_records(keep), self.outer.mask_records(keep))
 
     def dense(self) -> Tensor:
         return self.rows.dense() + self.outer.dense()
@@ -308,11 +286,6 @@ class TiedFactors:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.rows.weighted_sum(weights) + self.outer.weighted_sum(weights)
-
-    def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
-    ) -> Tensor:
-        return materialised_clamped_sum(self, weights, limits, mask)
 
 
 def merge_terms(terms: Sequence[Term]) -> Term:

@@ -42,7 +42,6 @@ from hush.gradients.terms import (
     materialised_norms,
     product_bound,
     scale_rows,
-    zero_rows,
 )
 
 if TYPE_CHECKING:
@@ -84,25 +83,12 @@ def materialising_pays(left: Tensor, columns: int) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class OuterFactors:
+class OuterFactors(Term):
     """`sum_t left[:, t] (x) right[:, t]`: per-sample gradients of a matrix product's weight."""
 
     left: Tensor
     right: Tensor
     shape: torch.Size
-
-    @property
-    def records(self) -> int:
-        return len(self.left)
-
-    def rounding_bounded(self, records: int) -> bool:
-        return True
-
-    def take(self, rows: Tensor | slice) -> "OuterFactors":
-        return OuterFactors(self.left[rows], self.right[rows], self.shape)
-
-    def mask_records(self, keep: Tensor) -> "OuterFactors":
-        return OuterFactors(zero_rows(self.left, keep), zero_rows(self.right, keep), self.shape)
 
     def dense(self) -> Tensor:
         return gradients_in_runs(self.left, self.right).view(self.records, *self.shape)
