@@ -115,8 +115,8 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--per-unit 2", "--per-unit 2 is for owners of several records"),
-        ("--units IDS", "Pass e.g. --per-unit 1"),
+        ("--per-unit 2", "--per-unit N limits the records of one owner"),
+        ("--units IDS", "e.g. with --per-unit 1"),
         ("--units IDS --per-unit 0", "--per-unit=0 must be a whole number >= 1"),
         ("--units IDS --per-unit 7", "no unit has more than 6 records"),
         ("--units IDS --per-unit 2 --records 7", "records=7 and the ids are of 240 units"),

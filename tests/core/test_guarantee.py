@@ -1,13 +1,16 @@
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import hush
 from hush.audit.lower_bound import epsilon_lower
 from hush.core.errors import InvalidValue, PrivacyWarning
-from hush.core.guarantee import Adjacency, check_delta
+from hush.core.guarantee import Adjacency, at_least, at_most, check_delta, percent
 
 
 def test_a_guarantee_prints_everything_in_one_line() -> None:
@@ -21,7 +24,26 @@ def test_a_guarantee_prints_everything_in_one_line() -> None:
     )
     assert "do not publish" in str(sensitive)
     claim = hush.Guarantee(epsilon=hush.Bound(lower=0, upper=1), delta=1e-5, basis="published")
+    assert str(claim).startswith("epsilon 1 at delta 1e-05 (dp")
     assert "as its paper claims it and not proved, publishable" in str(claim)
+
+
+VALUES = st.floats(0, 1e9, allow_nan=False)
+
+
+@given(VALUES)
+def test_a_rounded_bound_is_on_its_side(value: float) -> None:
+    assert float(at_least(value)) <= value <= float(at_most(value))
+    assert float(at_most(value)) <= value * 1.002
+    assert float(percent(value).removesuffix("%")) >= value * 100 * (1 - 1e-15)
+    lower, upper = re.findall(r"[\d.e-]+", str(hush.Bound(lower=value, upper=value)))[::-1]
+    assert float(lower) <= value <= float(upper)
+
+
+def test_numbers_are_short() -> None:
+    assert at_most(1.2344e-5, 3) == "1.24e-5"
+    assert at_least(0.012399, 2) == "0.012"
+    assert (at_most(3.0), at_least(1.9)) == ("3", "1.9")
 
 
 def test_what_weakens_a_guarantee_is_in_its_line() -> None:

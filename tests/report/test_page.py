@@ -3,14 +3,16 @@
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
-import pytest
-
+import hush
 from hush.accounting.attacker import Attacker
 from hush.accounting.epsilon import compose
-from hush.report.facts import RunFacts
+from hush.accounting.explanation import FALSE_POSITIVE_RATES
+from hush.core.guarantee import at_most
+from hush.report.facts import RunFacts, attack_rows, run_facts
 from hush.report.page import charts, render, report_json
-from tests.report.conftest import STATISTICS, TRAINING
+from tests.report.conftest import STATISTICS, TRAINING, charge
 
 
 class Page(HTMLParser):
@@ -104,8 +106,27 @@ def test_epsilon_at_a_delta_is_between_the_certified_ends(facts: RunFacts) -> No
 
 def test_the_rates_of_attacks_are_the_attackers(facts: RunFacts) -> None:
     attacker = Attacker(COUNTS)
-    for rate, power in points(facts, "power", "10%, 1% and 0.1%"):
-        assert power == pytest.approx(attacker.true_positive_rate(rate))
-    assert dict(points(facts, "posterior", "after, at most"))[0.5] == pytest.approx(
-        attacker.posterior(0.5), rel=1e-3
-    )
+    rates = [attacker.posterior(0.5), attacker.advantage]
+    rates += [attacker.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES]
+    assert facts.explanation is not None
+    printed = [float(own.removesuffix("%")) / 100 for _, own, _ in attack_rows(facts.explanation)]
+    for rate, shown in zip(rates, printed, strict=True):
+        assert rate * (1 - 1e-9) <= shown <= rate * 1.02, "rounded up"
+
+
+def test_a_published_claim_has_no_attack_bound_and_names_the_proved_epsilon(tmp_path: Path) -> None:
+    claim = hush.Selective(rate=0.1, clip=0.1, multiplier=3.0, test="mean", accounting="published")
+    proved = replace(TRAINING, release=replace(claim, accounting="per-acceptance"))
+    path = charge(tmp_path / "ledger.jsonl", (replace(TRAINING, release=claim), 10))
+    facts = run_facts(path)
+    expected = at_most(hush.epsilon(proved, steps=10, delta=1e-5).epsilon.upper)
+    page, plain = Page(render(facts)), report_json(facts)
+    assert "attacks" not in page.texts
+    assert not {"attack", "trade_off", "privacy_profile"} & plain.keys()
+    said = plain["statements"]
+    for text in (said["for_lawyers"], said["model_card"]):
+        assert text.replace("## Privacy", "").strip().startswith("No guarantee")
+        assert f"proved epsilon of the same steps is at most {expected}" in text
+    assert "certified" not in said["for_engineers"]
+    assert said["for_lawyers"] in render(facts)
+    assert float(facts.proved) > float(facts.guarantee)

@@ -1,7 +1,6 @@
 """`hush audit`: training with canaries, one run with many or many runs with one."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +11,11 @@ from hush.cli.experiment import Experiment, Settings, build_experiment
 from hush.cli.options import about
 from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidValue, LedgerError, Unsupported
+from hush.core.guarantee import at_least
 from hush.core.plan import Plan, read_plan
 from hush.core.value import check_count
 
 if TYPE_CHECKING:
-    from torch import Generator
-
     from hush.audit.canaries import CanaryRun
     from hush.audit.lower_bound import CanaryBound
 
@@ -32,6 +30,7 @@ def audit(
     kind: Annotated[
         str,
         opt.chosen(
+            about,
             "Seen in every update, or mislabelled records, by loss",
             *("gradient", "input"),
             why="canaries are made in these two ways",
@@ -85,16 +84,18 @@ def audit(
         )
     experiment = build_experiment(settings, data_dir, opt.device_of(device))
     with Progress("training with canaries", runs * steps, visible=not quiet) as progress:
-        trainer = _Trainer(experiment, plan, steps, kind, others, seed, progress.advance)
-        if runs == 1:
-            bound, run, count = trainer.one_run(canaries, confidence)
-            summary = f"{count} {kind} canaries, each in by a fair coin"
-            if bound.guesses:
-                summary += f"; {bound.guesses.right} of {bound.guesses.made} guesses right"
-        else:
-            count = 1
-            bound, run = trainer.many_runs(runs, confidence)
-            summary = f"{runs} runs, one {kind} canary in every other; half of them chose the threshold"
+        bound, run, count = _lower_bound(
+            experiment,
+            plan,
+            steps=steps,
+            kind=kind,
+            others=others,
+            runs=runs,
+            canaries=canaries,
+            confidence=confidence,
+            seed=seed,
+            done=progress.advance,
+        )
     charge, guesses = run.charge, bound.guesses
     exceeded = bound.epsilon > charge.epsilon.upper
     if as_json:
@@ -116,120 +117,102 @@ def audit(
                 "plan": plan.to_plain(),
             }
         )
-    else:
-        among = counted(len(experiment.train[1]), "other record") if others else "no other records"
-        print(f"audit of {run_dir}: trained again under its plan, {counted(steps, 'step')}, {among},")
-        print(f"  {summary}")
-        print("  (this audits the library under this plan, not the weights that were released)")
-        if settings.relation is not charge.neighbours:
-            print(
-                f"  (the run promises {settings.relation}; a canary is there or not, so the charge and "
-                f"the bound below are of its plan under {charge.neighbours})"
-            )
-        print(f"charge       {charge}")
+        raise typer.Exit(int(exceeded))
+    among = counted(len(experiment.train[1]), "other record") if others else "no other records"
+    summary = f"{runs} runs, one {kind} canary in every other; half of them chose the threshold"
+    if runs == 1:
+        right = f"; {guesses.right} of {guesses.made} guesses right" if guesses else ""
+        summary = f"{count} {kind} canaries, each in by a fair coin{right}"
+    print(
+        f"audit of {run_dir}: trained again under its plan, {counted(steps, 'step')}, {among},\n"
+        f"  {summary}\n"
+        "  (this audits the library under this plan, not the weights that were released)"
+    )
+    if settings.relation is not charge.neighbours:
         print(
-            f"lower bound  epsilon >= {bound.epsilon:.4g} at delta {settings.delta:g} "
-            f"({charge.neighbours} {charge.unit}), for any mechanism, with confidence {confidence:g}"
+            f"  (the run promises {settings.relation}; a canary is there or not, so the charge and "
+            f"the bound below are of its plan under {charge.neighbours})"
         )
-        print(
-            f"             epsilon >= {bound.gaussian_epsilon:.4g} if the trade-off is a Gaussian's, an "
-            "estimate if records are sampled"
-        )
-        if exceeded:
-            print("THE BOUND IS ABOVE THE CHARGE: the guarantee does not hold for the code that runs")
-        else:
-            print("the bound is not above the charge: no violation was found")
-        print("sensitive: this used the records again and is not charged to a ledger; do not publish it")
+    verdict = "the bound is not above the charge: no violation was found"
     if exceeded:
-        raise typer.Exit(1)
+        verdict = "THE BOUND IS ABOVE THE CHARGE: the guarantee does not hold for the code that runs"
+    print(
+        f"charge       {charge}\n"
+        f"lower bound  epsilon >= {at_least(bound.epsilon)} at delta {settings.delta:g} "
+        f"({charge.neighbours} {charge.unit}), for any mechanism, with confidence {confidence:g}\n"
+        f"             epsilon >= {at_least(bound.gaussian_epsilon)} if the trade-off is a Gaussian's, "
+        f"an estimate if records are sampled\n{verdict}\n"
+        "sensitive: this used the records again and is not charged to a ledger; do not publish it"
+    )
+    raise typer.Exit(int(exceeded))
 
 
-@dataclass
-class _Trainer:
-    """Trains as a run did, with new coins, canaries and noise."""
+def _lower_bound(
+    experiment: Experiment,
+    plan: Plan,
+    *,
+    steps: int,
+    kind: str,
+    others: bool,
+    runs: int,
+    canaries: int | None,
+    confidence: float,
+    seed: int | None,
+    done: Callable[[], None],
+) -> "tuple[CanaryBound, CanaryRun, int]":
+    """The bound from training as a run did, the last training, and its number of canaries.
 
-    experiment: Experiment
-    plan: Plan
-    steps: int
-    kind: str
-    others: bool
-    seed: int | None
-    done: Callable[[], None]
-    canaries: Any = None
-    """Canaries of the first training, which all trainings share."""
+    One run includes each canary by a fair coin; of several, every other one includes the canary.
+    """
+    import torch
 
-    def one_run(self, count: int | None, confidence: float) -> "tuple[CanaryBound, CanaryRun, int]":
-        """The bound from many canaries in one run, each included by a fair coin; their number."""
-        import torch
+    from hush.audit.canaries import directions_for, mislabelled, run_with_canaries
+    from hush.audit.lower_bound import many_runs, one_run
+    from hush.core.randomness import fresh_generator, seed_from
 
-        from hush.audit.lower_bound import one_run
-
-        coins = self._coins()
-        model, _ = trained = self.experiment.initialise()
-        weights = sum(value.numel() for value in model.parameters() if value.requires_grad)
-        room = weights if self.kind == "gradient" else len(self.experiment.test[1])
-        number = max(1, min(_CANARIES, room // 2)) if count is None else count
-        included = torch.rand(number, generator=coins) < 0.5
-        run = self._train(trained, included, coins)
-        delta = self.experiment.settings.delta
-        bound = one_run(run.scores.numpy(), included.numpy(), delta=delta, confidence=confidence)
-        return bound, run, number
-
-    def many_runs(self, runs: int, confidence: float) -> "tuple[CanaryBound, CanaryRun]":
-        """The bound from one canary, included in every other run."""
-        import torch
-
-        from hush.audit.lower_bound import many_runs
-
-        coins = self._coins()
-        scores: dict[bool, list[float]] = {True: [], False: []}
-        for number in range(runs):
-            included = number % 2 == 0
-            run = self._train(self.experiment.initialise(), torch.tensor([included]), coins)
-            scores[included].append(float(run.scores))
-        delta = self.experiment.settings.delta
-        return many_runs(scores[True], scores[False], delta=delta, confidence=confidence), run
-
-    def _coins(self) -> "Generator":
-        import torch
-
-        from hush.core.randomness import fresh_generator
-
-        if self.seed is None:
-            return fresh_generator()
-        torch.manual_seed(self.seed)
-        return torch.Generator().manual_seed(self.seed)
-
-    def _train(self, trained: Any, included: Any, coins: "Generator") -> "CanaryRun":
-        import torch
-
-        from hush.audit.canaries import directions_for, mislabelled, run_with_canaries
-        from hush.core.randomness import seed_from
-
-        experiment, secure = self.experiment, self.experiment.settings.secure
-        (model, optimizer), loss = trained, torch.nn.CrossEntropyLoss(reduction="none")
-        if self.canaries is None and self.kind == "input":
-            self.canaries = mislabelled(*experiment.test, len(included), experiment.classes, coins)
-        elif self.canaries is None:
-            count = len(included)
-            self.canaries = directions_for(self.plan, model, loss, experiment.train, count, coins)
+    settings, coins = experiment.settings, fresh_generator()
+    if seed is not None:
+        torch.manual_seed(seed)
+        coins = torch.Generator().manual_seed(seed)
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    made: Any = None
+    for number in range(runs):
+        model, optimizer = experiment.initialise()
+        included = torch.tensor([number % 2 == 0])
+        if runs == 1:
+            weights = sum(value.numel() for value in model.parameters() if value.requires_grad)
+            room = weights if kind == "gradient" else len(experiment.test[1])
+            count = max(1, min(_CANARIES, room // 2)) if canaries is None else canaries
+            included = torch.rand(count, generator=coins) < 0.5
+        if made is None and kind == "input":
+            made = mislabelled(*experiment.test, len(included), experiment.classes, coins)
+        elif made is None:
+            loss = torch.nn.CrossEntropyLoss(reduction="none")
+            made = directions_for(plan, model, loss, experiment.train, len(included), coins)
         generator = None  # without a seed, the noise of an audit is secret
-        if self.seed is not None and not secure:
+        if seed is not None and not settings.secure:
             generator = torch.Generator(experiment.train[0].device).manual_seed(seed_from(coins))
-        return run_with_canaries(
+        run = run_with_canaries(
             model,
             torch.nn.CrossEntropyLoss(),
             optimizer,
-            self.plan,
+            plan,
             experiment.train,
-            self.canaries,
+            made,
             included,
-            steps=self.steps,
-            delta=experiment.settings.delta,
-            others=self.others,
+            steps=steps,
+            delta=settings.delta,
+            others=others,
             generator=generator,
-            secure=secure,
+            secure=settings.secure,
             views=experiment.views,
             public=experiment.public,
-            done=self.done,
+            done=done,
         )
+        scores[bool(included[0])].append(float(run.scores[0]))
+    if runs > 1:
+        bound = many_runs(scores[True], scores[False], delta=settings.delta, confidence=confidence)
+    else:
+        found = run.scores.numpy(), included.numpy()
+        bound = one_run(*found, delta=settings.delta, confidence=confidence)
+    return bound, run, len(included)

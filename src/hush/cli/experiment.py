@@ -4,11 +4,13 @@
 """
 
 import json
+import math
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hush.core.atomic_files import check_folder
 from hush.core.errors import CheckpointError, InvalidPlan, InvalidValue, shorten
 from hush.core.guarantee import DELTA, Neighbours
 from hush.core.plan import Plan, read_plan
@@ -16,7 +18,6 @@ from hush.core.value import Range, Value
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from hush.gradients.tree import Views
@@ -75,17 +76,8 @@ class Experiment:
     public: "tuple[Tensor, Tensor] | None"
     views: "Views | None"
     classes: int
-    owners: "NDArray[Any] | None" = None
-    """Owner of each private record (sensitive)."""
-
-    @property
-    def units(self) -> "Units | None":
-        """Owners of the records; None if each record is a unit of privacy."""
-        from hush.training.options import Units
-
-        if self.owners is None or self.settings.per_unit is None:
-            return None
-        return Units(owners=self.owners, per_unit=self.settings.per_unit)
+    units: "Units | None" = None
+    """Owners of the private records (sensitive); None: each record is a unit of privacy."""
 
     def public_count(self) -> int:
         """Number of units of privacy, or the public constant in place of it."""
@@ -93,7 +85,7 @@ class Experiment:
 
         settings, relation = self.settings, self.settings.relation
         units = units_of(self.units, relation)
-        if settings.records is None and units is None and relation is not Neighbours.ADD_REMOVE:
+        if settings.records is None and units is None:
             return len(self.train[1])
         return public_count(settings.records, units, relation)
 
@@ -122,6 +114,7 @@ def build_experiment(
         units: File with the owner of each training record; None: each record is a unit.
     """
     from hush.data import flips_and_shifts, load, read_owners, tensors, with_features
+    from hush.training.options import Units
 
     dataset = load(settings.data, data_dir)
     owners = None if units is None else read_owners(units, len(dataset.y_train))
@@ -157,7 +150,9 @@ def build_experiment(
         public=(x[:public], y[:public]) if public else None,
         views=views,
         classes=dataset.classes,
-        owners=None if owners is None else owners[public:],
+        units=None
+        if owners is None or settings.per_unit is None
+        else Units(owners=owners[public:], per_unit=settings.per_unit),
     )
 
 
@@ -175,6 +170,29 @@ def check_same_plan(folder: Path, plan: Plan) -> None:
         )
 
 
-def new_folder(name: str) -> Path:
-    """The first folder of this name and a number, below runs, that does not exist."""
-    return next(path for n in count(1) if not (path := Path("runs") / f"{name}-{n}").exists())
+def folder_of(run_dir: Path | None, name: str) -> Path:
+    """The folder of a run, which can be written to; by default a new one of this name, below runs."""
+    new = (Path("runs") / f"{name}-{number}" for number in count(1))
+    folder = run_dir or next(path for path in new if not path.exists())
+    # before any work, and without making a folder for a run that fails
+    check_folder("--run-dir", next(p for p in (folder, *folder.absolute().parents) if p.exists()))
+    return folder
+
+
+def signal_to_noise(plan: Plan, records: int, steps: int, dimension: int) -> float:
+    """Upper bound on the ratio of the summed clipped gradients to the noise (root mean square norm).
+
+    The bound assumes that every gradient has the largest norm that clipping allows, in one direction.
+    It is infinite for noise without a density of its own or of a dominating noise.
+    """
+    blocks = plan.clipping.sensitivity(dimension)
+    variance = 0.0
+    noises = plan.noise.per_block(blocks, plan.clipping.reference_norm)
+    for block, (noise, norm) in zip(blocks, noises, strict=True):
+        law = (noise.dominating_noise(norm) or noise).exponential_power(norm)
+        if law is None:
+            return math.inf
+        beta, scale = law
+        variance += block.size * scale**2 * math.exp(math.lgamma(3 / beta) - math.lgamma(1 / beta))
+    signal = math.hypot(*(block.l2_radius for block in blocks)) * plan.sampling.expected(records)
+    return math.sqrt(steps) * signal / math.sqrt(variance)

@@ -7,19 +7,15 @@ import typer
 
 from hush import __version__
 from hush.cli.audit import audit
-from hush.cli.compare import compare
 from hush.cli.output import run_app
-from hush.cli.questions import account, calibrate, explain
+from hush.cli.questions import account, calibrate, compare, explain
 from hush.cli.run_commands import pate, report
 from hush.cli.train import train, tune
 from hush.core.errors import Unsupported
 from hush.core.extensions import INSTALL, extensions
 
 app = typer.Typer(
-    name="hush",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    name="hush", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 
 
@@ -36,7 +32,10 @@ def demo(
         "runs/demo"
     ),
 ) -> None:
-    """Train without privacy and with epsilon 1, 3 and 8; write a table, a plot and reports."""
+    """Train without privacy and with epsilon 1, 3 and 8; write a table, a plot and reports.
+
+    Example: hush demo --out runs/demo
+    """
     from hush.report.demo import demo as run_demo
 
     run_demo(out)
@@ -47,10 +46,7 @@ def reproduce() -> None:
     raise Unsupported(INSTALL)
 
 
-for command in (
-    *(train, tune, account, explain, calibrate, compare),
-    *(report, audit, pate, demo),
-):
+for command in (*(train, tune, account, explain, calibrate, compare), *(report, audit, pate, demo)):
     app.command()(command)
 _COMMANDS = extensions("commands")
 for name, point in _COMMANDS.items():

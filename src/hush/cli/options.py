@@ -1,6 +1,7 @@
 """Options that several commands share, and the values they are converted to."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.extensions import choices, extensions
 from hush.core.guarantee import Neighbours
 from hush.core.parts import Always, Release, Sampling
-from hush.core.plan import Plan
+from hush.core.plan import Plan, read_plan
 from hush.core.release import Selective
 from hush.core.value import check_count, with_article
 from hush.noise import Gaussian
@@ -25,9 +26,16 @@ MODELS = ("logistic", "mlp")
 """Names of the networks in `hush.models`, which imports torch."""
 
 
-def about(description: str) -> Any:
-    """Option with this help."""
-    return typer.Option(help=description)
+def about(description: str, *names: str, panel: str | None = None, callback: Any = None) -> Any:
+    """Option with this help, in a panel of the command's help."""
+    return typer.Option(*names, help=description, rich_help_panel=panel, callback=callback)
+
+
+_data = partial(about, panel="Data and model")
+privacy = partial(about, panel="Privacy")
+training = partial(about, panel="Training")
+testing = partial(about, panel="Selective release")
+running = partial(about, panel="Run and output")
 
 
 def device_named(value: str | None) -> str | None:
@@ -40,79 +48,80 @@ def device_named(value: str | None) -> str | None:
     return value
 
 
-def chosen(description: str, *names: str, why: str, name: str | None = None) -> Any:
-    """Option with few values, which its help lists and which are checked before torch is imported."""
+def _seed(value: int | None) -> int | None:
+    if value is not None and not 0 <= value < 2**63:
+        raise InvalidValue("--seed must be a whole number from 0 to 2^63 - 1. Pass e.g. --seed 1.")
+    return value
+
+
+def chosen(
+    panel: Any, description: str, *names: str, why: str = "", flag: tuple[str, ...] = (), kind: str = ""
+) -> Any:
+    """Option with few values, in its help, which are checked before torch is imported.
+
+    Args:
+        panel: Function of the option's panel.
+        description: Help.
+        names: hush's own values.
+        why: Reason of the limit.
+        flag: Name of the option; by default that of the parameter.
+        kind: Values are also the entry points of `hush.<kind>`.
+    """
+    others = tuple(extensions(kind)) if kind else ()
 
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
-        if value is not None and value not in names:
-            option = parameter.opts[0]
-            raise InvalidValue(
-                f"{option} {value} must be one of {', '.join(names)}: {why}. Pass e.g. {option} "
-                f"{names[0]}."
-            )
+        if value is not None and value not in (*names, *others):
+            listed = choices(kind, *names) if kind else f"{', '.join(names)}: {why}."
+            raise InvalidValue(f"{parameter.opts[0]} {value} must be one of {listed}")
         return value
 
-    declared = () if name is None else (name,)
-    return typer.Option(*declared, help=f"{description}: {', '.join(names)}.", callback=check)
+    listed = ", ".join((*names, *others)) or "of other distributions"
+    return panel(f"{description}: {listed}.", *flag, callback=check)
 
 
-def installed(description: str, kind: str, *own: str) -> Any:
-    """Option with hush's own values and the entry points of `hush.<kind>`."""
-
-    def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
-        if value is not None and value not in (*own, *extensions(kind)):
-            raise InvalidValue(f"{parameter.opts[0]} {value} must be one of {choices(kind, *own)}")
-        return value
-
-    names = ", ".join((*own, *extensions(kind))) or "of other distributions"
-    return typer.Option(help=f"{description}: {names}.", callback=check)
-
-
-Data = Annotated[str, installed("Data set", "datasets", "digits")]
-Model = Annotated[str | None, installed("Network, by default one that fits", "models", *MODELS)]
-Features = Annotated[str | None, installed("Features of images, computed once", "features")]
-DataDir = Annotated[Path | None, about("Folder with the data files; else HUSH_DATA.")]
+Data = Annotated[str, chosen(_data, "Data set", "digits", kind="datasets")]
+Model = Annotated[str | None, chosen(_data, "Network, by default one that fits", *MODELS, kind="models")]
+Features = Annotated[str | None, chosen(_data, "Features of images, computed once", kind="features")]
+DataDir = Annotated[Path | None, _data("Folder with the data files; else HUSH_DATA.")]
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda or cuda:N; cuda if there is one.", callback=device_named)
+    str | None, running("cpu, cuda or cuda:N; cuda if there is one.", callback=device_named)
 ]
 Seed = Annotated[
-    int | None,
-    typer.Option(help="Repeats a run, for tests: who knows it knows the noise.", min=0, max=2**63 - 1),
+    int | None, running("Repeats a run, for tests: a known seed is known noise.", callback=_seed)
 ]
-RunDir = Annotated[Path | None, about("Folder of the run; a new one below runs by default.")]
-Resume = Annotated[bool, about("Continue the run in --run-dir.")]
-LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress on standard error.")]
+RunDir = Annotated[Path | None, running("Folder of the run; a new one below runs by default.")]
+Resume = Annotated[bool, running("Continue the run in --run-dir.")]
+LearningRate = Annotated[float, training("Learning rate.", "--lr")]
+AsJson = Annotated[bool, running("Print one JSON object instead of text.", "--json")]
+Quiet = Annotated[bool, running("Show no progress on standard error.", "--quiet")]
 
-PlanFile = Annotated[
-    Path | None, typer.Option("--plan", help="Plan file in place of rate, noise and clip.")
-]
-Epsilon = Annotated[float, about("Budget: largest epsilon.")]
-Delta = Annotated[float, about("Probability that the guarantee may fail.")]
-ReportedDelta = Annotated[float | None, about("Probability of failure; the run's, else 1e-5.")]
-Noise = Annotated[float | None, about("Noise multiplier, in units of the clip norm.")]
-Rate = Annotated[float | None, about("Probability that a record takes part in a step.")]
-Records = Annotated[int | None, typer.Option(help="Number of records in the data set.", min=1)]
-BatchSize = Annotated[int | None, about("Expected batch size, in place of the rate.")]
-Steps = Annotated[int | None, about("Number of steps.")]
-Epochs = Annotated[float | None, about("Passes over the data, in place of steps.")]
-Dimension = Annotated[int | None, about("Number of parameters, if the cost depends on it.")]
-Group = Annotated[int, about("Number of records that change together: group privacy.")]
+PlanFile = Annotated[Path | None, privacy("Plan file in place of rate, noise and clip.", "--plan")]
+Epsilon = Annotated[float, privacy("Budget: largest epsilon.")]
+Delta = Annotated[float, privacy("Probability that the guarantee may fail.")]
+ReportedDelta = Annotated[float | None, privacy("Probability of failure; the run's, else 1e-5.")]
+Noise = Annotated[float | None, privacy("Noise multiplier, in units of the clip norm.")]
+Rate = Annotated[float | None, privacy("Probability that a record takes part in a step.")]
+Records = Annotated[int | None, privacy("Number of records in the data set.")]
+BatchSize = Annotated[int | None, privacy("Expected batch size, in place of the rate.")]
+Steps = Annotated[int | None, training("Number of steps.")]
+Epochs = Annotated[float | None, training("Passes over the data, in place of steps.")]
+Dimension = Annotated[int | None, privacy("Number of parameters, if the cost depends on it.")]
+Group = Annotated[int, privacy("Number of records that change together: group privacy.")]
 AdjacencyName = Annotated[
     str | None,
     chosen(
+        privacy,
         "Adjacency relation; zero-out by default, add/remove keeps the number of records private",
         *Neighbours,
         why="the guarantee depends on it",
-        name="--neighbours",
+        flag=("--neighbours",),
     ),
 ]
 UnitsFile = Annotated[
     Path | None,
-    typer.Option(
+    privacy(
+        "Owner of each training record, for user-level privacy: one id a line, or a .npy array.",
         "--units",
-        help="Owner of each training record, for user-level privacy: one id a line, or a .npy array.",
     ),
 ]
 
@@ -141,6 +150,7 @@ def sampling_of(
                 "the probability that a record takes part is not given, and epsilon depends on it. Pass "
                 "--rate, or --records and --batch-size, or --plan."
             )
+        records = check_count("--records", records, "the rate is a share of them", at_least=1)
         rate = share_of("--batch-size", batch_size, records, unit, records // 100)
     return FullBatch() if rate == 1 else Poisson(rate=rate)
 
@@ -159,6 +169,19 @@ def plan_of(sampling: Sampling, noise: float, clip: float = 1.0, release: Releas
     """The plan of DP-SGD: L2 clipping at `clip`, Gaussian noise of multiplier `noise`."""
     noisy = Gaussian(multiplier=noise)
     return Plan(sampling=sampling, clipping=L2(norm=clip), noise=noisy, release=release or Always())
+
+
+def priced_plan(
+    plan: Path | None,
+    noise: float | None,
+    rate: float | None,
+    records: int | None,
+    batch_size: int | None,
+) -> Plan:
+    """The plan of a file, or that of DP-SGD by its options; a missing noise multiplier is 1."""
+    if plan is not None:
+        return read_plan(plan)
+    return plan_of(sampling_of(rate, records, batch_size), 1.0 if noise is None else noise)
 
 
 def steps_of(steps: int | None, epochs: float | None, plan: Plan) -> int:

@@ -1,8 +1,8 @@
-"""`hush account`, `explain` and `calibrate`: the privacy cost of plans and ledgers, without torch."""
+"""`hush account`, `explain`, `calibrate` and `compare`: the cost of plans and ledgers, without torch."""
 
 import inspect
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 from hush.cli import options as opt
 from hush.cli.options import about
 from hush.cli.output import counted, print_json
-from hush.core.errors import InvalidPlan
+from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.guarantee import (
     DEFAULT_DELTA,
     RECORD,
@@ -19,15 +19,19 @@ from hush.core.guarantee import (
     Budget,
     Guarantee,
     Neighbours,
+    at_most,
     check_delta,
 )
-from hush.core.plan import Plan, plan_text, read_plan
+from hush.core.plan import Plan, plan_text
 from hush.core.value import check_count
-from hush.report.text import Table, percent
+from hush.report.text import Table, bar
 from hush.sampling import FullBatch
 
 if TYPE_CHECKING:
-    from hush.accounting.attacker import Limit, Risk
+    from hush.accounting.attacker import Limit
+
+_LONGEST = 4.0
+"""Noise of the longest bar, relative to DP-SGD."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,29 @@ class _Charges:
     guarantee: Guarantee
     notes: list[str]
 
-    def to_plain(self) -> dict[str, Any]:
-        charged = [{"plan": plan.to_plain(), "steps": count} for plan, count in self.counts.items()]
-        return {"charged": charged, "notes": self.notes}
+    @property
+    def proved(self) -> Guarantee | None:
+        """The guarantee of the same steps, if that of their plans is a published claim."""
+        from hush.accounting.epsilon import compose
+        from hush.report.facts import proved_counts
 
-    def print(self) -> None:
-        charged = [f"{counted(count, 'step')} of {plan}" for plan, count in self.counts.items()]
-        for line in (*charged, *self.notes):
-            print(f"  {line}")
+        if self.guarantee.basis == "proved":
+            return None
+        counts = proved_counts(self.counts)
+        return compose(counts, self.guarantee.delta, self.dimensions, self.adjacency)
+
+    def print(self, answer: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+        """Print the guarantee, an answer about it and the charges; for a claim, its proved epsilon."""
+        proved, charged = self.proved, list(self.counts.items())
+        if proved is not None:
+            answer, lines = {"proved": proved.to_plain()}, [f"  the same steps, proved: {proved}"]
+        if as_json:
+            plain = [{"plan": plan.to_plain(), "steps": count} for plan, count in charged]
+            answer = {**self.guarantee.to_plain(), **answer, "charged": plain, "notes": self.notes}
+            print_json(answer)
+            return
+        charges = [f"{counted(count, 'step')} of {plan}" for plan, count in charged]
+        print(self.guarantee, *lines, *(f"  {line}" for line in (*charges, *self.notes)), sep="\n")
 
 
 def _charges(
@@ -80,18 +99,13 @@ def _charges(
                 )
         opt.refuse_together(run_dir=run_dir, ledger=ledger)
         return _ledger_charges(source, run_dir is not None, delta, group, neighbours)
-    opt.refuse_together(plan=plan, noise=noise)
-    opt.refuse_together(plan=plan, rate=rate, batch_size=batch_size)
-    opt.refuse_together(steps=steps, epochs=epochs)
-    if plan is not None:
-        priced = read_plan(plan)
-    elif noise is not None:
-        priced = opt.plan_of(opt.sampling_of(rate, records, batch_size), noise)
-    else:
+    _check_exclusive(plan, noise, rate, batch_size, steps, epochs)
+    if plan is None and noise is None:
         raise InvalidPlan(
             "nothing to account for. Pass --noise with --rate and --steps, or --plan with --steps, or a "
             "run's folder, or --ledger."
         )
+    priced = opt.priced_plan(plan, noise, rate, records, batch_size)
     counts = {priced: opt.steps_of(steps, epochs, priced)}
     dimensions = {} if dimension is None else {priced: dimension}
     adjacency = _adjacency(group, neighbours)
@@ -138,60 +152,48 @@ def account(**options: Any) -> None:
 
     charges = _charges(**options)
     attacker = Attacker(charges.counts, charges.dimensions, charges.adjacency)
-    if options["as_json"]:
-        best = {"advantage": attacker.advantage, "success": attacker.success}
-        print_json({**charges.guarantee.to_plain(), "attacker": best, **charges.to_plain()})
-        return
-    print(charges.guarantee)
-    print(f"  {attacker}")
-    charges.print()
+    best = {"advantage": attacker.advantage, "success": attacker.success}
+    charges.print({"attacker": best}, [f"  {attacker}"], as_json=options["as_json"])
 
 
 @_takes_charges
 def explain(**options: Any) -> None:
-    """What an epsilon means: the success of the best attack, before anything is trained.
+    """Success of the best attack on a release with this epsilon, before training or after.
 
     Example: hush explain --noise 1.0 --records 60000 --batch-size 600 --epochs 20
 
     Of a plan that `hush calibrate` wrote: hush explain --plan plan.toml --steps 2000
     """
     from hush.accounting.attacker import membership
-    from hush.accounting.explanation import FALSE_POSITIVE_RATES, MIN_ERROR_RATE
+    from hush.accounting.explanation import MIN_ERROR_RATE
     from hush.accounting.explanation import explain as explanation_of
+    from hush.report.facts import attack_rows, explanation_facts
 
     charges = _charges(**options)
     meaning = explanation_of(charges.guarantee, charges.counts, charges.dimensions, charges.adjacency)
-    curve = meaning.trade_off
-    if options["as_json"]:
-        print_json(
-            {
-                **charges.guarantee.to_plain(),
-                "false_positive_rates": list(FALSE_POSITIVE_RATES),
-                "attack": asdict(meaning.attack),
-                "from_epsilon": asdict(meaning.from_epsilon),
-                "gaussian": {"mu": curve.mu, "regret": curve.regret, "min_error_rate": MIN_ERROR_RATE},
-                **charges.to_plain(),
-            }
-        )
-        return
-    columns = (meaning.attack, meaning.from_epsilon)
-    rows = [
-        ["guesses that are right, from even odds", *(percent(c.posterior) for c in columns)],
-        ["advantage: found less false alarms", *(percent(c.advantage) for c in columns)],
+    header = ["the best attack", "at most", "by epsilon and delta alone"]
+    table = Table(header=header, rows=attack_rows(meaning)).markdown()
+    lines = [
+        "\nAn attacker who sees all that is released, knows everything else and tests "
+        f"{membership(charges.adjacency)}:\n\n{table}\n",
+        f"  Gaussian DP: mu = {at_most(meaning.trade_off.mu)} (for error rates of {MIN_ERROR_RATE:g} or "
+        f"more; regret at most {at_most(meaning.trade_off.regret, 2)})",
     ]
-    for k, rate in enumerate(FALSE_POSITIVE_RATES):
-        found = (percent(column.true_positive_rates[k]) for column in columns)
-        rows.append([f"members found, at {100 * rate:g}% false alarms", *found])
-    table = Table(header=["the best attack", "at most", "by epsilon and delta alone"], rows=rows)
-    print(
-        f"{charges.guarantee}\n\nAn attacker who sees all that is released, knows everything else and "
-        f"tests {membership(charges.adjacency)}:\n\n{table.markdown()}\n\n"
-        "  any other secret: guesses that are right 1% of the time without the release are right at "
-        f"most {percent(meaning.attack.true_positive_rates[1])} of the time with it\n"
-        f"  Gaussian DP: mu = {curve.mu:.4g} (for error rates of {MIN_ERROR_RATE:g} or more; regret at "
-        f"most {curve.regret:.2g})"
-    )
-    charges.print()
+    charges.print(explanation_facts(meaning), lines, as_json=options["as_json"])
+
+
+def _check_exclusive(
+    plan: Path | None,
+    noise: float | None,
+    rate: float | None,
+    batch_size: int | None,
+    steps: int | None,
+    epochs: float | None,
+) -> None:
+    """Raise if two options say the same thing."""
+    opt.refuse_together(plan=plan, noise=noise)
+    opt.refuse_together(plan=plan, rate=rate, batch_size=batch_size)
+    opt.refuse_together(steps=steps, epochs=epochs)
 
 
 def _adjacency(group: int, neighbours: str | None) -> Adjacency:
@@ -209,13 +211,13 @@ def _for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:
 
 
 def calibrate(
-    epsilon: Annotated[float | None, about("Budget: largest epsilon.")] = None,
+    epsilon: Annotated[float | None, opt.privacy("Budget: largest epsilon.")] = None,
     delta: opt.Delta = DEFAULT_DELTA,
-    tpr: Annotated[float | None, about("Risk: true positive rate at --fpr.")] = None,
-    fpr: Annotated[float | None, about("False positive rate that --tpr is for.")] = None,
-    advantage: Annotated[float | None, about("Risk: true less false positive rate.")] = None,
-    posterior: Annotated[float | None, about("Risk: rate of right membership guesses.")] = None,
-    prior: Annotated[float | None, about("Prior of membership for --posterior.")] = None,
+    tpr: Annotated[float | None, opt.privacy("Risk: true positive rate at --fpr.")] = None,
+    fpr: Annotated[float | None, opt.privacy("False positive rate of --tpr.")] = None,
+    advantage: Annotated[float | None, opt.privacy("Risk: true less false positive rate.")] = None,
+    posterior: Annotated[float | None, opt.privacy("Risk: rate of right membership guesses.")] = None,
+    prior: Annotated[float | None, opt.privacy("Prior of membership for --posterior.")] = None,
     noise: opt.Noise = None,
     rate: opt.Rate = None,
     records: opt.Records = None,
@@ -224,7 +226,7 @@ def calibrate(
     epochs: opt.Epochs = None,
     plan: opt.PlanFile = None,
     dimension: opt.Dimension = None,
-    fit: Annotated[bool, typer.Option("--fit", help="A noise scale for each block.")] = False,
+    fit: Annotated[bool, opt.privacy("A noise scale for each block.", "--fit")] = False,
     group: opt.Group = 1,
     neighbours: opt.AdjacencyName = None,
     as_json: opt.AsJson = False,
@@ -238,12 +240,11 @@ def calibrate(
     To a risk: hush calibrate --tpr 0.05 --fpr 0.01 --records 60000 --batch-size 600 --epochs 20
     """
     from hush.accounting import calibrate as inverse
+    from hush.accounting.attacker import Attacker
     from hush.accounting.epsilon import compose
     from hush.accounting.shaping import fit_noise
 
-    opt.refuse_together(plan=plan, rate=rate, batch_size=batch_size)
-    opt.refuse_together(plan=plan, noise=noise)
-    opt.refuse_together(steps=steps, epochs=epochs)
+    _check_exclusive(plan, noise, rate, batch_size, steps, epochs)
     adjacency = _adjacency(group, neighbours)
     attacks = {"tpr": tpr, "fpr": fpr, "advantage": advantage, "posterior": posterior, "prior": prior}
     limit = _limit(epsilon, delta, attacks)
@@ -253,15 +254,15 @@ def calibrate(
             f"--fit finds noise for an epsilon and {RECORD}, and {asked} was asked for: its shape is "
             "proved best for that alone. Leave out --fit, or calibrate the plan it finds."
         )
-    if plan is not None or noise is None:
-        start = read_plan(plan) if plan else opt.plan_of(opt.sampling_of(rate, records, batch_size), 1)
+    if noise is None:
+        start = opt.priced_plan(plan, None, rate, records, batch_size)
         count = opt.steps_of(steps, epochs, start)
         if fit and isinstance(limit, Budget):
             found = fit_noise(start, limit, count, dimension)
         else:
             found = inverse.calibrate(start, limit, count, dimension, adjacency=adjacency)
     elif rate is not None or batch_size is not None:
-        found = opt.plan_of(opt.sampling_of(rate, records, batch_size), noise)
+        found = opt.priced_plan(None, noise, rate, records, batch_size)
         if steps is not None or epochs is not None:
             raise InvalidPlan(
                 "noise, rate and steps are all given, so there is nothing to find. Leave one of them "
@@ -269,28 +270,22 @@ def calibrate(
             )
         count = inverse.max_steps(found, limit, adjacency=adjacency)
     elif steps is not None:
-        count = steps
-        found = inverse.max_rate(opt.plan_of(FullBatch(), noise), limit, steps, adjacency=adjacency)
+        count = check_count("--steps", steps, "the rate is found for them", at_least=1)
+        found = inverse.max_rate(opt.plan_of(FullBatch(), noise), limit, count, adjacency=adjacency)
     else:
         raise InvalidPlan("with --noise, pass --steps to find the rate, or --rate to find the steps.")
     sizes = {} if dimension is None else {found: dimension}
     guarantee = _for_units(compose({found: count}, delta, sizes, adjacency), records)
     risk: dict[str, Any] = {}
     if not isinstance(limit, Budget):
-        risk = _risk(limit, found, count, dimension, adjacency, delta, found_noise=noise is None)
+        attained = limit.attained(Attacker({found: count}, dimension, adjacency))
+        risk = {"risk": {**limit.to_plain(), "attained": attained}}
     if as_json:
-        plain = {**guarantee.to_plain(), "steps": count, "plan": found.to_plain()}
-        print_json({**plain, "risk": risk} if risk else plain)
+        print_json({**guarantee.to_plain(), "steps": count, "plan": found.to_plain(), **risk})
         return
     print(f"# {counted(count, 'step')}: {guarantee}")
     if risk:
-        print(f"# at most {limit}: {risk['attained']:.5g}")
-    if "through_epsilon" in risk:
-        other = risk["through_epsilon"]
-        print(
-            f"# epsilon {other['epsilon']:.4g} at delta {delta:g} implies that of any mechanism, and "
-            f"takes {other['noise']:.4g} times this noise"
-        )
+        print(f"# at most {limit}: {at_most(attained, 5)}")
     print(f"\n{plan_text(found)}", end="")
 
 
@@ -311,28 +306,85 @@ def _limit(epsilon: float | None, delta: float, attacks: dict[str, float | None]
     return Risk(**attacks) if epsilon is None else Budget(epsilon=epsilon, delta=delta)
 
 
-def _risk(
-    risk: "Risk",
-    plan: Plan,
-    steps: int,
-    dimension: int | None,
-    adjacency: Adjacency,
-    delta: float,
-    *,
-    found_noise: bool,
-) -> dict[str, Any]:
-    """The risk, the attained value, and the noise that calibration by epsilon would need."""
-    from hush.accounting.attacker import Attacker
-    from hush.accounting.calibrate import calibrate as find_noise
+def compare(
+    records: Annotated[int, opt.privacy("Number of records in the data set.")],
+    dimension: Annotated[int, opt.privacy("Number of parameters.")],
+    epsilon: opt.Epsilon = 3.0,
+    delta: opt.Delta = 1e-5,
+    rate: opt.Rate = None,
+    batch_size: opt.BatchSize = None,
+    steps: opt.Steps = None,
+    epochs: opt.Epochs = None,
+    linf_ratio: Annotated[float | None, about("Largest entry of a gradient over its norm.")] = None,
+    subspaces: Annotated[str | None, about("Ranks and norms, e.g. 1000:2.5,290898:1.")] = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """The noise each mechanism needs for the same budget, steps and batch; least first.
 
-    report = {
-        **risk.to_plain(),
-        "attained": risk.attained(Attacker({plan: steps}, dimension, adjacency)),
-    }
-    multiplier = plan.noise.to_plain().get("multiplier")
-    if found_noise and multiplier is not None:
-        budget = risk.budget(delta)
-        other = find_noise(plan, budget, steps, dimension, adjacency=adjacency)
-        ratio = other.noise.to_plain()["multiplier"] / multiplier
-        report["through_epsilon"] = {**budget.to_plain(), "noise": ratio}
-    return report
+    Example: hush compare --records 50000 --dimension 291898 --batch-size 1000 --steps 1500
+    --epsilon 2 --linf-ratio 0.1
+    """
+    from hush.accounting.compare import Setting, check_cap
+    from hush.accounting.compare import compare as rows_of
+    from hush.training.progress import Progress
+
+    _check_exclusive(None, None, rate, batch_size, steps, epochs)
+    check_count("--dimension", dimension, "it is a number of parameters", at_least=1)
+    if linf_ratio is not None:
+        check_cap("--linf-ratio", linf_ratio, dimension)
+    plan = opt.priced_plan(None, None, rate, records, batch_size)
+    setting = Setting(
+        records=records,
+        rate=plan.sampling.participation,
+        steps=opt.steps_of(steps, epochs, plan),
+        dimension=dimension,
+        budget=Budget(epsilon=epsilon, delta=delta),
+        cap=linf_ratio,
+        subspaces=_subspaces(subspaces),
+    )
+    with Progress("calibrating the noise", unit="mechanisms", visible=not quiet) as progress:
+        rows = rows_of(setting, progress.advance)
+    if as_json:
+        plain = [{**vars(row), "plan": row.plan and row.plan.to_plain()} for row in rows]
+        relation = {"neighbours": RECORD.neighbours, "unit": RECORD.unit}
+        print_json({**setting.budget.to_plain(), **relation, "rows": plain})
+        return
+    least = next(row.deviation for row in rows if row.cost == 1)
+    cells = [
+        [
+            row.mechanism,
+            f"{row.deviation:.4g}",
+            bar(row.deviation / (_LONGEST * least)),
+            f"{row.signal_to_noise:.3g}",
+            f"{row.cost:.3g}",
+            row.accountant,
+        ]
+        for row in rows
+    ]
+    header = ["mechanism", "noise", "", "signal/noise", "cost", "by"]
+    print(Table(header=header, rows=cells).markdown())
+    print(
+        f"\nfor epsilon {epsilon:g} at delta {delta:g} (dp, {RECORD.neighbours} {RECORD.unit}); noise "
+        "in units of a typical gradient's Euclidean norm, on the sum of a batch; bars show the noise, "
+        f"the longest {_LONGEST:g} times that of DP-SGD; cost is the variance relative to DP-SGD. 'All "
+        "entries': as many gradients as twice sampling computes, scaled to the same batch."
+    )
+    best = next(row for row in rows if row.plan and row.plan.sampling.participation == setting.rate)
+    assert best.plan is not None
+    print(
+        f"\n# {best.mechanism}: the least noise at this batch that needs no public basis. Save the "
+        "following as plan.toml,\n# with your clipping norm; `hush explain --plan plan.toml --steps "
+        f"{setting.steps}` explains its epsilon.\n\n{plan_text(best.plan)}",
+        end="",
+    )
+
+
+def _subspaces(text: str | None) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = [part.split(":") for part in text.split(",")] if text else []
+        return tuple((int(rank), float(norm)) for rank, norm in pairs)
+    except ValueError:
+        raise InvalidValue(
+            f"--subspaces {text} must be pairs of a rank and a norm. Pass e.g. 1000:2.5,290898:1."
+        ) from None

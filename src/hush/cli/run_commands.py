@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hush.cli import options as opt
+from hush.cli.experiment import folder_of
 from hush.cli.options import about
 from hush.cli.output import SEED_NOTICE, print_json, print_run
+from hush.core.atomic_files import check_folder
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DELTA, Budget
 from hush.core.parts import Noise
@@ -44,11 +46,13 @@ def report(
             "To print the facts, pass --json.",
             key="out",
         )
-    with Progress("computing the curves", visible=not quiet):
-        facts = run_facts(run_dir, delta=delta, baseline=baseline, audit=audit)
     page = out
     if page is None and not as_json:
         page = (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
+    if page is not None and run_dir.exists():
+        check_folder("--out", page.parent)
+    with Progress("computing the curves", visible=not quiet):
+        facts = run_facts(run_dir, delta=delta, baseline=baseline, audit=audit)
     plain = None if page is None else write_report(page, facts)
     if as_json:
         print_json(report_json(facts))
@@ -97,6 +101,7 @@ def pate(
     from hush.pate.teachers import Lesson
     from hush.training.progress import Progress
 
+    folder_of(run_dir, "pate")
     DELTA["range"].check("delta", delta)
     dataset = load(data, data_dir)
     owners = None if units is None else read_owners(units, len(dataset.y_train))

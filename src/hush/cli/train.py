@@ -1,25 +1,22 @@
 """`hush train` and `hush tune`: a private run, and private selection of its hyperparameters."""
 
 import json
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
 
 from hush.cli import options as opt
 from hush.cli.experiment import (
     LEARNING_RATE,
     MOMENTUM,
-    Experiment,
     Settings,
     build_experiment,
     check_same_plan,
-    new_folder,
+    folder_of,
+    signal_to_noise,
 )
-from hush.cli.options import about
-from hush.cli.output import SEED_NOTICE, counted, print_run
+from hush.cli.output import SEED_NOTICE, counted, print_error, print_run
 from hush.clipping import L2
 from hush.core.atomic_files import replace_file
 from hush.core.errors import InvalidValue
@@ -37,6 +34,7 @@ _VIEWS = Range(
     at_least=1, at_most=1024, why="each is a pass over the record, clipped once for all", example=4
 )
 _CLIP = Range(above=0, at_most=1e15, why="without a bound no noise hides a record", example=1.0)
+_search = partial(opt.about, panel="Search")
 _RANGE = "one number, several as 0.5,1,2, or a range as 0.1:10 (uniform in the logarithm)"
 
 
@@ -50,57 +48,59 @@ def train(
     noise: opt.Noise = None,
     rate: opt.Rate = None,
     batch_size: opt.BatchSize = None,
+    clip: Annotated[float | None, opt.privacy("Clipping norm; 1 by default.")] = None,
+    plan: opt.PlanFile = None,
+    units: opt.UnitsFile = None,
+    per_unit: Annotated[int | None, opt.privacy("Most records of one owner in a step.")] = None,
+    neighbours: opt.AdjacencyName = None,
+    records: Annotated[int | None, opt.privacy("Public number of records, for add/remove.")] = None,
+    public_records: Annotated[int | None, opt.privacy("Training records without protection.")] = None,
     steps: opt.Steps = None,
     epochs: opt.Epochs = None,
-    clip: Annotated[float | None, about("Clipping norm; 1 by default.")] = None,
-    test_batch: Annotated[int | None, about("Expected batch of a test: selective release.")] = None,
-    test_noise: Annotated[float | None, about("Noise multiplier of the test.")] = None,
-    test_clip: Annotated[float | None, about("Bound on the change of the loss.")] = None,
-    test_threshold: Annotated[float | None, about("Accept below so many clips; -1 by default.")] = None,
+    learning_rate: opt.LearningRate = 1.0,
+    momentum: Annotated[float, opt.training("Momentum of SGD.")] = 0.0,
+    physical_batch: Annotated[int | None, opt.training("Records in memory at once.")] = None,
+    views: Annotated[int | None, opt.training("Views of an image, averaged before clipping.")] = None,
+    test_batch: Annotated[int | None, opt.testing("Expected batch of a test.")] = None,
+    test_noise: Annotated[float | None, opt.testing("Noise multiplier of the test.")] = None,
+    test_clip: Annotated[float | None, opt.testing("Bound on the change of the loss.")] = None,
+    test_threshold: Annotated[
+        float | None, opt.testing("Accept below so many clips; -1 by default.")
+    ] = None,
     test: Annotated[
         str | None,
         opt.chosen(
+            opt.testing,
             "Statistic of the test; summed by default",
-            "summed",
-            "mean",
+            *("summed", "mean"),
             why="its cost is proved for these",
         ),
     ] = None,
-    plan: opt.PlanFile = None,
-    learning_rate: opt.LearningRate = 1.0,
-    momentum: Annotated[float, about("Momentum of SGD.")] = 0.0,
-    physical_batch: Annotated[int | None, about("Records in memory at once.")] = None,
-    views: Annotated[int | None, about("Views of an image, averaged before clipping.")] = None,
-    public_records: Annotated[int | None, about("Training records without protection.")] = None,
-    units: opt.UnitsFile = None,
-    per_unit: Annotated[int | None, about("Most records of one owner in a step.")] = None,
-    neighbours: opt.AdjacencyName = None,
-    records: Annotated[int | None, about("Public number of records, for add/remove.")] = None,
     device: opt.Device = None,
     run_dir: opt.RunDir = None,
     resume: opt.Resume = False,
-    reseed: Annotated[bool, about("Resume with new randomness and new charges.")] = False,
+    reseed: Annotated[bool, opt.running("Resume with new randomness and new charges.")] = False,
     seed: opt.Seed = None,
-    secure: Annotated[bool, about("All randomness from the operating system.")] = False,
-    self_test: Annotated[bool, typer.Option("--self-test", help="Audit the step first.")] = False,
+    secure: Annotated[bool, opt.running("All randomness from the operating system.")] = False,
+    self_test: Annotated[bool, opt.running("Audit the step first.", "--self-test")] = False,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Train a model with differential privacy; without arguments, on the bundled digits.
 
     Unless --noise or --plan is given, the noise is chosen so that all steps fit the budget.
+
+    Example: hush train --epsilon 3 --epochs 20 --lr 1
     """
     import torch
 
     from hush.accounting.calibrate import calibrate
     from hush.audit import self_test as check_step
     from hush.models import default_model
-    from hush.report.signal_to_noise import low_snr_warning
     from hush.training.loop import train as run_loop
     from hush.training.options import Checkpoints, Execution, Logging, Randomness
     from hush.training.run_folder import check_settings
 
-    opt.refuse_together(plan=plan, rate=rate, batch_size=batch_size)
     tests: dict[str, Any] = {
         "batch": test_batch,
         "noise": test_noise,
@@ -111,6 +111,7 @@ def train(
     parts |= {f"test_{name}": value for name, value in tests.items()}
     for name, value in parts.items():
         opt.refuse_together(plan=plan, **{name: value})
+    opt.refuse_together(plan=plan, rate=rate, batch_size=batch_size)
     opt.refuse_together(steps=steps, epochs=epochs)
     LEARNING_RATE.check("--lr", learning_rate)
     MOMENTUM.check("--momentum", momentum)
@@ -119,6 +120,7 @@ def train(
         check_count("--public-records", public_records, "they have no protection", at_least=1)
     _check_units(units, per_unit, neighbours, records)
     budget = Budget(epsilon=epsilon, delta=delta)
+    folder = folder_of(run_dir, data)
     private = None if plan is None else read_plan(plan)  # features of the data take minutes
     settings = Settings(
         data=data,
@@ -161,9 +163,12 @@ def train(
         generator = torch.Generator(torch_device).manual_seed(seed)
     network, optimizer = experiment.initialise()
     dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
-    if total and (warning := low_snr_warning(private, unit_count, total, dimension)):
-        print(f"hush: {warning}", file=sys.stderr)
-    folder = run_dir or new_folder(data)
+    if total and (ratio := signal_to_noise(private, unit_count, total, dimension)) < 1:
+        print_error(
+            f"the noise is larger than the signal: over {total} steps the records can move the "
+            f"{dimension} parameters {ratio:.2g} times as far as the noise does, and only if all "
+            "gradients agree. Allow a larger epsilon, a larger batch, or train fewer parameters."
+        )
     if resume:
         check_same_plan(folder, private)
     try:
@@ -192,11 +197,11 @@ def train(
     except KeyboardInterrupt:
         if (folder / "plan.toml").exists():
             resuming = f"--run-dir {folder} --resume"
-            print(f"hush: stopped; continue with the same command and {resuming}", file=sys.stderr)
+            print_error(f"stopped; continue with the same command and {resuming}")
         raise
     final = run.metrics[-1]
-    plain = {"steps": run.steps, "accepted": run.accepted, "stopped": run.stopped, "final": final}
     if as_json:
+        plain = {"steps": run.steps, "accepted": run.accepted, "stopped": run.stopped, "final": final}
         print_run(run.guarantee, plain | {"plan": private.to_plain()}, seed, folder)
         return
     print(
@@ -221,27 +226,19 @@ def train(
 
 
 def _check_units(
-    units: Path | None,
-    per_unit: int | None,
-    neighbours: str | None,
-    records: int | None,
+    units: Path | None, per_unit: int | None, neighbours: str | None, records: int | None
 ) -> None:
     """Raise if options of the unit of privacy lack one another."""
+    if (units is None) != (per_unit is None):
+        raise InvalidValue(
+            "--units FILE names the owner of each record, --per-unit N limits the records of one owner "
+            "in a step: the guarantee depends on both. Pass both, e.g. with --per-unit 1, or neither."
+        )
     if per_unit is not None:
-        if units is None:
-            raise InvalidValue(
-                f"--per-unit {per_unit} is for owners of several records. Pass --units FILE with the "
-                "owner of each record, or leave it out."
-            )
         check_count("--per-unit", per_unit, "a sampled owner takes part with a record or more", 1)
     if records is not None:
         check_count("--records", records, "the divisor of the update is a public number", 1)
-    if units is not None and per_unit is None:
-        raise InvalidValue(
-            "--units needs the number of records that a step takes of one owner: the guarantee depends "
-            "on it. Pass e.g. --per-unit 1."
-        )
-    if neighbours == Neighbours.ADD_REMOVE and records is None:
+    elif neighbours == Neighbours.ADD_REMOVE:
         raise InvalidValue(
             "--neighbours add/remove keeps the number of records private: rate, divisor and steps need "
             "a public constant near it. Pass e.g. --records 60000."
@@ -259,11 +256,11 @@ def tune(
     batch_size: opt.BatchSize = None,
     steps: opt.Steps = None,
     epochs: opt.Epochs = None,
-    learning_rate: Annotated[str, typer.Option("--lr", help=f"Learning rates: {_RANGE}.")] = "0.1:10",
-    clip: Annotated[str, about(f"Clipping norms: {_RANGE}.")] = "0.1:10",
-    momentum: Annotated[str, about("Momentum of SGD: one number, or several.")] = "0",
-    trials: Annotated[float, about("Expected number of trials.")] = 10.0,
-    held_out: Annotated[int | None, about("Records held out for scores; 0: test records.")] = None,
+    learning_rate: Annotated[str, _search(f"Learning rates: {_RANGE}.", "--lr")] = "0.1:10",
+    clip: Annotated[str, _search(f"Clipping norms: {_RANGE}.")] = "0.1:10",
+    momentum: Annotated[str, _search("Momentum of SGD: one number, or several.")] = "0",
+    trials: Annotated[float, _search("Expected number of trials.")] = 10.0,
+    held_out: Annotated[int | None, _search("Records held out for scores; 0: test records.")] = None,
     device: opt.Device = None,
     run_dir: opt.RunDir = None,
     resume: opt.Resume = False,
@@ -274,11 +271,15 @@ def tune(
     """Choose hyperparameters by private random search: the budget covers all trials.
 
     The best trial is released. The number of trials, their run time and all others stay secret.
+
+    Example: hush tune --lr 0.3:10 --clip 0.3,1,3 --epochs 10
     """
     import torch
 
     from hush.models import default_model
     from hush.training.evaluate import evaluate
+    from hush.training.loop import train as run_loop
+    from hush.training.options import Randomness
     from hush.training.run_folder import SETTINGS, metrics_line
     from hush.training.tuning.tune import tune as run_tune
 
@@ -286,6 +287,7 @@ def tune(
     opt.refuse_together(steps=steps, epochs=epochs)
     budget = Budget(epsilon=epsilon, delta=delta)
     MEAN["range"].check("--trials", trials)
+    folder = folder_of(run_dir, f"{data}-tuned")
     space = {
         "learning_rate": _dimension("--lr", learning_rate, LEARNING_RATE),
         "clip": _dimension("--clip", clip, _CLIP),
@@ -310,9 +312,38 @@ def tune(
     count = len(labels) - scored
     size = min(256, count) if batch_size is None else batch_size
     private = opt.plan_of(opt.sampling_of(rate, count, size), 1.0)
-    folder = run_dir or new_folder(f"{data}-tuned")
+    loss = torch.nn.CrossEntropyLoss()
+
+    def fit(chosen: dict[str, Any], trial: "TuningTrial") -> "tuple[nn.Module, float]":
+        """Training and score of one trial."""
+        generator = None
+        if trial.generator is not None:
+            seed = trial.generator.initial_seed()
+            torch.manual_seed(seed)
+            generator = torch.Generator(inputs.device).manual_seed(seed)
+        parts = {name: chosen[name] for name in ("learning_rate", "momentum")}
+        own = replace(training, settings=replace(settings, **parts))
+        network, optimizer = own.initialise()
+        run_loop(
+            network,
+            loss,
+            optimizer,
+            trial.plan,
+            training.train,
+            budget=trial.budget,
+            steps=trial.steps,
+            ledger=trial.ledger,
+            randomness=Randomness(generator=generator),
+        )
+        if not scored:
+            return network, evaluate(network, loss, experiment.test)["accuracy"]
+        network.eval()
+        with torch.no_grad():
+            answers = [network(part).argmax(1) for part in inputs[:scored].split(1024)]
+        return network, trial.score((torch.cat(answers) == labels[:scored]).cpu())
+
     tuned = run_tune(
-        _Fit(training, (inputs[:scored], labels[:scored])),
+        fit,
         space,
         plan=lambda chosen: replace(private, clipping=L2(norm=chosen["clip"])),
         steps=opt.steps_of(steps, 20 if epochs is None else epochs, private),
@@ -324,7 +355,7 @@ def tune(
         generator=None if seed is None else torch.Generator().manual_seed(seed),
         progress=not quiet,
     )
-    final = evaluate(tuned.model, torch.nn.CrossEntropyLoss(), experiment.test)
+    final = evaluate(tuned.model, loss, experiment.test)
     searched = {"learning_rate": learning_rate, "clip": clip, "momentum": momentum, "held_out": scored}
     stored = json.dumps({**settings.to_plain(), **searched}) + "\n"
     replace_file(folder / SETTINGS, stored.encode())
@@ -343,49 +374,6 @@ def tune(
     if seed is not None:
         print(SEED_NOTICE)
     print(f"weights to publish: {folder / 'model.safetensors'}; the ledger and settings are beside it")
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """Training and score of one trial."""
-
-    experiment: Experiment
-    held_out: Any
-
-    def __call__(self, chosen: dict[str, Any], trial: "TuningTrial") -> "tuple[nn.Module, float]":
-        import torch
-
-        from hush.training.evaluate import evaluate
-        from hush.training.loop import train
-        from hush.training.options import Randomness
-
-        generator, experiment = None, self.experiment
-        if trial.generator is not None:
-            seed = trial.generator.initial_seed()
-            torch.manual_seed(seed)
-            generator = torch.Generator(experiment.train[0].device).manual_seed(seed)
-        parts = {name: chosen[name] for name in ("learning_rate", "momentum")}
-        settings = replace(experiment.settings, **parts)
-        model, optimizer = replace(experiment, settings=settings).initialise()
-        loss = torch.nn.CrossEntropyLoss()
-        train(
-            model,
-            loss,
-            optimizer,
-            trial.plan,
-            experiment.train,
-            budget=trial.budget,
-            steps=trial.steps,
-            ledger=trial.ledger,
-            randomness=Randomness(generator=generator),
-        )
-        inputs, labels = self.held_out
-        if not len(labels):
-            return model, evaluate(model, loss, experiment.test)["accuracy"]
-        model.eval()
-        with torch.no_grad():
-            right = torch.cat([model(part).argmax(1) for part in inputs.split(1024)]) == labels
-        return model, trial.score(right.cpu())
 
 
 def _dimension(option: str, text: str, allowed: Range) -> "Dimension":

@@ -4,6 +4,7 @@ import math
 import re
 import warnings
 from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
 from typing import Any, Literal, NoReturn, Self
 
@@ -159,6 +160,43 @@ RECORD = Adjacency()
 """One record, present or absent, in a public slot."""
 
 
+def at_most(value: float, digits: int = 4) -> str:
+    """An upper bound, rounded up to a number of significant digits.
+
+    >>> at_most(2.98765), at_most(1.2344e-5), at_most(math.inf)
+    ('2.988', '1.235e-5', 'infinite')
+    """
+    return _rounded(value, digits, ROUND_CEILING)
+
+
+def at_least(value: float, digits: int = 4) -> str:
+    """A lower bound, rounded down to a number of significant digits.
+
+    >>> at_least(2.98765)
+    '2.987'
+    """
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def percent(share: float) -> str:
+    """An upper bound on a share, in percent and rounded up to three digits.
+
+    >>> percent(0.58123), percent(1.0)
+    ('58.2%', '100%')
+    """
+    return f"{_rounded(100 * share, 3, ROUND_CEILING)}%"
+
+
+def _rounded(value: float, digits: int, direction: str) -> str:
+    if not math.isfinite(value):
+        return "infinite" if value > 0 else "unknown"
+    # the shortest decimal that reads back as this float: 1.9 stays 1.9
+    number = Context(prec=digits, rounding=direction).create_decimal(repr(float(value)))
+    if number and not -4 < number.adjusted() < 7:
+        return f"{number.normalize():e}".replace("e+", "e")
+    return f"{number.normalize():f}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bound(Value):
     """Certified interval for epsilon or delta; `upper` is the number to quote.
@@ -182,8 +220,8 @@ class Bound(Value):
 
     def __str__(self) -> str:
         if math.isinf(self.upper):
-            return "infinite" if math.isinf(self.lower) else f">= {self.lower:.4g}"
-        return f"<= {self.upper:.5g} (and >= {self.lower:.5g})"
+            return "infinite" if math.isinf(self.lower) else f">= {at_least(self.lower, 5)}"
+        return f"<= {at_most(self.upper, 5)} (and >= {at_least(self.lower, 5)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,4 +300,5 @@ class Guarantee(Value):
         group, one = _group(self.unit)
         if self.records is not None and self.delta * self.records > group:
             notes.append(f"delta: above {group}/{self.records}, one {one} of {self.records} published")
-        return f"epsilon {self.epsilon} at delta {self.delta:g} ({', '.join(notes)}, {access})"
+        epsilon = self.epsilon if self.basis == "proved" else at_most(self.epsilon.upper, 5)
+        return f"epsilon {epsilon} at delta {self.delta:g} ({', '.join(notes)}, {access})"

@@ -8,7 +8,8 @@ from torch import nn
 
 from hush.accounting.calibrate import calibrate
 from hush.clipping import L2
-from hush.core.guarantee import Budget
+from hush.core.atomic_files import check_folder
+from hush.core.guarantee import Budget, at_most
 from hush.core.plan import Plan
 from hush.data import load, tensors
 from hush.models import build
@@ -40,7 +41,7 @@ NOTES = (
 
 def demo(out: Path) -> None:
     """Train all runs, print the table, and write table, plot and a report of each run to `out`."""
-    out.mkdir(parents=True, exist_ok=True)  # before any work
+    check_folder("--out", out)
     dataset = load("digits")
     x_train, y_train, x_test, y_test = tensors(dataset)
     loss = nn.CrossEntropyLoss()
@@ -84,7 +85,7 @@ def demo(out: Path) -> None:
         rows.append(
             [
                 "DP-SGD",
-                f"{run.guarantee.epsilon.upper:.3f}",
+                at_most(run.guarantee.epsilon.upper),
                 f"{plan.noise.to_plain()['multiplier']:.3f}",
                 f"{run.metrics[-1]['accuracy']:.1%}",
             ]
@@ -94,16 +95,15 @@ def demo(out: Path) -> None:
     meaning = f"epsilon at delta {DELTA:g}, {run.guarantee.neighbours} {run.guarantee.unit}"
     (out / "table.md").write_text(f"{table.markdown()}\n\n{meaning}\n")
     longest = max(spent for points in curves.values() for spent, _ in points)
-    styles = ("bound", "gaussian", "holds")
+    styles = zip(curves.items(), ("bound", "gaussian", "holds"), strict=False)
     chart = Chart(
         title="Accuracy",
         axes=(f"{meaning}, spent so far", "test accuracy"),
         curves=[
             ("no privacy", "ideal", [(0.1, baseline), (longest, baseline)]),
-            *((name, style, curves[name]) for name, style in zip(curves, styles, strict=False)),
+            *((name, style, points) for (name, points), style in styles),
         ],
-        caption="",
-        log="x",
+        log=True,
         percent="y",
     )
     chart.draw().savefig(out / "plot.png", dpi=150)

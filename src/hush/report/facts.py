@@ -6,27 +6,19 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hush import __version__
 from hush.accounting.epsilon import compose
-from hush.accounting.explanation import (
-    FALSE_POSITIVE_RATES,
-    MIN_ERROR_RATE,
-    PRIORS,
-    Explanation,
-    explain,
-)
+from hush.accounting.explanation import FALSE_POSITIVE_RATES, MIN_ERROR_RATE, Explanation, explain
 from hush.accounting.ledger import Ledger, reported_delta
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, shorten
-from hush.core.guarantee import Adjacency, Bound, Guarantee
+from hush.core.guarantee import Adjacency, Bound, Guarantee, percent
 from hush.core.plan import Plan, proof_note
 from hush.core.release import BestOf, Selective
 from hush.core.value import Range, as_float, finite_or_none
 from hush.training.run_check import checked_ledger, holds_pate, ledger_at
 from hush.training.run_folder import SETTINGS, read_metrics, step_file
-
-RunKind = Literal["training", "selective training", "private selection", "PATE", "ledger"]
 
 _ACCURACY = Range(at_least=0, at_most=1, why="it is a share of correct answers", example=0.95)
 _POINTS = 24
@@ -49,13 +41,12 @@ _FILES = {
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCharge:
-    """Steps charged for one plan, and their epsilon without the other plans."""
+    """Steps charged for one plan, their epsilon without the other plans, and its page of proof."""
 
     plan: Plan
     steps: int
     alone: Bound
     proof: str
-    """Page of docs/guarantees."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +63,14 @@ class RunFacts:
     """Contents of a report: the page and the JSON are written from this value."""
 
     name: str
-    kind: RunKind
-    version: str
+    kind: str
+    """"training", "selective training", "private selection", "PATE" or "ledger"."""
     guarantee: Guarantee
+    proved: Guarantee
+    """The guarantee; for a basis "published", that of the same steps under proved accounting."""
     adjacency: Adjacency
-    explanation: Explanation
+    explanation: Explanation | None
+    """None without a proof."""
     plans: tuple[PlanCharge, ...]
     build_up: tuple[tuple[int, Bound], ...]
     """Number of charges, and epsilon of that many first charges."""
@@ -87,8 +81,6 @@ class RunFacts:
     settings: Mapping[str, Any]
     tuned: Mapping[str, Any]
     """Settings and score chosen by a private selection."""
-    secure: bool | None
-    """Whether all randomness came from the operating system; None: not recorded."""
     finished: bool
     notes: tuple[str, ...]
     """Checks of the ledger."""
@@ -121,47 +113,63 @@ class RunFacts:
 
     def to_plain(self) -> dict[str, Any]:
         """The facts as plain data; numbers that are not finite become None."""
-        meaning = self.explanation
-        curve = asdict(meaning.trade_off)
-        gaussian = {"mu": curve.pop("mu"), "regret": curve.pop("regret")}
-        plain = {
-            "name": self.name,
-            "kind": self.kind,
-            "hush": self.version,
-            "sensitive": self.audit is not None,
-            "guarantee": self.guarantee.to_plain(),
-            "adjacency": self.adjacency.to_plain(),
-            "false_positive_rates": list(FALSE_POSITIVE_RATES),
-            "attack": asdict(meaning.attack),
-            "from_epsilon": asdict(meaning.from_epsilon),
-            "posteriors": {"priors": list(PRIORS), "posteriors": list(meaning.posteriors)},
-            "gaussian": {**gaussian, "min_error_rate": MIN_ERROR_RATE},
-            "privacy_profile": asdict(meaning.profile),
-            "trade_off": curve,
-            "plans": [
-                {
-                    "plan": charge.plan.to_plain(),
-                    "steps": charge.steps,
-                    "epsilon_alone": charge.alone.to_plain(),
-                    "proof": charge.proof,
-                }
-                for charge in self.plans
-            ],
-            "build_up": [
-                {"charges": count, "epsilon": bound.to_plain()} for count, bound in self.build_up
-            ],
-            "metrics": [dict(line) for line in self.metrics],
-            "accuracy": {"private": self.accuracy, "without_privacy": self.baseline},
-            "settings": dict(self.settings),
-            "tuned": dict(self.tuned),
-            "secure": self.secure,
-            "finished": self.finished,
-            "ledger_notes": list(self.notes),
-            "files": [asdict(file) for file in self.files],
-            "audit": None if self.audit is None else dict(self.audit),
-        }
+        plain: dict[str, Any] = {"name": self.name, "kind": self.kind, "hush": __version__}
+        plain |= {"sensitive": self.audit is not None, "guarantee": self.guarantee.to_plain()}
+        plain |= {"proved": self.proved.to_plain(), "adjacency": self.adjacency.to_plain()}
+        if self.explanation is not None:
+            plain |= explanation_facts(self.explanation)
+            plain |= {"privacy_profile": asdict(self.explanation.profile)}
+            plain |= {"trade_off": asdict(self.explanation.trade_off)}
+        plain["plans"] = [
+            {
+                "plan": charge.plan.to_plain(),
+                "steps": charge.steps,
+                "epsilon_alone": charge.alone.to_plain(),
+                "proof": charge.proof,
+            }
+            for charge in self.plans
+        ]
+        spent = [{"charges": count, "epsilon": bound.to_plain()} for count, bound in self.build_up]
+        plain |= {"build_up": spent, "metrics": self.metrics}
+        plain |= {"accuracy": {"private": self.accuracy, "without_privacy": self.baseline}}
+        plain |= {name: getattr(self, name) for name in ("settings", "tuned", "finished", "audit")}
+        plain |= {"ledger_notes": self.notes, "files": [asdict(file) for file in self.files]}
         checked: dict[str, Any] = finite_or_none(plain)
         return checked
+
+
+def explanation_facts(meaning: Explanation) -> dict[str, Any]:
+    """Rates of attacks and the mu of Gaussian DP, as plain data."""
+    curve = meaning.trade_off
+    return {
+        "false_positive_rates": FALSE_POSITIVE_RATES,
+        "attack": asdict(meaning.attack),
+        "from_epsilon": asdict(meaning.from_epsilon),
+        "gaussian": {"mu": curve.mu, "regret": curve.regret, "min_error_rate": MIN_ERROR_RATE},
+    }
+
+
+def attack_rows(meaning: Explanation) -> list[list[str]]:
+    """Rates of the best attack: name, upper bound, and upper bound from epsilon and delta alone."""
+    columns = (meaning.attack, meaning.from_epsilon)
+    rows = [
+        ["correct guesses, from even odds", *(percent(each.posterior) for each in columns)],
+        ["advantage: true less false positive rate", *(percent(each.advantage) for each in columns)],
+    ]
+    for k, rate in enumerate(FALSE_POSITIVE_RATES):
+        found = (percent(each.true_positive_rates[k]) for each in columns)
+        rows.append([f"true positive rate at {100 * rate:g}% false positives", *found])
+    return rows
+
+
+def proved_counts(counts: Mapping[Plan, int]) -> dict[Plan, int]:
+    """The same steps, with proved accounting in place of the published one."""
+    return {
+        replace(plan, release=replace(plan.release, accounting="per-acceptance"))
+        if isinstance(plan.release, Selective) and plan.release.accounting == "published"
+        else plan: steps
+        for plan, steps in counts.items()
+    }
 
 
 def run_facts(
@@ -193,49 +201,49 @@ def run_facts(
         )
     chosen, reason = reported_delta(ledger, delta)
     settings = {} if folder is None else _read_object(folder / SETTINGS)
-    tuned = {} if folder is None else _read_object(folder / "tuned.json", ("settings",))
-    metrics = [] if folder is None else read_metrics(folder / "metrics.jsonl")
     pate = folder is not None and holds_pate(folder)
     counts = _planned(folder, settings) if folder is not None and pate else dict(ledger.counts)
-    audited = None if audit is None else audit_facts(audit, counts)
 
     def epsilon(of: Mapping[Plan, int]) -> Bound:
         return compose(of, chosen, ledger.dimensions, ledger.adjacency).epsilon
 
     guarantee = replace(ledger.epsilon(chosen), epsilon=epsilon(counts))
-    secure = settings.get("secure")
+    proved = guarantee
+    if guarantee.basis != "proved":
+        proved = replace(guarantee, epsilon=epsilon(proved_counts(counts)), basis="proved")
     results = ("student.safetensors",) if pate else ("model.safetensors", "tuned.json")
     return RunFacts(
         name=(folder or path.parent).resolve().name or str(path),
         kind="PATE" if pate else _kind(counts, folder),
-        version=__version__,
         guarantee=guarantee,
+        proved=proved,
         adjacency=ledger.adjacency,
-        explanation=explain(guarantee, counts, ledger.dimensions, ledger.adjacency),
+        explanation=explain(guarantee, counts, ledger.dimensions, ledger.adjacency)
+        if guarantee.basis == "proved"
+        else None,
         plans=tuple(
             PlanCharge(plan=plan, steps=steps, alone=epsilon({plan: steps}), proof=proof_note(plan))
             for plan, steps in counts.items()
         ),
         build_up=tuple((sum(first.values()), epsilon(first)) for first in _first_charges(ledger)),
-        metrics=tuple(metrics),
+        metrics=() if folder is None else tuple(read_metrics(folder / "metrics.jsonl")),
         baseline=baseline,
         settings=settings,
-        tuned=tuned,
-        secure=secure if isinstance(secure, bool) else None,
+        tuned={} if folder is None else _read_object(folder / "tuned.json"),
         finished=folder is None or any((folder / name).exists() for name in results),
         notes=(reason, *notes),
         files=tuple(_files(path)),
-        audit=audited,
+        audit=None if audit is None else audit_facts(audit, counts),
     )
 
 
-def _kind(counts: Mapping[Plan, int], folder: Path | None) -> RunKind:
-    if any(isinstance(plan.release, BestOf) for plan in counts):
+def _kind(counts: Mapping[Plan, int], folder: Path | None) -> str:
+    releases = {type(plan.release) for plan in counts}
+    if BestOf in releases:
         return "private selection"
     if folder is None:
         return "ledger"
-    selective = any(isinstance(plan.release, Selective) for plan in counts)
-    return "selective training" if selective else "training"
+    return "selective training" if Selective in releases else "training"
 
 
 def _planned(folder: Path, settings: Mapping[str, Any]) -> dict[Plan, int]:
@@ -280,21 +288,19 @@ def _files(path: Path) -> list[RunFile]:
     ]
 
 
-def _read_object(path: Path, needed: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The JSON object in a file, with objects under the names it needs; empty if there is no file."""
-    if not path.exists():
-        return {}
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is no file."""
     try:
-        value = json.loads(path.read_bytes())
-        if isinstance(value, dict) and all(isinstance(value.get(name), dict) for name in needed):
-            return value
-        reason = " and ".join(("it holds no object", *needed))
-    except (OSError, ValueError, RecursionError) as error:
+        value = json.loads(path.read_bytes()) if path.exists() else {}
+        reason = "" if isinstance(value, dict) else "it holds no object"
+    except (OSError, ValueError) as error:
         reason = shorten(str(error), 200)
-    raise CheckpointError(
-        f"{path} cannot be read ({reason}), so the report would omit the settings of the run. Restore "
-        "it, or move it away to report on the charges alone."
-    )
+    if reason:
+        raise CheckpointError(
+            f"{path} cannot be read ({reason}), so the report would omit the settings of the run. "
+            "Restore it, or move it away to report on the charges alone."
+        )
+    return dict(value)
 
 
 def audit_facts(path: Path, counts: Mapping[Plan, int]) -> dict[str, Any]:

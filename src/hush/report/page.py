@@ -9,16 +9,17 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hush.accounting.explanation import FALSE_POSITIVE_RATES, PRIORS
+from hush import __version__
+from hush.accounting.explanation import Explanation
 from hush.core.atomic_files import replace_file
+from hush.core.guarantee import at_least, at_most, percent
 from hush.report import wording
-from hush.report.facts import RunFacts
-from hush.report.text import at_least, at_most, percent
+from hush.report.facts import RunFacts, attack_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MIN_DELTA, _MIN_RATE = 1e-12, 1e-4
+_MIN_DELTA = 1e-12
 _STYLES: dict[str, dict[str, Any]] = {
     "holds": {"color": "#0b5fb0", "linewidth": 2},
     "bound": {"color": "#b3541e", "linestyle": "--"},
@@ -26,8 +27,6 @@ _STYLES: dict[str, dict[str, Any]] = {
     "ideal": {"color": "#6b7683", "linewidth": 1},
     "mark": {"color": "#0b5fb0", "linestyle": "", "marker": "o"},
 }
-
-Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +38,15 @@ class Chart:
         axes: Labels of the x and the y axis.
         curves: Label, key of `_STYLES` and points of each curve.
         caption: One value of the chart, and how the curves were computed.
-        log: Axes with a logarithmic scale, of "xy".
+        log: Whether the x axis has a logarithmic scale.
         percent: Axes labelled in percent, of "xy".
     """
 
     title: str
     axes: tuple[str, str]
-    curves: Sequence[tuple[str, str, Points]]
-    caption: str
-    log: str = ""
+    curves: Sequence[tuple[str, str, Sequence[tuple[float, float]]]]
+    caption: str = ""
+    log: bool = False
     percent: str = ""
 
     def draw(self) -> "Figure":
@@ -60,12 +59,10 @@ class Chart:
             if points:
                 axes.plot(*zip(*points, strict=True), label=label, **_STYLES[style])
         for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
-            if name in self.log:
-                axes.set(**{f"{name}scale": "log"})
             if name in self.percent:
                 axis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
-        axes.set(xlabel=self.axes[0], ylabel=self.axes[1])
-        if "y" not in self.log + self.percent:
+        axes.set(xlabel=self.axes[0], ylabel=self.axes[1], xscale="log" if self.log else "linear")
+        if "y" not in self.percent:
             axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize="small")
@@ -83,20 +80,16 @@ class Chart:
 
 def charts(facts: RunFacts) -> dict[str, Chart]:
     """The charts of a run by name; a curve with a single point has none."""
-    drawn = {
-        "power": _power(facts),
-        "posterior": _posterior(facts),
-        "epsilon-at-delta": _epsilon_at_delta(facts),
-        "trade-off": _trade_off(facts),
-        "build-up": _build_up(facts),
-        "accuracy": _accuracy(facts),
-    }
+    drawn = {"build-up": _build_up(facts), "accuracy": _accuracy(facts)}
+    if facts.explanation is not None:
+        drawn["epsilon-at-delta"] = _epsilon_at_delta(facts, facts.explanation)
+        drawn["trade-off"] = _trade_off(facts.explanation)
     return {name: chart for name, chart in drawn.items() if chart is not None}
 
 
-def _epsilon_at_delta(facts: RunFacts) -> Chart | None:
+def _epsilon_at_delta(facts: RunFacts, explanation: Explanation) -> Chart | None:
     """Epsilon against delta, with both certified ends."""
-    profile, delta = facts.explanation.profile, facts.guarantee.delta
+    profile, delta = explanation.profile, facts.guarantee.delta
     rows = list(zip(profile.epsilons, profile.lower, profile.upper, strict=True))
     upper = [(high, epsilon) for epsilon, _, high in rows if high >= _MIN_DELTA]
     if len(upper) < 2:
@@ -109,70 +102,32 @@ def _epsilon_at_delta(facts: RunFacts) -> Chart | None:
             ("certified lower bound", "bound", [(low, e) for e, low, _ in rows if low >= _MIN_DELTA]),
             ("this run", "mark", [(delta, min(facts.epsilon.upper, upper[-1][1]))]),
         ],
-        caption=f"This run: epsilon at most {at_most(facts.epsilon.upper)} at delta {delta:g}. Privacy "
-        "profile of all charges, composed as privacy-loss distributions (or Rényi divergences) and "
-        "rounded outward.",
-        log="x",
+        caption="Privacy profile of all charges, composed as privacy-loss distributions (or Rényi "
+        "divergences) and rounded outward.",
+        log=True,
     )
 
 
-def _trade_off(facts: RunFacts) -> Chart:
+def _trade_off(explanation: Explanation) -> Chart:
     """Trade-off curve against the ideal and mu-GDP."""
-    curve = facts.explanation.trade_off
-    rates, mu = curve.false_positive_rates, at_most(curve.mu)
-    known = any(facts.explanation.profile.lower)
+    curve = explanation.trade_off
+    rates = curve.false_positive_rates
+    known = any(explanation.profile.lower)
     return Chart(
         title="Trade-off curve",
         axes=("false positive rate", "false negative rate"),
         curves=[
             ("no information", "ideal", [(0.0, 1.0), (1.0, 0.0)]),
-            (f"mu-GDP, mu = {mu}", "gaussian", list(zip(rates, curve.gaussian, strict=True))),
-            ("certified upper bound", "bound", list(zip(rates, curve.upper, strict=True)) * known),
-            ("guarantee", "holds", list(zip(rates, curve.lower, strict=True))),
+            (
+                f"mu-GDP, mu = {at_most(curve.mu)}",
+                "gaussian",
+                [*zip(rates, curve.gaussian, strict=True)],
+            ),
+            ("certified upper bound", "bound", [*zip(rates, curve.upper, strict=True)] * known),
+            ("guarantee", "holds", [*zip(rates, curve.lower, strict=True)]),
         ],
         caption="Smallest false negative rate of any membership attack. Tangents of the privacy "
-        f"profile; mu = {mu} is the smallest for which Gaussian DP follows, for error rates of 1e-10 "
-        "or more.",
-        percent="xy",
-    )
-
-
-def _power(facts: RunFacts) -> Chart:
-    """True positive rates at small false positive rates."""
-    curve, attack = facts.explanation.trade_off, facts.explanation.attack
-    columns = (curve.false_positive_rates, curve.lower, curve.upper, curve.gaussian)
-    rows = [row for row in zip(*columns, strict=True) if row[0] >= _MIN_RATE]
-    marks = list(zip(FALSE_POSITIVE_RATES, attack.true_positive_rates, strict=True))
-    known = any(facts.explanation.profile.lower)
-    others = [(x, 1 - low) for x, low, _, _ in rows if x not in FALSE_POSITIVE_RATES]
-    return Chart(
-        title="True positive rate of the best attack",
-        axes=("false positive rate", "true positive rate"),
-        curves=[
-            ("blind guessing", "ideal", [(_MIN_RATE, _MIN_RATE), (1.0, 1.0)]),
-            ("mu-GDP", "gaussian", [(x, 1 - g) for x, _, _, g in rows]),
-            ("certified lower bound", "bound", [(x, 1 - up) for x, _, up, _ in rows] * known),
-            ("guarantee", "holds", sorted([*others, *marks])),
-            ("10%, 1% and 0.1%", "mark", marks),
-        ],
-        caption=f"At 1% false positives no attack detects more than "
-        f"{percent(attack.true_positive_rates[1])} of the members.",
-        log="xy",
-        percent="xy",
-    )
-
-
-def _posterior(facts: RunFacts) -> Chart:
-    """Probability of a correct membership guess, for each prior."""
-    return Chart(
-        title="From prior to posterior",
-        axes=("prior probability of membership", "correct guesses"),
-        curves=[
-            ("before the release", "ideal", [(p, max(p, 1 - p)) for p in PRIORS]),
-            ("after, at most", "holds", list(zip(PRIORS, facts.explanation.posteriors, strict=True))),
-        ],
-        caption=f"From even odds at most {percent(facts.explanation.attack.posterior)} of the guesses "
-        "are correct. One minus the Bayes risk (docs/guarantees/risk.md).",
+        "profile; mu is the smallest for which Gaussian DP follows, for error rates of 1e-10 or more.",
         percent="xy",
     )
 
@@ -182,18 +137,16 @@ def _build_up(facts: RunFacts) -> Chart | None:
     spent = [(float(count), bound) for count, bound in facts.build_up if math.isfinite(bound.upper)]
     if len(spent) < 2:
         return None
-    delta, planned = facts.guarantee.delta, facts.epsilon.upper
-    level = [(0.0, planned), (spent[-1][0], planned)]
+    level = [(0.0, facts.epsilon.upper), (spent[-1][0], facts.epsilon.upper)]
     return Chart(
         title="Privacy spending",
-        axes=("charges so far", f"epsilon at delta {delta:g}"),
+        axes=("charges so far", f"epsilon at delta {facts.guarantee.delta:g}"),
         curves=[
-            ("guarantee", "ideal", level),
+            ("whole plan", "ideal", level),
             ("upper bound", "holds", [(count, bound.upper) for count, bound in spent]),
             ("lower bound", "bound", [(count, bound.lower) for count, bound in spent if bound.lower]),
         ],
-        caption=f"After {spent[-1][0]:g} charges: epsilon at most {at_most(spent[-1][1].upper)}. Each "
-        "point composes the first charges on the ledger.",
+        caption="Each point composes the first charges on the ledger.",
     )
 
 
@@ -207,8 +160,7 @@ def _accuracy(facts: RunFacts) -> Chart | None:
         title="Accuracy",
         axes=("epsilon spent so far", "accuracy"),
         curves=[("without privacy", "ideal", level), ("this run", "holds", rows)],
-        caption=f"Accuracy {100 * rows[-1][1]:.4g}% at epsilon {at_most(rows[-1][0])}, on records "
-        "without protection.",
+        caption="On records without protection.",
         percent="y",
     )
 
@@ -225,22 +177,12 @@ def render(facts: RunFacts) -> str:
     environment = Environment(
         loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    attack, implied = facts.explanation.attack, facts.explanation.from_epsilon
-    rates = zip(
-        FALSE_POSITIVE_RATES, attack.true_positive_rates, implied.true_positive_rates, strict=True
-    )
     return environment.get_template("page.html").render(
         facts=facts,
+        version=__version__,
         words=wording.statements(facts),
         charts=charts(facts),
-        attacks=[
-            *(
-                (f"true positive rate at {100 * x:g}% false positives", own, other)
-                for x, own, other in rates
-            ),
-            ("advantage: true less false positive rate", attack.advantage, implied.advantage),
-            ("correct guesses, from even odds", attack.posterior, implied.posterior),
-        ],
+        attacks=attack_rows(facts.explanation) if facts.explanation else [],
         style=(folder / "page.css").read_text(encoding="utf-8"),
         at_most=at_most,
         at_least=at_least,

@@ -1,14 +1,15 @@
 """Facts of a run in words: guarantee, visibility, caveats, reporting lists, model card."""
 
+import re
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
+from hush import __version__
 from hush.clipping import Subspaces
-from hush.core.guarantee import Neighbours
+from hush.core.guarantee import Neighbours, at_least, at_most, percent
 from hush.core.plan import Plan
 from hush.core.release import BestOf
 from hush.report.facts import RunFacts
-from hush.report.text import at_least, at_most, percent
 from hush.sampling import FullBatch
 
 _RELATIONS = {
@@ -30,58 +31,88 @@ _HIDDEN = {
     "private selection": "; the number of trials, their run time, and the scores of all but the best",
     "PATE": "; the teachers, their votes and their accuracy",
 }
-_UNPROVED = (
-    "No guarantee: the charge follows a published claim that is not proved. The numbers are for "
-    "comparison only."
-)
 _RAW = "the records, and every gradient, batch and draw of noise"
-_ON_THE_CARD = ("Unfinished", "Arithmetic", "Randomness", "Tuning", "Public data")
-
-State = Literal["covered", "assumed", "attention"]
-_CAVEATS: dict[tuple[str, State | None], str] = {
-    ("Unfinished", None): "The run is not finished: this is the cost of the charges so far.",
-    (
-        "Sensitive",
-        None,
-    ): "This report contains the result of an audit, which used the records and is not "
-    "charged. Do not publish it. A report without --audit may be published.",
-    ("Proof", "attention"): _UNPROVED,
-    ("Proof", "covered"): "Statement, assumptions, proof and tests: {pages}.",
-    ("Arithmetic", "covered"): "Noise is sampled exactly in floating-point numbers, and the rounding of "
-    "sums is part of the sensitivity. Assumptions on the matrix kernels: docs/guarantees/tape.md.",
-    ("Arithmetic", "attention"): "Real-number arithmetic is assumed: the proof does not cover the "
-    "rounding of noise or sums, so attacks on the low bits of released numbers are not excluded.",
-    ("Randomness", "covered"): "Sampling and noise use {source}, not a known seed.",
-    ("Randomness", "attention"): "The noise came from a given seed: the guarantee holds only while "
-    "nobody knows the seed and no other run uses it. For tests.",
-    ("Tuning", "covered"): "Private selection chose the hyperparameters; epsilon covers all of its "
-    "trials.",
-    ("Tuning", "assumed"): "Epsilon covers this run alone and assumes that the hyperparameters do not "
-    "depend on the private records. Earlier runs on the same records add to it (`hush tune` accounts "
-    "for a search).",
-    ("Public data", None): "{data}",
-    ("Delta", "covered"): "{delta}, below 1.",
-    ("Delta", "attention"): "{delta}, above 1, so publishing one of them outright would satisfy it.",
-    ("Ledger", None): "{checked}.",
-    ("Beyond this ledger", None): "Other runs on the same records have their own ledgers and add to the "
-    "cost. Run time, memory and power consumption are not covered.",
+_CAVEATS = {
+    "Unfinished": ("", "The run is not finished: this is the cost of the charges so far.", "attention"),
+    "Sensitive": (
+        "",
+        "This report contains the result of an audit, which used the records and is not charged. Do not "
+        "publish it. A report without --audit may be published.",
+        "attention",
+    ),
+    "Proof": (
+        "Statement, assumptions, proof and tests: {pages}.",
+        "The numbers of the published claim are for comparison only.",
+        "attention",
+    ),
+    "Arithmetic": (
+        "Noise is sampled exactly in floating-point numbers, and the rounding of sums is part of the "
+        "sensitivity. Assumptions on the matrix kernels: docs/guarantees/tape.md.",
+        "Real-number arithmetic is assumed: the proof does not cover the rounding of noise or sums, so "
+        "attacks on the low bits of released numbers are not excluded.",
+        "attention",
+    ),
+    "Randomness": (
+        "Sampling and noise use {source}, not a known seed.",
+        "The noise came from a given seed: the guarantee holds only while nobody knows the seed and no "
+        "other run uses it. For tests.",
+        "attention",
+    ),
+    "Tuning": (
+        "Private selection chose the hyperparameters; epsilon covers all of its trials.",
+        "Epsilon covers this run alone and assumes that the hyperparameters do not depend on the "
+        "private records. Earlier runs on the same records add to it (`hush tune` charges a search).",
+        "assumed",
+    ),
+    "Public data": ("", "{data}", "assumed"),
+    "Delta": (
+        "{delta}, below 1.",
+        "{delta}, above 1, so publishing one of them outright would satisfy it.",
+        "attention",
+    ),
+    "Ledger": ("{checked}.", "{checked}.", "assumed"),
+    "Beyond this ledger": (
+        "",
+        "Other runs on the same records have their own ledgers and add to the cost. Run time, memory "
+        "and power consumption are not covered.",
+        "assumed",
+    ),
 }
-"""Sentence for each term and state; None: for any state."""
+"""Sentence if the guarantee covers the term; sentence and state otherwise."""
+_REPORTING = {
+    "DP setting": "Central: a trusted curator has the records; only the listed results are released.",
+    "Unit of privacy, adjacency, and final mechanism's output": "Section 'Who is protected, and who "
+    "sees what'.",
+    "Privacy parameters, mechanism and formal statement": "Sections 'The guarantee' and 'What was "
+    "charged'.",
+    "Data accesses covered, and budget across releases": "'Tuning' and 'Beyond this ledger' of the "
+    "section 'Assumptions and caveats'.",
+    "Type of accounting": "Privacy-loss distributions with certified lower and upper ends; Rényi "
+    "divergences if no dominating pair is known.",
+    "Accounting assumptions, and whether they hold": "{sampling} The plan that ran is the plan that was "
+    "charged.",
+    "Transparency and verifiability": "hush {version}, open source. The plan, ledger and report may be "
+    "published, and `hush account` recomputes epsilon from the ledger.",
+    "Utility and bias": "Accuracy {utility}. Noise and clipping may cost small groups more accuracy "
+    "than large ones; this report does not measure it.",
+    "Correctness of the implementation": "'Arithmetic' and 'Randomness' of the section 'Assumptions and "
+    "caveats'; section 'Audit'.",
+    "Side channels": "Run time, memory and power are not covered. Training records are not logged.",
+    "Security and access control": "Secret files must stay with the curator, who is trusted.",
+}
+"""Answers to "How to DP-fy ML" (Ponomareva et al. 2023), section 5.3, and NIST SP 800-226 (2025).
+
+Common factors of both lists have one answer.
+"""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A term and a sentence about it."""
+    """A term, a sentence about it, and for a caveat its state: covered, assumed or attention."""
 
     term: str
     text: str
-
-
-@dataclass(frozen=True)
-class Caveat(Item):
-    """A term, whether the guarantee covers it, and a sentence about it."""
-
-    state: State
+    state: str = ""
 
 
 def statements(facts: RunFacts) -> dict[str, Any]:
@@ -98,8 +129,11 @@ def statements(facts: RunFacts) -> dict[str, Any]:
 
 def for_lawyers(facts: RunFacts) -> str:
     """The guarantee in one sentence without formulas."""
-    if facts.guarantee.basis != "proved":
-        return _UNPROVED
+    if facts.explanation is None:
+        return (
+            "No guarantee: the charge follows a published claim that is not proved. The proved epsilon "
+            f"of the same steps is at most {at_most(facts.proved.epsilon.upper)}."
+        )
     one, group = facts.one, facts.adjacency.group
     owned = "" if one == "record" else ", with all of their records,"
     either = f"with or without any one {one}{owned} in the data"
@@ -116,37 +150,23 @@ def for_lawyers(facts: RunFacts) -> str:
 
 def for_engineers(facts: RunFacts) -> str:
     """The guarantee in one sentence with all of its qualifiers."""
-    stated, curve = facts.guarantee, facts.explanation.trade_off
-    lower = stated.epsilon.lower
-    certified = f"certified: epsilon is at least {at_least(lower)}; " if lower else ""
+    stated, lower, certified = facts.guarantee, facts.epsilon.lower, ""
+    if facts.explanation is not None:
+        curve = facts.explanation.trade_off
+        certified = f"certified: epsilon is at least {at_least(lower)}; " if lower else ""
+        certified += f"{at_most(curve.mu)}-GDP for error rates of 1e-10 or more; "
+    charged = "; ".join(f"{charge.steps} x {mechanism(charge.plan)}" for charge in facts.plans)
     return (
         f"({at_most(stated.epsilon.upper)}, {stated.delta:g})-differential privacy of the composition "
-        f"of {_charged(facts)}, {stated.neighbours} adjacency, unit of privacy {stated.unit}; "
-        f"{certified}{at_most(curve.mu)}-GDP for error rates of 1e-10 or more, regret at most "
-        f"{at_most(curve.regret, 2)}; {stated.basis}, arithmetic {stated.arithmetic}, randomness "
-        f"{stated.randomness}."
+        f"of {charged}, {stated.neighbours} adjacency, unit of privacy {stated.unit}; "
+        f"{certified}{stated.basis}, arithmetic {stated.arithmetic}, randomness {stated.randomness}."
     )
-
-
-def _charged(facts: RunFacts) -> str:
-    return "; ".join(f"{charge.steps} x {mechanism(charge.plan)}" for charge in facts.plans)
 
 
 def mechanism(plan: Plan) -> str:
     """A plan in a few words: its parts and their settings."""
-    parts = [part.to_plain() for part in (plan.sampling, plan.clipping, plan.noise, plan.release)]
-    return ", ".join(_short(part) for part in parts if part["kind"] != "Always")
-
-
-def _short(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_short, value)) + "]"
-    if isinstance(value, dict):
-        settings = ", ".join(f"{name} {_short(each)}" for name, each in value.items() if name != "kind")
-        return f"{value.get('kind', '')}({settings})" if settings else str(value["kind"])
-    return str(value)
+    short = re.sub(r"\d+\.\d{4,}(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", str(plan)[5:-1])
+    return short.removesuffix(", release=Always()")
 
 
 def protection(facts: RunFacts) -> list[Item]:
@@ -159,63 +179,55 @@ def protection(facts: RunFacts) -> list[Item]:
         covered = " All records of a user are covered" + (
             "." if per_unit == "all" else "; no step uses more of them than that."
         )
-    items = [
+    records = facts.guarantee.records
+    known = [] if records is None else [Item(f"Number of {facts.one}s", f"{records}, a public number.")]
+    hidden = f"; the files {', '.join(secret)}" if secret else ""
+    return [
         Item("Unit of privacy", f"{_sentence(unit)}.{covered}"),
         Item("Neighbouring data sets", _RELATIONS[facts.adjacency.neighbours].format(unit=unit)),
+        *known,
         Item("The curator sees", f"Everything: {_RAW}. The curator is trusted (central model)."),
         Item(
             "Everyone may see",
             f"{_sentence(_RELEASED[facts.kind])}. Files to publish: {', '.join(public)}.",
         ),
-        Item(
-            "Nobody else may see",
-            _sentence(_RAW)
-            + (f"; the files {', '.join(secret)}" if secret else "")
-            + f"{_HIDDEN.get(facts.kind, '')}.",
-        ),
-        Item(
-            "Not limited",
-            "What the data as a whole reveal about the world, and so about similar people, in the data "
-            "or not.",
-        ),
+        Item("Nobody else may see", f"{_sentence(_RAW)}{hidden}{_HIDDEN.get(facts.kind, '')}."),
+        Item("Not limited", "Facts about the world, and so about similar people, in the data or not."),
     ]
-    if facts.guarantee.records is not None:
-        items.insert(2, Item(f"Number of {facts.one}s", f"{facts.guarantee.records}, a public number."))
-    return items
 
 
-def caveats(facts: RunFacts) -> list[Caveat]:
+def caveats(facts: RunFacts) -> list[Item]:
     """Coverage, assumptions and warnings of the guarantee."""
-    stated = facts.guarantee
+    stated, secure = facts.guarantee, facts.settings.get("secure")
     stream = "a ChaCha20 stream under a key from the operating system"
     system = "the operating system's cryptographic source"
     share = stated.delta * (stated.records or 0)
-    selected = any(isinstance(charge.plan.release, BestOf) for charge in facts.plans)
     checked = "; ".join(facts.notes)
     values = {
         "pages": ", ".join(dict.fromkeys(f"docs/guarantees/{charge.proof}" for charge in facts.plans)),
-        "source": {None: f"{stream}, or {system}", False: stream, True: system}[facts.secure],
+        "source": system if secure is True else stream if secure is False else f"{stream}, or {system}",
         "delta": f"Delta {stated.delta:g} times the number of {facts.one}s is {at_most(share, 2)}",
         "data": _public_data(facts),
         "checked": _sentence(checked),
     }
-    states: dict[str, State | None] = {
-        "Unfinished": None if facts.finished else "attention",
-        "Sensitive": None if facts.audit is None else "attention",
-        "Proof": "covered" if stated.basis == "proved" else "attention",
-        "Arithmetic": "covered" if stated.arithmetic == "proved" else "attention",
-        "Randomness": "attention" if stated.randomness == "seeded" else "covered",
-        "Tuning": "covered" if selected else "assumed",
-        "Public data": "assumed",
-        "Delta": None if stated.records is None else "attention" if share > 1 else "covered",
-        "Ledger": "assumed" if "may be missing" in checked else "covered",
-        "Beyond this ledger": "assumed",
+    holds = {
+        "Unfinished": facts.finished,
+        "Sensitive": facts.audit is None,
+        "Proof": stated.basis == "proved",
+        "Arithmetic": stated.arithmetic == "proved",
+        "Randomness": stated.randomness == "secret",
+        "Tuning": any(isinstance(charge.plan.release, BestOf) for charge in facts.plans),
+        "Public data": False,
+        "Delta": share <= 1,
+        "Ledger": "may be missing" not in checked,
+        "Beyond this ledger": False,
     }
-    return [
-        Caveat(term, _CAVEATS.get((term, state), _CAVEATS.get((term, None), "")).format(**values), state)
-        for term, state in states.items()
-        if state is not None
-    ]
+    items = []
+    for term, covered in holds.items():
+        text, other, state = _CAVEATS[term]
+        if chosen := text if covered else other:
+            items.append(Item(term, chosen.format(**values), "covered" if covered else state))
+    return [item for item in items if item.term != "Delta" or stated.records is not None]
 
 
 def _public_data(facts: RunFacts) -> str:
@@ -227,8 +239,7 @@ def _public_data(facts: RunFacts) -> str:
     if any(isinstance(c.plan.clipping, Subspaces) and c.plan.clipping.bases for c in facts.plans):
         used.append("gradients of public records, which chose the subspaces of the clipping")
     if isinstance(features, str):
-        trained = " (a network trained on ImageNet)" if features.startswith("efficientnet") else ""
-        used.append(f"{features} features{trained}")
+        used.append(f"{features} features, with the data that their network was trained on")
     if facts.kind == "PATE":
         used.append("public inputs as queries")
     if any("accuracy" in line or "loss" in line for line in facts.metrics):
@@ -245,64 +256,38 @@ def _utility(facts: RunFacts) -> str:
 
 
 def reporting_lists(facts: RunFacts) -> list[Item]:
-    """Answers to "How to DP-fy ML" (Ponomareva et al. 2023), section 5.3, and NIST SP 800-226 (2025).
-
-    Common factors of both lists have one answer.
-    """
-    caveat = {item.term: item.text for item in caveats(facts)}
-    stated, attack = facts.guarantee, facts.explanation.attack
-    drawn = "; ".join(dict.fromkeys(_sampling(charge.plan) for charge in facts.plans))
-    answers = {
-        "DP setting": "Central: a trusted curator has the records; only the listed results are "
-        "released.",
-        "Data accesses covered, and budget across releases": caveat["Tuning"],
-        "Final mechanism's output": f"{_sentence(_RELEASED[facts.kind])}.",
-        "Unit of privacy": f"{_sentence(stated.unit)}.",
-        "Adjacency": f"{_sentence(stated.neighbours)}.",
-        "Mechanism": f"{_charged(facts)}.",
-        "Type of accounting": "Privacy-loss distributions with certified lower and upper ends; Rényi "
-        "divergences if no dominating pair is known.",
-        "Accounting assumptions, and whether they hold": f"{_sentence(drawn)}. The plan that ran is the "
-        f"plan that was charged. {caveat['Proof']}",
-        "Privacy parameter": f"Epsilon at most {at_most(stated.epsilon.upper)} (at least "
-        f"{at_least(stated.epsilon.lower)}) at delta {stated.delta:g}; membership advantage at most "
-        f"{percent(attack.advantage)}.",
-        "Formal statement": for_engineers(facts),
-        "Transparency and verifiability": f"hush {facts.version}, open source. The plan, ledger and "
-        "report may be published, and `hush account` recomputes epsilon from the ledger.",
-        "Utility and bias": f"Accuracy {_utility(facts)}. Noise and clipping may cost small groups more "
-        "accuracy than large ones; this report does not measure it.",
-        "Correctness of the implementation": f"{caveat['Arithmetic']} {caveat['Randomness']}",
-        "Side channels": "Run time, memory and power are not covered. Training records are not logged.",
-        "Security and access control": "Secret files must stay with the curator, who is trusted.",
-        "Data collection and other exposure": caveat["Beyond this ledger"],
-    }
-    return [Item(term, text) for term, text in answers.items()]
+    """Answers to the reporting lists: a sentence, or the section of the report with the answer."""
+    drawn = " ".join(dict.fromkeys(_sampling(charge.plan) for charge in facts.plans))
+    values = {"sampling": drawn, "version": __version__, "utility": _utility(facts)}
+    return [Item(term, text.format(**values)) for term, text in _REPORTING.items()]
 
 
 def _sampling(plan: Plan) -> str:
     if isinstance(plan.sampling, FullBatch):
-        return "every record takes part in every step"
+        return "Every record takes part in every step."
     share = plan.sampling.participation
-    return f"each record takes part in a step with probability {share:.4g}, independently"
+    return f"Each record takes part in a step with probability {share:.4g}, independently."
 
 
 def model_card(facts: RunFacts) -> str:
     """Privacy section of a model card, in Markdown."""
-    stated, attack = facts.guarantee, facts.explanation.attack
-    ten, one, tenth = map(percent, attack.true_positive_rates)
+    stated, attacks = facts.guarantee, []
+    if facts.explanation is not None:
+        attack = facts.explanation.attack
+        ten, one, tenth = map(percent, attack.true_positive_rates)
+        attacks = [
+            f"- Best membership attack: true positive rate at most {ten}, {one} and {tenth} at 10%, 1% "
+            f"and 0.1% false positives; advantage at most {percent(attack.advantage)}."
+        ]
+    named = ("Unfinished", "Arithmetic", "Randomness", "Tuning", "Public data")
     lines = [
-        "## Privacy",
-        "",
-        for_lawyers(facts),
-        "",
-        f"- Guarantee: {for_engineers(facts)}",
+        f"## Privacy\n\n{for_lawyers(facts)}\n",
+        f"- {'Guarantee' if facts.explanation else 'Claim'}: {for_engineers(facts)}",
         f"- Unit of privacy: {stated.unit} ({stated.neighbours}).",
-        f"- Best membership attack: true positive rate at most {ten}, {one} and {tenth} at 10%, 1% and "
-        f"0.1% false positives; advantage at most {percent(attack.advantage)}.",
-        *(f"- {each.term}: {each.text}" for each in caveats(facts) if each.term in _ON_THE_CARD),
+        *attacks,
+        *(f"- {each.term}: {each.text}" for each in caveats(facts) if each.term in named),
         f"- Accuracy: {_utility(facts)}.",
-        f"- Computed by hush {facts.version} from the run's ledger.",
+        f"- Computed by hush {__version__} from the run's ledger.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,11 +1,13 @@
+"""Signal-to-noise ratio of a run."""
+
 import math
 
 import pytest
 import torch
 
 import hush
+from hush.cli.experiment import signal_to_noise
 from hush.core.parts import Clipping, Noise, Sampling
-from hush.report.signal_to_noise import low_snr_warning, signal_to_noise
 
 
 @pytest.mark.parametrize(
@@ -39,14 +41,3 @@ def test_against_a_draw_of_the_noise(sampling: Sampling, clipping: Clipping, noi
     expected = steps * signal / (math.sqrt(steps) * float(torch.cat(drawn).norm()))
     ratio = signal_to_noise(plan, records=records, steps=steps, dimension=dimension)
     assert ratio == pytest.approx(expected, rel=0.05)
-
-
-def test_the_warning_says_the_ratio() -> None:
-    for multiplier, phrase in ((1e9, "1e-06 times"), (10.0, None)):
-        plan = hush.Plan(
-            sampling=hush.FullBatch(),
-            clipping=hush.L2(norm=1.0),
-            noise=hush.Gaussian(multiplier=multiplier),
-        )
-        text = low_snr_warning(plan, 1000, 100, 100)
-        assert (text is None) if phrase is None else (text is not None and phrase in text)
