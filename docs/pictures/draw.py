@@ -1,10 +1,11 @@
-"""The pictures of docs/concepts.md, as SVG that follows the reader's light or dark setting.
+"""The pictures of the pages, as SVG that follows the reader's light or dark setting.
 
 `python docs/pictures/draw.py` writes them beside this file; curves are computed by hush.
 """
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from math import exp, gamma
 from pathlib import Path
 
 import hush
@@ -220,7 +221,168 @@ def trade_off() -> str:
     )
 
 
-PICTURES = {"plan": plan, "units": units, "spending": spending, "trade-off": trade_off}
+def _labelled(
+    curves: Sequence[tuple[str, str, Sequence[tuple[float, float]]]],
+    *,
+    title: str,
+    x: tuple[str, Sequence[float]],
+    y: tuple[str, Sequence[float]],
+    height: float = 300,
+) -> str:
+    """Curves over linear axes, each labelled at its last point.
+
+    Args:
+        curves: Label, style and points of each curve.
+        title: Title of the picture, for screen readers.
+        x: Label and ticks of the horizontal axis, whose ends are the first and last tick.
+        y: Label and ticks of the vertical axis.
+        height: Height of the picture.
+    """
+    left, top, right, bottom = 44, 34, 330, height - 44
+
+    def at(horizontal: float, vertical: float) -> tuple[float, float]:
+        across = (horizontal - x[1][0]) / (x[1][-1] - x[1][0])
+        up = (vertical - y[1][0]) / (y[1][-1] - y[1][0])
+        return left + (right - left) * across, bottom - (bottom - top) * up
+
+    shapes = _axes(left, top, right, bottom, x[0], y[0])
+    shapes += [text(at(tick, 0)[0], bottom + 16, f"{tick:g}", "note middle") for tick in x[1]]
+    shapes += [text(left - 8, at(x[1][0], tick)[1] + 4, f"{tick:g}", "note end") for tick in y[1]]
+    for label, style, points in curves:
+        placed = [at(*point) for point in points]
+        shapes += [path(placed, style), text(right + 6, placed[-1][1] + 4, label, f"note {style}-text")]
+    return picture(height, title, *shapes)
+
+
+def selective() -> str:
+    """Epsilon of 646 accepted updates of DPSUR, by the share of trials that is accepted."""
+    release = hush.Selective(rate=256 / 60000, clip=0.001, multiplier=1.3, test="mean")
+    plan = hush.Plan(
+        sampling=hush.Poisson(rate=2048 / 60000),
+        clipping=hush.L2(norm=0.1),
+        noise=hush.Gaussian(multiplier=4.0),
+        release=release,
+    )
+    updates, shares = 646, [n / 100 for n in range(25, 51)]  # at most half: the threshold is -1
+    proved = [float(hush.epsilon(plan, steps=round(updates / share), delta=1e-5)) for share in shares]
+    published = hush.Plan(
+        sampling=plan.sampling,
+        clipping=plan.clipping,
+        noise=plan.noise,
+        release=hush.Selective(
+            rate=release.rate, clip=0.001, multiplier=1.3, test="mean", accounting="published"
+        ),
+    )
+    claimed = float(hush.epsilon(published, steps=updates, delta=1e-5))
+    percent = [100 * share for share in shares]
+    return _labelled(
+        [
+            ("every trial", "curve", list(zip(percent, proved, strict=True))),
+            ("as published", "other", [(percent[0], claimed), (percent[-1], claimed)]),
+        ],
+        title="Epsilon of 646 accepted updates, by the share of trials that is accepted",
+        x=("accepted trials, %; at most half for threshold -1", (25, 30, 35, 40, 45, 50)),
+        y=("epsilon of 646 accepted updates, at delta 1e-05", (0, 0.5, 1, 1.5, 2)),
+    )
+
+
+def generalized_gaussian() -> str:
+    """Densities of generalized Gaussian noise whose scale gives epsilon 1 for one number."""
+    curves = []
+    for beta, style in ((1.0, "curve"), (2.0, "other"), (4.0, "line")):
+        plan = hush.Plan(
+            sampling=hush.FullBatch(),
+            clipping=hush.L2(norm=1.0),
+            noise=hush.GeneralizedGaussian(beta=beta, multiplier=1.0),
+        )
+        if beta < 2:
+            plan = hush.Plan(
+                sampling=plan.sampling, clipping=hush.Lp(p=beta, norm=1.0), noise=plan.noise
+            )
+        fitted = hush.calibrate(plan, hush.Budget(epsilon=1.0, delta=1e-5), steps=1, dimension=1)
+        scale = float(fitted.noise.to_plain()["multiplier"])
+        peak = beta / (2 * scale * gamma(1 / beta))
+        points = [n / 10 for n in range(-120, 121)]
+        curves.append(
+            (f"beta {beta:g}", style, [(x, peak * exp(-((abs(x) / scale) ** beta))) for x in points])
+        )
+    # the labels of three curves that end at zero would lie on each other
+    labelled = _labelled(
+        [("", style, points) for _, style, points in curves],
+        title="Densities of generalized Gaussian noise at epsilon 1 for one number",
+        x=("noise on a number of sensitivity 1", (-12, -6, 0, 6, 12)),
+        y=("density, at epsilon 1 and delta 1e-05", (0, 0.1, 0.2, 0.3, 0.4, 0.5)),
+    )
+    notes = [
+        text(340, 60 + 22 * n, name, f"{style}-text" if style != "line" else "")
+        for n, (name, style, _) in enumerate(curves)
+    ]
+    return labelled.replace("</svg>", "\n".join([*notes, "</svg>"]))
+
+
+def bounded_support() -> str:
+    """Rényi divergence of order 2 for a shift of 1, by the location of the sum."""
+    locations = [n / 20 for n in range(-80, 81)]
+    curves = [("Gaussian", "line", [(-4.0, 1.0), (4.0, 1.0)])]
+    for name, style, noise in (
+        ("rectified", "curve", hush.Rectified(scale=1.0, bound=1.0)),
+        ("truncated", "other", hush.Truncated(scale=1.0, bound=1.0)),
+    ):
+        plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=1.0), noise=noise)
+        charges = [float(hush.individual_rdp(plan, [at], orders=[2.0])[0]) for at in locations]
+        curves.append((name, style, list(zip(locations, charges, strict=True))))
+    return _labelled(
+        curves,
+        title="Per-instance Rényi divergence of bounded-support noise, by the location of the sum",
+        x=("location of the sum, in standard deviations; support [-1, 1]", (-4, -2, 0, 2, 4)),
+        y=("Rényi divergence of order 2 for a change of 1", (0, 0.25, 0.5, 0.75, 1)),
+    )
+
+
+def subspaces() -> str:
+    """A sensitivity set of two unequal directions, with isotropic and with optimal Gaussian noise."""
+    clip, ranks = (2.5, 1.0), (1.0, 4.0)  # four coordinates of the short direction, one of the long
+    cost = sum(c**2 for c in clip) ** 0.5
+    total = sum(c * r**0.5 for c, r in zip(clip, ranks, strict=True))
+    fitted = [(c / r**0.5 * total) ** 0.5 for c, r in zip(clip, ranks, strict=True)]
+    variances = cost**2 * sum(ranks), sum(r * s**2 for r, s in zip(ranks, fitted, strict=True))
+    unit = 24.0
+
+    def panel(centre: float, deviations: tuple[float, float], name: str, variance: float) -> list[str]:
+        wide, high = (2 * c * unit for c in clip)
+        return [
+            f'<ellipse cx="{centre:g}" cy="120" rx="{deviations[0] * unit:.1f}" '
+            f'ry="{deviations[1] * unit:.1f}" class="frame"/>',
+            box(centre - wide / 2, 120 - high / 2, wide, high),
+            text(centre, 124, "one record", "note middle"),
+            text(centre, 222, name, "strong middle"),
+            text(centre, 240, f"total variance {variance:.1f}", "note middle"),
+        ]
+
+    return picture(
+        254,
+        "A clipping region of two norms under isotropic and under optimal Gaussian noise",
+        *panel(112, (cost, cost), "isotropic noise", variances[0]),
+        *panel(328, (fitted[0], fitted[1]), "optimal noise", variances[1]),
+        text(
+            220,
+            22,
+            "equal privacy; solid: clipping region, dashed: one deviation of the noise",
+            "note middle",
+        ),
+    )
+
+
+PICTURES = {
+    "selective": selective,
+    "subspaces": subspaces,
+    "generalized-gaussian": generalized_gaussian,
+    "bounded-support": bounded_support,
+    "plan": plan,
+    "units": units,
+    "spending": spending,
+    "trade-off": trade_off,
+}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():
