@@ -506,15 +506,15 @@ def _map_with(function: Callable[..., Tensor], rows: Any, *choices: Any) -> Any:
         choices: One choice for all tensors, or a tree of them; a missing part is None.
     """
     names = list(rows) if isinstance(rows, dict) else []
-    for choice in choices:
-        missing = [name for name in choice if name not in names] if isinstance(choice, dict) else []
-        if missing:
-            have = f"the parts {', '.join(map(repr, names))}" if names else "no names, but a place each"
-            raise DataError(
-                f"pad_to or pad_value names {', '.join(map(repr, missing))}, and records have {have}. "
-                "Name the parts that the collate function, or the data set, gives; of inputs by name "
-                'and targets, pad_to=({"words": 128}, None).'
-            )
+    lengths = choices[0] if function is _padded and isinstance(choices[0], dict) else {}
+    missing = [name for name in lengths if name not in names]
+    if missing:
+        have = f"the parts {', '.join(map(repr, names))}" if names else "no names, but a place each"
+        raise DataError(
+            f"pad_to names {', '.join(map(repr, missing))}, and records have {have}. "
+            "Name the parts that the collate function, or the data set, gives; of inputs by name "
+            'and targets, pad_to=({"words": 128}, None).'
+        )
     if isinstance(rows, Tensor):
         return function(rows, *choices)
 
