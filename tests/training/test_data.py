@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
+import hush
 from hush.core.errors import DataError
 from hush.training.data import Batch, Data, count, take
 
@@ -55,6 +56,37 @@ def test_rows_that_do_not_match_are_refused() -> None:
         count((X, Y[:5]))
     with pytest.raises(DataError, match="3 tensors"):
         count((X, Y, Y))
+
+
+class Rows:
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.rows[index], index
+
+
+UNUSABLE = {
+    "no number": (X[:, :0], r"a tensor of shape \(0,\), without a number"),
+    "sparse": (X.to_sparse(), r"a sparse tensor.*\.to_dense\(\)"),
+    "meta": (X.to("meta"), "a meta tensor"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+@pytest.mark.parametrize("read", [lambda rows: (rows, Y), lambda rows: Rows(rows)])
+def test_tensors_without_dense_numbers_are_refused_before_any_work(kind: str, read: Any) -> None:
+    rows, message = UNUSABLE[kind]
+    model = torch.nn.Linear(2, 3)
+    plan = hush.Plan(sampling=hush.Poisson(0.5), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
+    step = hush.PrivateStep(
+        model, torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), plan, records=6
+    )
+    with pytest.raises(DataError, match=message):
+        step.batches(read(rows))
 
 
 class Images:

@@ -437,11 +437,46 @@ def test_a_run_without_its_checkpoint_does_not_start_over(tmp_path: Path) -> Non
     train(steps=3, directory=tmp_path / "run")
     (tmp_path / "run/checkpoint.safetensors").unlink()
     with pytest.raises(
-        CheckpointError, match=r"charges of 3 steps and there is no checkpoint.*--run-dir"
+        CheckpointError, match=r"charges of 3 steps and there is no checkpoint.*reseed=True"
     ):
         train(steps=5, directory=tmp_path / "run", resume=True)
-    with hush.Ledger(tmp_path / "run/ledger.jsonl") as ledger:
-        assert ledger.counts == {PLAN: 3}
+    run = train(steps=5, directory=tmp_path / "run", resume=True, reseed=True)
+    assert run.guarantee.epsilon == hush.epsilon(PLAN, steps=8, delta=1e-5).epsilon
+    assert [line["step"] for line in run.metrics] == [5], "metrics of the lost part are gone"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"directory": "run"}, r"Pass checkpoints=hush\.Checkpoints\(directory=\.\.\.\)"),
+        ({"every": 3}, r"Pass logging=hush\.Logging\(every=\.\.\.\)"),
+        ({"worker": 3}, "no argument 'worker'"),
+    ],
+)
+def test_an_option_of_another_object_is_named_with_its_object(
+    option: dict[str, Any], message: str
+) -> None:
+    model, optimizer, data = problem()
+    loss = nn.CrossEntropyLoss()
+    with pytest.raises(InvalidValue, match=message):
+        hush.train(model, loss, optimizer, PLAN, data, budget=GENEROUS, steps=1, **option)
+
+
+def test_a_directory_that_cannot_hold_a_run_is_refused_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file", tmp_path / "file/run", Path("/proc/hush/run")):
+        with pytest.raises(InvalidValue, match=r"directory=.*must be a folder.*name another one"):
+            train(steps=1, directory=directory)
+
+
+def test_settings_of_an_earlier_version_are_named_with_a_way_out(tmp_path: Path) -> None:
+    settings = {"data": "digits", "adam": False}
+    train(steps=1, directory=tmp_path / "run", settings=settings)
+    del settings["adam"]
+    with pytest.raises(CheckpointError, match=r"adam is False there and not set here.*delete it from"):
+        train(steps=2, directory=tmp_path / "run", resume=True, settings=settings)
+    (tmp_path / "run/settings.json").write_text('{"data": "digits"}')
+    assert train(steps=2, directory=tmp_path / "run", resume=True, settings=settings).steps == 2
 
 
 def test_mistakes_of_data_and_loss_are_named_before_a_charge(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from torch import nn
 import hush
 from hush.core.errors import BudgetExceeded, HushError, LedgerError
 from hush.training.loop import Run
-from hush.training.run_check import checked_ledger
-from hush.training.run_folder import read_metrics
+from hush.training.run_folder import checked_ledger, read_metrics
 
 PLAN = hush.Plan(
     sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
@@ -142,7 +141,7 @@ def test_a_damaged_checkpoint_is_named_and_a_missing_one_noted(run: Path) -> Non
     with pytest.raises(LedgerError, match=r"checkpoint\.safetensors is damaged"):
         checked_ledger(run)
     path.unlink()
-    assert "not held against the checkpoint" in checked_ledger(run)[1][0]
+    assert "not compared with the checkpoint" in checked_ledger(run)[1][0]
 
 
 def test_a_ledger_ahead_of_the_checkpoint_fits(run: Path) -> None:

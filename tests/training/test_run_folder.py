@@ -8,7 +8,7 @@ import hush
 from hush.core.errors import CheckpointError, InvalidPlan, LedgerError
 from hush.core.plan import read_plan, write_plan
 from hush.training import checkpoint
-from hush.training.run_folder import RunFolder
+from hush.training.run_folder import RunFolder, read_metrics
 
 PLAN = hush.Plan(
     sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
@@ -30,14 +30,14 @@ def test_it_keeps_its_plan_and_refuses_another(tmp_path: Path) -> None:
 
 def test_metrics_after_the_checkpoint_are_dropped_and_torn_lines_too(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, PLAN, resume=True)
-    assert folder.metrics() == []
+    assert folder.metrics(up_to=10) == []
     for step in (5, 10, 15):
         folder.add_metrics({"step": step})
     with (tmp_path / "metrics.jsonl").open("a") as file:  # cut short by a crash
         file.write('{"step": 2')
     assert folder.metrics(up_to=10) == [{"step": 5}, {"step": 10}]
     folder.add_metrics({"step": 15})
-    assert folder.metrics() == [{"step": 5}, {"step": 10}, {"step": 15}]
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 5}, {"step": 10}, {"step": 15}]
 
 
 def full_disk(*_: object) -> None:

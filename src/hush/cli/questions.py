@@ -120,7 +120,7 @@ def _ledger_charges(
 ) -> _Charges:
     """The charges of a ledger, checked against the other files of its run."""
     from hush.accounting.ledger import reported_delta
-    from hush.training.run_check import checked_ledger, ledger_at
+    from hush.training.run_folder import checked_ledger, ledger_at
 
     ledger, notes = checked_ledger(path) if is_run else ledger_at(path)
     chosen, reason = reported_delta(ledger, delta)

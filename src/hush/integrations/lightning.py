@@ -19,9 +19,9 @@ from hush.integrations.host_loop import BatchLoss, batch_data, load_step, own_lo
 from hush.training.checkpoint import settings_of
 from hush.training.data import Batch, Data, count
 from hush.training.disjoint import check_held_out
+from hush.training.loop import last_step
 from hush.training.options import Execution, Randomness
 from hush.training.records import leaves
-from hush.training.run_folder import last_step
 from hush.training.source import CollateFn, Source
 from hush.training.step import PrivateStep
 

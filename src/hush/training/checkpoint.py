@@ -1,8 +1,8 @@
-"""Checkpoints of a private step, and how a run resumes from one.
+"""Checkpoints of a private step, and resuming a run from one.
 
-A checkpoint is one safetensors file: tensors as tensors and everything else as JSON, no pickle. It holds
-the generator's state, from which past and future noise can be computed: it is as secret as the records.
-The file to publish is the one that `save_weights` writes.
+A checkpoint is one safetensors file: tensors as tensors and everything else as JSON, no pickle. Past and
+future noise can be computed from the generator's state in it, so it is as secret as the records. The
+file to publish is written by `save_weights`.
 """
 
 import copy
@@ -74,8 +74,8 @@ def load(path: Path) -> dict[str, Any]:
         intact, reason = False, str(error)
     if not intact:
         raise CheckpointError(
-            f"the checkpoint {path} cannot be used: {reason}. Restore the file, or start a new run in a "
-            "new directory."
+            f"the checkpoint {path} cannot be used: {reason}. Restore the file; or delete it and resume "
+            "with reseed=True (--reseed), which starts over on the same ledger."
         )
     state: dict[str, Any] = _unpack(json.loads(plain), tensors)
     return state
@@ -197,8 +197,8 @@ def origin_of(
     rows: list[bytes] = []
     if held and not secure:
         first = take(data, torch.arange(min(_FIRST, held)), Stream(torch.device("cpu"), bytes(32)))
-        parts = [part.detach().cpu() for part in tree_leaves(first) if part.layout == torch.strided]
-        rows = [part.contiguous().flatten().view(torch.uint8).numpy().tobytes() for part in parts]
+        parts = [part.detach().cpu().contiguous() for part in tree_leaves(first)]
+        rows = [part.flatten().view(torch.uint8).numpy().tobytes() for part in parts]
 
     def digest(content: bytes) -> str:
         return hmac.digest(bytes.fromhex(key), content, hashlib.sha256).hex()
@@ -224,12 +224,12 @@ def check_same_origin(
     """
     if not isinstance(stored, dict) or not isinstance(stored.get("salt"), str):
         raise CheckpointError(
-            "the checkpoint does not say which data the run is of: on other records it would go on as "
-            "another run under the same charges. Start a new run in a new directory."
+            "the checkpoint does not identify the data of its run: on other records it would be another "
+            "run under the same charges. Start a new run in a new directory."
         )
     other = (
-        "it would go on as another run, whose charges belong to two data sets. Resume with the data it "
-        "began with, in the same order, or start a new run in a new directory."
+        "the charges would belong to two data sets. Resume with the data that the run began with, in "
+        "the same order, or start a new run in a new directory."
     )
     current = origin_of(data, generator, secure=secure, salt=stored["salt"])
     kinds = stored.get("record"), current["record"]
@@ -246,8 +246,8 @@ def check_same_origin(
         began = "the operating system's randomness" if stored.get("seed") is None else "another seed"
         raise CheckpointError(
             f"the run began with {began}, not with the seed {generator.initial_seed()}: a resumed run "
-            "goes on with the randomness in its checkpoint, and the seed would be ignored. Leave it "
-            "out, or start a new run in a new directory."
+            "continues with the randomness in its checkpoint, and would ignore the seed. Leave it out, "
+            "or start a new run in a new directory."
         )
 
 
@@ -282,7 +282,12 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
     _check(step, state)
     before = copy.deepcopy((step.model.state_dict(), step.optimizer.state_dict()))
     try:
-        _load(step, state)
+        step.model.load_state_dict(state["model"])
+        step.optimizer.load_state_dict(state["optimizer"])
+        if step.basis_schedule is not None:
+            step.basis_schedule.load_state_dict(state["frame"])
+        if not isinstance(step.generator, SystemSource):
+            step.generator.set_state(state["generator"])
     except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
         step.model.load_state_dict(before[0])
         step.optimizer.load_state_dict(before[1])
@@ -290,15 +295,6 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
             f"the checkpoint is of another model, or damaged: {error}. Resume with the model it was "
             "written for."
         ) from None
-
-
-def _load(step: "PrivateStep", state: dict[str, Any]) -> None:
-    step.model.load_state_dict(state["model"])
-    step.optimizer.load_state_dict(state["optimizer"])
-    if step.basis_schedule is not None:
-        step.basis_schedule.load_state_dict(state["frame"])
-    if not isinstance(step.generator, SystemSource):
-        step.generator.set_state(state["generator"])
     step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
     step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
     step.accepted = state["accepted"]
@@ -314,7 +310,7 @@ def _load(step: "PrivateStep", state: dict[str, Any]) -> None:
             f"other noise: the steps are drawn again and charged again. Resume with {theirs} to repeat "
             "them without a charge.",
             PrivacyWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
         step.reseed()
 
@@ -324,10 +320,8 @@ def _charged_since(step: "PrivateStep") -> bool:
 
     A torn line may show a part of its release, which only the same noise reproduces: ledger.md, 4.
     """
-    if step.ledger.last_step(step.run) > step.steps:
-        return True
     once = step.ledger.counts_repeating(step.plan, step.run, step.steps + 1)
-    return once != step.ledger.counts
+    return step.ledger.last_step(step.run) > step.steps or once != step.ledger.counts
 
 
 def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
@@ -350,19 +344,16 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
                 "optimizer, views and source of randomness; a scheduler changes the learning rate on "
                 "the way."
             )
-    for name in ("steps", "skipped", "charges", "accepted"):
-        if type(state[name]) is not int or state[name] < 0:
-            raise CheckpointError(f"the checkpoint is damaged: {name}={state[name]!r} is no number.")
     step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
     fresh = not step.ledger.last_step(state["run"]) and not isinstance(step.generator, SystemSource)
-    # a charge of this run's first step that was cut short is repeated
-    once = step.ledger.counts_repeating(step.plan, state["run"], state["steps"] + 1) if fresh else {}
-    charges = sum(once.values()) - state["charges"]
-    if charges > 0:
+    # a torn charge of the next step is repeated by it: ledger.md, 4
+    counts = step.ledger.counts_repeating(step.plan, state["run"], state["steps"] + 1)
+    charges = sum(counts.values()) - state["charges"]
+    if fresh and charges > 0:
         raise CheckpointError(
-            f"the state was kept before the first charge of its run, and {charges} charges were made to "
-            "this ledger since: a run of the same seed may have drawn the same noise, and two releases "
-            "under the same noise reveal the records' difference. Make a new step on this ledger."
+            f"the state was saved before the first charge of its run, and {charges} charges were made "
+            "to this ledger since. A run of the same seed may have drawn the same noise, which reveals "
+            "the records' difference. Make a new step on this ledger."
         )
 
 
@@ -384,20 +375,16 @@ def run_facts(step: "PrivateStep") -> dict[str, Any]:
 
 def _differing(theirs: Any, ours: list[dict[str, Any]]) -> tuple[Any, Any]:
     """Settings that differ between two lists of parameter groups, on either side."""
-    try:
-        pairs = list(zip(theirs, ours, strict=True))
-        differ = [[name for name in {**a, **b} if a.get(name) != b.get(name)] for a, b in pairs]
-        listed = [
-            "; ".join(
-                ", ".join(f"{name}={group.get(name)!r}" for name in names)
-                for group, names in zip(side, differ, strict=True)
-                if names
-            )
-            for side in (theirs, ours)
-        ]
-    except (TypeError, ValueError, AttributeError):  # another number of groups, or damaged
+    differ = [
+        (name, theirs_of.get(name), ours_of.get(name))
+        for theirs_of, ours_of in zip(theirs, ours, strict=False)
+        for name in {**theirs_of, **ours_of}
+        if theirs_of.get(name) != ours_of.get(name)
+    ]
+    if not differ:  # another number of groups
         return theirs, ours
-    return listed[0], listed[1]
+    left, right = (", ".join(f"{name}={values[side]!r}" for name, *values in differ) for side in (0, 1))
+    return left, right
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
 """Training loop around a private step, within a budget: evaluation, checkpoints, resuming."""
 
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -11,8 +12,11 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from hush.accounting.calibrate import max_steps
+from hush.accounting.epsilon import compose
 from hush.accounting.ledger import Ledger
-from hush.core.errors import CheckpointError, InvalidValue, Unsupported
+from hush.accounting.mechanism import grows_with_dimension
+from hush.core.errors import BudgetExceeded, CheckpointError, InvalidValue, Unsupported
 from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta
 from hush.core.plan import Plan
 from hush.core.value import check_count, check_kind
@@ -23,14 +27,23 @@ from hush.training.disjoint import check_held_out
 from hush.training.distributed.process_group import reducer_of
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.metrics import StepMetrics, check_callbacks
-from hush.training.options import Checkpoints, Distributed, Logging, Randomness, StepOptions
+from hush.training.options import (
+    Checkpoints,
+    Distributed,
+    Execution,
+    Logging,
+    Randomness,
+    StepOptions,
+    Units,
+)
 from hush.training.progress import Progress
 from hush.training.rehearsal import rehearsal
-from hush.training.run_folder import RunFolder, last_step, metrics_of
+from hush.training.run_folder import RunFolder, metrics_of
 from hush.training.source import Source
 from hush.training.step import PrivateStep
 
 _CHECKPOINTS, _LOGGING, _RANDOMNESS, _DISTRIBUTED = Checkpoints(), Logging(), Randomness(), Distributed()
+_HOLDERS = Checkpoints, Logging, Randomness, Distributed, Execution, Units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +117,7 @@ def train(
     Returns:
         The guarantee, what ended the run, and its metrics.
     """
+    _check_options(options)
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
     check_kind("checkpoints", checkpoints, Checkpoints)
@@ -143,8 +157,9 @@ def train(
             evaluation = prepare(evaluation)
         folder = None
         if directory is not None and ranks.rank == 0:
-            path = Path(directory)
-            folder = RunFolder(path, plan, resume=checkpoints.resume, settings=checkpoints.settings)
+            folder = RunFolder(
+                Path(directory), plan, resume=checkpoints.resume, settings=checkpoints.settings
+            )
         if ledger is None:
             ledger = opened.enter_context(Ledger(folder.ledger if folder else None))
         if folder:
@@ -236,6 +251,86 @@ def train(
             metrics=metrics,
             skipped=step.skipped,
             accepted=step.rule.describe().get("accepted"),
+        )
+
+
+def last_step(
+    step: PrivateStep, budget: Budget, requested: int | None
+) -> tuple[int, Literal["steps", "budget"]]:
+    """Last step of a run, and whether the requested steps or the budget end it.
+
+    Charged steps after the checkpoint are repeated without a charge, so they always fit. Warns if the
+    budget covers fewer steps than requested.
+    """
+    adjacency = step.adjacency
+    charged = max(step.ledger.last_step(step.run), step.steps)
+    before, sizes = step.ledger.counts, dict(step.ledger.dimensions)
+
+    def cost(counts: dict[Plan, int]) -> float:
+        return compose(counts, budget.delta, sizes, adjacency).epsilon.upper
+
+    once = step.ledger.counts_repeating(step.plan, step.run, charged + 1)
+    continues = requested is None or requested > charged
+    if once != before and continues and max_steps(step.plan, budget, once, sizes, adjacency):
+        before = once  # the next step is charged together with the one that was cut short
+    spent = cost(dict(before))
+    on_ledger = f"the ledger holds charges of epsilon={spent:.4g} at delta={budget.delta:g}"
+    if spent > budget.epsilon:
+        raise BudgetExceeded(
+            f"{on_ledger}, more than the budget of {budget.epsilon:g}: nothing may be added. Pass the "
+            "budget of the whole run."
+        )
+    if grows_with_dimension(step.plan):
+        sizes[step.plan] = max(step.dimension, sizes.get(step.plan, 0))
+    paid = before.get(step.plan, 0)
+    if requested is not None:
+        counts = {**before, step.plan: paid + max(0, requested - charged)}
+        if cost(counts) <= budget.epsilon:
+            return requested, "steps"
+    limit = charged + max_steps(step.plan, budget, before, sizes, adjacency)
+    if limit == 0:
+        one = cost({**before, step.plan: paid + 1})
+        if before:
+            raise BudgetExceeded(
+                f"{on_ledger}, and one step more costs {one:.4g} with what is on the ledger, above the "
+                f"budget of {budget.epsilon:g}: runs on the same records add up. Resume the run that "
+                "was charged, or raise the budget of all of them together."
+            )
+        raise BudgetExceeded(
+            f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "
+            f"step costs ({one:.4g}): not even the first step may be taken. Add noise "
+            "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
+        )
+    if requested is not None:
+        options = [f"steps={requested}"]
+        if grows_with_dimension(step.plan):
+            options.append(f"dimension={step.dimension}")
+        if adjacency.replaced:
+            options.append("adjacency=hush.Adjacency(neighbours='replace')")
+        if any(plan != step.plan for plan in step.ledger.counts):
+            options.append("spent=ledger.counts")
+        warnings.warn(
+            f"steps={requested} were asked for and the run ends after {limit}: one more would cost more "
+            f"than the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} ({adjacency}). "
+            f"hush.calibrate(plan, budget, {', '.join(options)}) finds noise for all of them; without "
+            "steps= a run continues until the budget is used.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return limit, "budget"
+
+
+def _check_options(options: StepOptions) -> None:
+    """Raise for an argument that neither `train` nor `PrivateStep` has."""
+    for name in options.keys() - StepOptions.__annotations__.keys():
+        holders = [each for each in _HOLDERS if name in {field.name for field in fields(each)}]
+        raise InvalidValue(
+            f"hush.train has no argument {name!r}. "
+            + "".join(
+                f"Pass {each.__name__.lower()}=hush.{each.__name__}({name}=...)." for each in holders
+            )
+            + "See the arguments in its documentation." * (not holders),
+            key=name,
         )
 
 

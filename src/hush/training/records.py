@@ -203,20 +203,25 @@ def check_lengths(inputs: Any, targets: Any) -> None:
 
 
 def check_numbers(rows: Any) -> None:
-    """Raise unless a tensor is dense and has a number in each row."""
-    if isinstance(rows, Tensor):
-        sparse = rows.layout != torch.strided
-        kind = "sparse" if sparse else "quantized" if rows.is_quantized else "meta" * rows.is_meta
-        if kind:
-            raise DataError(
-                f"the data has a {kind} tensor, and per-sample gradients are taken of dense numbers. "
-                f"Pass tensors {_TO_DENSE[kind]}."
-            )
+    """Raise unless a tensor or array is dense and has a number in each row."""
+    _check_dense(rows)
     if 0 in rows.shape[1:]:
         raise DataError(
             f"a record has a tensor of shape {tuple(rows.shape[1:])}, without a number in it. Leave the "
             "tensor out, or check how its columns were selected."
         )
+
+
+def _check_dense(part: Any) -> None:
+    """Raise for a sparse, quantized or meta tensor."""
+    if isinstance(part, Tensor):
+        sparse = part.layout != torch.strided
+        kind = "sparse" if sparse else "quantized" if part.is_quantized else "meta" * part.is_meta
+        if kind:
+            raise DataError(
+                f"the data has a {kind} tensor, and per-sample gradients are taken of dense numbers. "
+                f"Pass tensors {_TO_DENSE[kind]}."
+            )
 
 
 def check_present(present: object, slots: int) -> Tensor | None:
@@ -258,6 +263,8 @@ def row_of(
         rows = _choose(record, lambda name: _number(name, record[name])[None], call, inputs, targets)
     else:
         check_no_columns("no dictionaries", inputs, targets)
+        for part in leaves(record):
+            _check_dense(part)
         try:
             rows = default_collate([record])
         except TypeError:

@@ -1,36 +1,32 @@
-"""Files of a run, the ledger it is charged to, and its last step within the budget; needs no torch."""
+"""Files of a run, and their consistency with its ledger; imports no torch."""
 
 import json
 import math
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from hush.accounting.calibrate import max_steps
-from hush.accounting.epsilon import compose
+import safetensors
+
 from hush.accounting.ledger import Ledger
-from hush.accounting.mechanism import grows_with_dimension
-from hush.core.atomic_files import file_named, replace_file
+from hush.core.atomic_files import check_folder, file_named, replace_file
 from hush.core.errors import (
-    BudgetExceeded,
     CheckpointError,
     HushError,
     InvalidPlan,
     InvalidValue,
     LedgerError,
 )
-from hush.core.guarantee import Adjacency, Budget, Guarantee
+from hush.core.guarantee import Adjacency, Guarantee
 from hush.core.plan import Plan, read_plan, write_plan
 from hush.core.value import check_kind, finite_or_none
 
-if TYPE_CHECKING:
-    from hush.training.step import PrivateStep
-
 ANCHOR = "anchor.json"
 SETTINGS = "settings.json"
+_LEDGER, _PLAN, _CHECKPOINT = "ledger.jsonl", "plan.toml", "checkpoint.safetensors"
+_PATE = "of a PATE run, whose answers are on the ledger alone, so that the newest charges may be missing"
 
 
 def step_file(ledger: Path) -> Path:
@@ -52,11 +48,19 @@ class RunFolder:
     def __init__(
         self, path: Path, plan: Plan, *, resume: bool, settings: dict[str, Any] | None = None
     ) -> None:
-        self.ledger = path / "ledger.jsonl"
-        self.checkpoint = path / "checkpoint.safetensors"
+        """Folder of a run, before it has files; raise if the run may not begin or continue.
+
+        Args:
+            path: Folder.
+            plan: Plan of the run.
+            resume: Whether to continue the run in the folder.
+            settings: Choices that are in no plan.
+        """
+        self.ledger = path / _LEDGER
+        self.checkpoint = path / _CHECKPOINT
         self.weights = path / "model.safetensors"
         self._metrics = path / "metrics.jsonl"
-        self._plan = path / "plan.toml"
+        self._plan = path / _PLAN
         self._anchor = path / ANCHOR
         self._settings = path / SETTINGS
         self._chosen = None if settings is None else _as_json(settings)
@@ -66,11 +70,9 @@ class RunFolder:
             raise CheckpointError(
                 f"there is no run in {path} to resume. Check the name, or start without resuming."
             )
-        if self._plan.exists():
-            self._check(path, plan, resume=resume)
-
-    def _check(self, path: Path, plan: Plan, *, resume: bool) -> None:
-        """Raise unless the run in the folder may continue under this plan."""
+        check_folder("directory", self._made[-1].parent if self._made else path)
+        if not self._plan.exists():
+            return
         if not resume:
             raise CheckpointError(
                 f"{path} already holds a run: starting over would spend its budget a second time "
@@ -94,7 +96,9 @@ class RunFolder:
     def check_ledger(self, ledger: Ledger, *, reseed: bool = False) -> None:
         """Raise if the ledger was replaced, or the checkpoint of its charges is missing.
 
-        With `reseed` a run may begin again without its checkpoint: new noise, and new charges.
+        Args:
+            ledger: Ledger of the run.
+            reseed: Whether the run may start over with new randomness, charged to the same ledger.
         """
         if self._plan.exists():
             check_anchor(self._anchor, ledger.identity)
@@ -116,10 +120,9 @@ class RunFolder:
             yield
         except BaseException:
             if self._first and not self._plan.exists():
-                self.ledger.unlink(missing_ok=True)
-                self._anchor.unlink(missing_ok=True)
-                if self._chosen is not None:
-                    self._settings.unlink(missing_ok=True)
+                chosen = [] if self._chosen is None else [self._settings]
+                for path in (self.ledger, self._anchor, *chosen):
+                    path.unlink(missing_ok=True)
                 for folder in self._made:
                     with suppress(OSError):
                         folder.rmdir()
@@ -133,11 +136,10 @@ class RunFolder:
             replace_file(self._settings, (json.dumps(self._chosen) + "\n").encode())
         write_plan(plan, self._plan)
 
-    def metrics(self, up_to: int | None = None) -> list[dict[str, Any]]:
-        """Lines written so far; with `up_to`, later steps are removed from the file."""
-        entries = read_metrics(self._metrics)
-        stored = [entry for entry in entries if up_to is None or entry["step"] <= up_to]
-        if up_to is not None:
+    def metrics(self, up_to: int) -> list[dict[str, Any]]:
+        """Metrics up to a step; those of later steps are removed from the file."""
+        stored = [entry for entry in read_metrics(self._metrics) if entry["step"] <= up_to]
+        if self._metrics.exists():
             replace_file(self._metrics, "".join(map(_line, stored)).encode())
         return stored
 
@@ -154,25 +156,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     Args:
         path: metrics.jsonl of a run. A torn last line is left out.
     """
-    if not path.exists():
-        return []
-    *lines, _ = path.read_bytes().split(b"\n")
-    return [_measured(path, line, number) for number, line in enumerate(lines, start=1)]
-
-
-def _measured(path: Path, line: bytes, number: int) -> dict[str, Any]:
-    """Metrics of one line."""
-    try:
-        entry = json.loads(line)
-        if type(entry["step"]) is int:
-            return {name: math.nan if value is None else value for name, value in entry.items()}
-        reason = "its step is no whole number"
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = str(error)
-    raise CheckpointError(
-        f"{path}, line {number}, is not a line that a run writes ({reason}). No charge depends on it: "
-        "delete the line, or the file, and resume."
-    )
+    entries = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else (), start=1):
+        try:
+            entry = json.loads(line)
+            if type(entry["step"]) is not int:
+                raise TypeError("its step is no whole number")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise CheckpointError(
+                f"{path}, line {number}, is not a line that a run writes ({error}). No charge depends "
+                "on it: delete the line, or the file, and resume."
+            ) from None
+        entries.append({name: math.nan if value is None else value for name, value in entry.items()})
+    return entries
 
 
 def metrics_line(guarantee: Guarantee, step: int, **measured: Any) -> str:
@@ -228,23 +224,22 @@ def check_settings(folder: Path, requested: dict[str, Any]) -> None:
     if stored != requested:
         raise CheckpointError(
             f"{path} is of a run with other settings ({_differences(stored, requested)}). Resume with "
-            "the same ones, or name another directory."
+            "the same ones, or name another directory. If an earlier version wrote a setting that no "
+            "longer exists, and the run does not depend on it, delete it from the file."
         )
 
 
 def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings as they are read back."""
+    check_kind("settings", settings, dict)
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(check_kind("settings", settings, dict)))
+        return json.loads(json.dumps(settings))  # type: ignore[no-any-return]
     except (TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, HushError):
-            raise
         raise InvalidValue(
             f"settings cannot be written as JSON ({error}). Pass a dictionary of numbers, strings, "
             "lists and dictionaries.",
             key="settings",
         ) from None
-    return plain
 
 
 def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
@@ -264,7 +259,7 @@ def _dotted(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
     return settings
 
 
-def anchored_ledger(anchor: Path) -> str:
+def _anchored_ledger(anchor: Path) -> str:
     """Identity of the ledger that a run began with."""
     try:
         return str(json.loads(anchor.read_bytes())["ledger"])
@@ -277,13 +272,113 @@ def anchored_ledger(anchor: Path) -> str:
 
 def check_anchor(anchor: Path, identity: str) -> None:
     """Raise unless the ledger of that identity is the one that the run began with."""
-    began_with = anchored_ledger(anchor)
+    began_with = _anchored_ledger(anchor)
     if began_with != identity:
         raise LedgerError(
             f"the ledger beside {anchor} begins with {identity} and the run with {began_with}: it was "
             "replaced, and the charges of the run are not on it. Restore ledger.jsonl: a run in a new "
             "directory does not count them."
         )
+
+
+def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
+    """The ledger of a run, read-only, and notes on the files that it was compared with.
+
+    Args:
+        folder: the run's directory, as `hush.train`, `hush train` or `hush pate` wrote it.
+
+    Raises:
+        LedgerError: the ledger is missing, or is inconsistent with another file.
+    """
+    ledger = folder / _LEDGER
+    if not ledger.is_file():
+        raise LedgerError(
+            f"{folder} has no {_LEDGER}: what was spent is not known. Name the folder of a run, "
+            "restore the file, or name a ledger with --ledger FILE."
+        )
+    if not any((folder / name).exists() for name in (_PLAN, ANCHOR, SETTINGS, _CHECKPOINT)):
+        raise LedgerError(
+            f"{folder} has a {_LEDGER} and no other file of a run of hush.train: there is nothing to "
+            "compare it with, so the newest charges may be missing. Restore the files; or name the "
+            f"ledger alone, as those of PrivateTrainer, Lightning and loops of your own are: {ledger}"
+        )
+    opened = Ledger(ledger, read_only=True)
+    return opened, [_PATE] if holds_pate(folder) else _consistent(folder, opened)
+
+
+def ledger_at(path: Path) -> tuple[Ledger, list[str]]:
+    """A ledger by its file, read-only, and notes; if a run is beside it, compared as the run's.
+
+    Args:
+        path: the file. Under a name of its own in a run's folder it is compared if the anchor names it.
+
+    Raises:
+        LedgerError: the ledger is missing, or is inconsistent with the run beside it.
+    """
+    if path.is_dir():
+        raise LedgerError(
+            f"{path} is a folder, and a ledger is a file. For a run's folder: hush account {path}"
+        )
+    if not path.exists():
+        raise LedgerError(
+            f"there is no ledger at {path}: what was spent is not known. Name the ledger.jsonl of a run."
+        )
+    opened, folder = Ledger(path, read_only=True), path.parent
+    anchor = folder / ANCHOR
+    # under another name it may be a copy of the run's ledger, or an unrelated one
+    if anchor.exists() and (path.name == _LEDGER or _anchored_ledger(anchor) == opened.identity):
+        return opened, _consistent(folder, opened)
+    if path.name == _LEDGER and holds_pate(folder):
+        return opened, [_PATE]
+    return opened, ["no run of this ledger is beside it, so that the newest charges may be missing"]
+
+
+def holds_pate(folder: Path) -> bool:
+    """Whether a folder is of a PATE run, with no plan, anchor or checkpoint."""
+    if any((folder / name).exists() for name in (_PLAN, ANCHOR, _CHECKPOINT)):
+        return False
+    try:
+        settings = json.loads((folder / SETTINGS).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(settings, dict) and {"teachers", "query"} <= settings.keys()
+
+
+def _consistent(folder: Path, ledger: Ledger) -> list[str]:
+    """Notes on the comparison of a ledger with the run in a folder; raise if they are inconsistent."""
+    path = folder / _CHECKPOINT
+    try:
+        plan = read_plan(folder / _PLAN)
+        check_anchor(folder / ANCHOR, ledger.identity)
+        state = _state(path)
+        if state["plan"] != plan.digest:
+            raise LedgerError(f"{path} is of a run of another plan than plan.toml, {plan}. Restore it.")
+        ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
+        if state["steps"] and plan not in ledger.counts:
+            raise LedgerError(f"{ledger.path} has no charge of plan.toml, {plan}. Restore plan.toml.")
+    except HushError as error:
+        raise LedgerError(f"the files of the run in {folder} are inconsistent: {error}") from None
+    except (FileNotFoundError, PermissionError) as error:
+        return [
+            f"fits its plan and anchor; not compared with the checkpoint ({error.strerror}), so the "
+            "newest charges may be missing"
+        ]
+    except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise LedgerError(
+            f"{path} is damaged ({error}), so it is unknown whether the newest charges are missing. "
+            "Restore it, or move it away to account for the ledger alone."
+        ) from None
+    return [f"fits its plan, anchor and checkpoint (of step {state['steps']})"]
+
+
+def _state(path: Path) -> dict[str, Any]:
+    """Plain values of the step's state in a checkpoint, without the tensors."""
+    with path.open("rb"):  # raises FileNotFoundError or PermissionError
+        pass
+    with safetensors.safe_open(path, framework="numpy") as file:
+        whole = dict(json.loads(file.metadata()["state"])["dict"])
+    state = dict(whole["step"]["dict"])
+    return {name: state[name] for name in ("plan", "charged_run", "steps", "ledger")}
 
 
 def open_ledger(
@@ -304,69 +399,3 @@ def open_ledger(
             opened.close()
         raise
     return opened
-
-
-def last_step(
-    step: "PrivateStep", budget: Budget, requested: int | None
-) -> tuple[int, Literal["steps", "budget"]]:
-    """Last step of a run, and whether the requested steps or the budget end it.
-
-    Charged steps after the checkpoint are repeated without a charge, so they always fit. Warns if the
-    budget covers fewer steps than requested.
-    """
-    adjacency = step.adjacency
-    charged = max(step.ledger.last_step(step.run), step.steps)
-    before, sizes = step.ledger.counts, dict(step.ledger.dimensions)
-
-    def cost(counts: dict[Plan, int]) -> float:
-        return compose(counts, budget.delta, sizes, adjacency).epsilon.upper
-
-    once = step.ledger.counts_repeating(step.plan, step.run, charged + 1)
-    continues = requested is None or requested > charged
-    if once != before and continues and max_steps(step.plan, budget, once, sizes, adjacency):
-        before = once  # the next step is charged together with the one that was cut short
-    spent = cost(dict(before))
-    if spent > budget.epsilon:
-        raise BudgetExceeded(
-            f"the ledger holds charges of epsilon={spent:.4g} at delta={budget.delta:g}, more than "
-            f"the budget of {budget.epsilon:g}: nothing may be added. Pass the budget of the whole run."
-        )
-    if grows_with_dimension(step.plan):
-        sizes[step.plan] = max(step.dimension, sizes.get(step.plan, 0))
-    paid = before.get(step.plan, 0)
-    if requested is not None:
-        counts = {**before, step.plan: paid + max(0, requested - charged)}
-        if cost(counts) <= budget.epsilon:
-            return requested, "steps"
-    limit = charged + max_steps(step.plan, budget, before, sizes, adjacency)
-    if limit == 0:
-        one = cost({**before, step.plan: paid + 1})
-        if before:
-            raise BudgetExceeded(
-                f"the ledger holds charges of epsilon={spent:.4g} at delta={budget.delta:g}, and one "
-                f"step more costs {one:.4g} with what is on the ledger, above the budget of "
-                f"{budget.epsilon:g}: runs on the same records add up. Resume the run that was charged, "
-                "or raise the budget of all of them together."
-            )
-        raise BudgetExceeded(
-            f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "
-            f"step costs ({one:.4g}): not even the first step may be taken. Add noise "
-            "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
-        )
-    if requested is not None:
-        options = [f"steps={requested}"]
-        if grows_with_dimension(step.plan):
-            options.append(f"dimension={step.dimension}")
-        if adjacency.replaced:
-            options.append("adjacency=hush.Adjacency(neighbours='replace')")
-        if any(plan != step.plan for plan in step.ledger.counts):
-            options.append("spent=ledger.counts")
-        warnings.warn(
-            f"steps={requested} were asked for and the run ends after {limit}: one more would cost more "
-            f"than the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} ({adjacency}). "
-            f"hush.calibrate(plan, budget, {', '.join(options)}) finds noise for all of them; without "
-            "steps= a run continues until the budget is used.",
-            UserWarning,
-            stacklevel=3,
-        )
-    return limit, "budget"

@@ -30,8 +30,8 @@ from hush.integrations.transformers.arguments import (
 from hush.integrations.transformers.attention import vectorize_attention
 from hush.training.checkpoint import settings_of
 from hush.training.data import Batch, Data
+from hush.training.loop import last_step
 from hush.training.options import Execution, Randomness
-from hush.training.run_folder import last_step
 from hush.training.source import Source
 from hush.training.step import PrivateStep
 
