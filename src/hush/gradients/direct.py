@@ -1,21 +1,23 @@
 """Per-sample gradients of models whose layers cannot mix records, without `torch.vmap`.
 
-A chain of stock layers and a stock loss maps record r of its input to record r of its output, whatever
-the values are. Such a model runs on the whole batch, and the layers' own `Layer` classes (`rules`) make
-the terms: the numbers are those of `Recording`, bit for bit, in a fraction of the time for small models.
+A chain of stock layers and a stock loss maps record r of its input to record r of its output for any
+values. Such a model runs on the whole batch. The terms are those of `Recording`, bit for bit, in a
+fraction of the time for small models.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.module import _has_any_global_hook
 
 from hush.gradients.losses import CLASS_LOSSES, PerSampleLoss
 from hush.gradients.rules import Layer, Weight
-from hush.gradients.rules.linear import Linear
+from hush.gradients.rules.linear import Linear, OuterFactors
 from hush.gradients.rules.normalisation import GroupNorm, LayerNorm
-from hush.gradients.terms import Term
+from hush.gradients.tape import GradientTape, tape_of_uses
+from hush.gradients.terms import Dense, Term
 from hush.gradients.tree import Loss, call_loss
 
 _TRAINED = frozenset({nn.Linear, nn.LayerNorm, nn.GroupNorm})
@@ -26,27 +28,20 @@ _ELEMENTWISE = frozenset(
     }
 )
 _LOSSES = frozenset({*CLASS_LOSSES, nn.HuberLoss, nn.L1Loss, nn.MSELoss, nn.SmoothL1Loss})
-"""Losses of the same kernels under `torch.vmap`, which takes the others apart."""
+"""Losses of the same kernels under `torch.vmap`, which decomposes the others."""
 
 
-def direct_chain(model: nn.Module, loss: Loss, inputs: Any) -> list[nn.Module] | None:
-    """The layers that a model applies one after another; None if it needs `torch.vmap`.
+def direct_chain(model: nn.Module, loss: Loss) -> list[nn.Module] | None:
+    """Layers that a model applies one after another; None if it needs `torch.vmap`.
 
-    Only exact classes count, without hooks: a subclass may do anything. The CPU's kernels alone are
-    known to give the same bits for a batch as under `torch.vmap`.
+    Only exact classes without hooks count, because a subclass may do anything.
     """
-    if not isinstance(inputs, Tensor) or inputs.dim() < 2 or inputs.device.type != "cpu":
+    criterion = loss.loss if isinstance(loss, PerSampleLoss) else None
+    if type(criterion) not in _LOSSES or _customised(criterion) or _has_any_global_hook():
         return None
-    if not isinstance(loss, PerSampleLoss) or _has_any_global_hook():
+    if any(value is not None for value in criterion._buffers.values()):
         return None
-    criterion = loss.loss
-    if (
-        type(criterion) not in _LOSSES
-        or _customised(criterion)
-        or any(v is not None for v in criterion._buffers.values())
-    ):
-        return None
-    if getattr(criterion, "label_smoothing", 0.0) or torch.is_autocast_enabled("cpu"):
+    if getattr(criterion, "label_smoothing", 0.0):
         return None
     chain: list[nn.Module] = []
     pending = [model]
@@ -57,18 +52,25 @@ def direct_chain(model: nn.Module, loss: Loss, inputs: Any) -> list[nn.Module] |
             return None
         if kind is nn.Sequential:
             pending += reversed(module._modules.values())  # type: ignore[arg-type]
-        elif kind in _TRAINED or kind in _ELEMENTWISE or kind is nn.Flatten:
-            if getattr(module, "inplace", False) or not _keeps_records(module):
-                return None
-            chain.append(module)
-        else:
+            continue
+        keeps_records = not isinstance(module, nn.Flatten) or (
+            module.start_dim >= 1 and module.end_dim == -1
+        )
+        known = kind in _TRAINED or kind in _ELEMENTWISE or kind is nn.Flatten
+        if not known or not keeps_records or getattr(module, "inplace", False):
             return None
+        chain.append(module)
     return chain
 
 
-def _keeps_records(module: nn.Module) -> bool:
-    """Whether the first dimension of a layer's output is that of its input."""
-    return not isinstance(module, nn.Flatten) or (module.start_dim >= 1 and module.end_dim == -1)
+def runs_directly(inputs: Any) -> bool:
+    """Whether a chain runs on these inputs: CPU kernels alone have the same bits as under `vmap`."""
+    return (
+        isinstance(inputs, Tensor)
+        and inputs.dim() >= 2
+        and inputs.is_cpu
+        and not torch.is_autocast_enabled("cpu")
+    )
 
 
 def _customised(module: nn.Module) -> bool:
@@ -82,48 +84,64 @@ def _customised(module: nn.Module) -> bool:
     )
 
 
-def record_directly(
-    chain: list[nn.Module],
-    loss: Loss,
-    inputs: Tensor,
-    targets: Any,
-    trainable: dict[str, nn.Parameter],
-) -> dict[str, list[Term]]:
-    """The terms of every parameter, one for each use, from one forward and one backward pass."""
+def direct_tape(
+    chain: list[nn.Module], loss: Loss, inputs: Tensor, targets: Any, trainable: dict[str, nn.Parameter]
+) -> GradientTape:
+    """Gradient tape of a chain of layers, from one forward and one backward pass."""
     records = len(inputs)
-    terms: dict[str, list[Term]] = {name: [] for name in trainable}
-    lists = {id(value): terms[name] for name, value in trainable.items()}
-    captured: list[tuple[Layer, tuple[Tensor, ...]]] = []
+    uses: dict[str, list[Term]] = {name: [] for name in trainable}
+    lists = {id(value): uses[name] for name, value in trainable.items()}
+    captured: list[tuple[Any, ...]] = []
     outputs: list[Tensor] = []
     x = inputs
-    for module in chain:
-        parameters = module._parameters
-        if not parameters:
-            x = module(x)
-            continue
-        weights: list[Weight | None] = []
-        trained = False
-        for value in (parameters["weight"], parameters["bias"]):
-            trained = trained or id(value) in lists
-            weights.append(None if value is None else Weight(value.detach(), lists.get(id(value))))
-        layer = _layer(module, records, *weights)
-        x, saved = layer.forward(x.contiguous())
-        if trained:
-            if not x.requires_grad:
-                x.requires_grad_()
-            captured.append((layer, saved))
-            outputs.append(x)
-    losses = call_loss(loss, x, targets, records)
+    with torch.enable_grad():
+        for module in chain:
+            if not (parameters := module._parameters):
+                x = module(x)
+                continue
+            values = parameters["weight"], parameters["bias"]
+            terms = [lists.get(id(value)) for value in values]
+            x = x.contiguous()
+            layer: Layer | None = None
+            if type(module) is nn.Linear and x.dim() == 2:
+                saved: tuple[Tensor, ...] = (x.detach(),)
+                x = functional.linear(x, *values)  # type: ignore[arg-type]
+            else:
+                layer = _layer(
+                    module,
+                    records,
+                    *(
+                        None if value is None else Weight(value.detach(), uses)
+                        for value, uses in zip(values, terms, strict=True)
+                    ),
+                )
+                x, saved = layer.forward(x)
+            if terms[0] is not None or terms[1] is not None:
+                if not x.requires_grad:
+                    x.requires_grad_()
+                captured.append((layer, saved, terms))
+                outputs.append(x)
+        losses = call_loss(loss, x, targets, records)
     if outputs:
-        gradients = torch.autograd.grad(losses.sum(), outputs)
-        with torch.no_grad():
-            for (layer, saved), gradient in zip(reversed(captured), reversed(gradients), strict=True):
-                layer.backward(gradient, tuple([value.detach() for value in saved]), (False,))
-    return terms
+        gradients = torch.autograd.grad(losses, outputs, torch.ones_like(losses))
+        for (layer, saved, terms), gradient in zip(
+            reversed(captured), reversed(gradients), strict=True
+        ):
+            if layer is not None:
+                with torch.no_grad():
+                    layer.backward(gradient, tuple([value.detach() for value in saved]), (False,))
+                continue
+            left, right = gradient[:, None], saved[0][:, None]
+            if terms[0] is not None:
+                shape = torch.Size((gradient.shape[1], saved[0].shape[1]))
+                terms[0].append(OuterFactors(left, right, shape))
+            if terms[1] is not None:
+                terms[1].append(Dense(gradient))
+    return tape_of_uses(uses, trainable, records, inputs.device)
 
 
 def _layer(module: nn.Module, records: int, weight: Weight | None, bias: Weight | None) -> Layer:
-    """The layer of a module, which computes all records at once."""
+    """Layer of a module, which computes all records at once."""
     if isinstance(module, nn.Linear):
         assert weight is not None
         return Linear(records, weight, bias)

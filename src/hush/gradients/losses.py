@@ -53,9 +53,9 @@ class PerSampleLoss:
         if isinstance(self.loss, CLASS_LOSSES):
             _check_labels_shape(outputs, targets)
         values: Tensor = self.loss(outputs, targets)
-        if self.record_reduction == "none":
+        if self.record_reduction == "none" or values.dim() == 1:
             return values
-        flat = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
+        flat = values.flatten(1)
         if self.record_reduction == "sum":
             return flat.sum(1)
         if isinstance(self.loss, CLASS_LOSSES) and not targets.is_floating_point():

@@ -8,7 +8,6 @@ products of at most `SUM_BLOCK` records each (docs/guarantees/tape.md, 5 and 6).
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -24,7 +23,7 @@ _TILE = 2**18
 _PRODUCTS = 2**26
 """Entries of records' products that are materialised at once on a GPU without kernels of its own."""
 
-_NORM_RUN = 1024
+NORM_RUN = 1024
 """Entries of a gradient whose norm is taken in their own precision."""
 
 _CONVERTED = 2**20
@@ -113,14 +112,11 @@ def double_norms(values: Tensor, order: float) -> Tensor:
     torch converts all of the values before it adds them up: on a CPU a few rows at a time, which stay in
     the cache.
     """
-    norms: Callable[[Tensor], Tensor] = partial(
-        torch.linalg.vector_norm, ord=order, dim=-1, dtype=torch.float64
-    )
     if values.device.type != "cpu" or values.numel() <= _CONVERTED:
-        return norms(values)
-    rows = values.reshape(-1, values.shape[-1])
-    at_once = max(1, _CONVERTED // values.shape[-1])
-    return torch.cat([norms(part) for part in rows.split(at_once)]).view(values.shape[:-1])
+        return torch.linalg.vector_norm(values, order, -1, dtype=torch.float64)  # type: ignore[no-any-return]
+    parts = values.reshape(-1, values.shape[-1]).split(max(1, _CONVERTED // values.shape[-1]))
+    norms = [torch.linalg.vector_norm(part, order, -1, dtype=torch.float64) for part in parts]
+    return torch.cat(norms).view(values.shape[:-1])
 
 
 def vector_norms(values: Tensor, order: float) -> Tensor:
@@ -138,7 +134,7 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
         largest = largest.clamp(min=torch.finfo(rows.dtype).tiny)
         return (largest[:, 0] * _norms_in_runs(rows / largest, order)).to(values.dtype)
     norms: Tensor
-    if rows.shape[1] < _NORM_RUN and rows.dtype != torch.float64:
+    if rows.shape[1] < NORM_RUN and rows.dtype != torch.float64:
         norms = torch.linalg.vector_norm(rows, ord=order, dim=1)  # one run
     else:
         norms = _norms_in_runs(rows, order)
@@ -155,9 +151,9 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
 
 def _norms_in_runs(rows: Tensor, order: float) -> Tensor:
     """The l_order norms of rows in double precision, from those of runs in their own."""
-    count = rows.shape[1] // _NORM_RUN
-    whole = count * _NORM_RUN
-    runs = rows[:, :whole].unflatten(1, (count, _NORM_RUN)), rows[:, whole:].unsqueeze(1)
+    count = rows.shape[1] // NORM_RUN
+    whole = count * NORM_RUN
+    runs = rows[:, :whole].unflatten(1, (count, NORM_RUN)), rows[:, whole:].unsqueeze(1)
     sizes = [torch.linalg.vector_norm(run, ord=order, dim=2) for run in runs if run.shape[1:].numel()]
     return double_norms(torch.cat(sizes, dim=1), order)
 

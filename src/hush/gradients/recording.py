@@ -42,13 +42,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import DataError, HushError, Unsupported
-from hush.gradients.direct import direct_chain, record_directly
+from hush.gradients.direct import direct_chain, direct_tape, runs_directly
 from hush.gradients.precision import autocast_dtype, precise_under_autocast, to_autocast_dtype
 from hush.gradients.rules import RULES, Casts, Layer, PerSampleCopy, Weight
 from hush.gradients.rules.attention import determinism_restored
-from hush.gradients.rules.embedding import merge_terms
 from hush.gradients.sharding import ShardedModules
-from hush.gradients.tape import GradientTape
+from hush.gradients.tape import GradientTape, tape_of_uses
 from hush.gradients.terms import Dense, Term
 from hush.gradients.tree import Loss, Views, call_loss, call_model, tree_leaves, tree_map
 
@@ -92,48 +91,18 @@ def record(
         return GradientTape({**empty}, device)
     if one_by_one:
         return _record_one_by_one(model, loss, inputs, targets, views, trainable, sharded)
-    chain = None if views is not None or sharded is not None else direct_chain(model, loss, inputs)
-    if chain is not None:
-        return direct_tape(chain, loss, inputs, targets, trainable)
+    if views is None and sharded is None and runs_directly(inputs):
+        chain = direct_chain(model, loss)
+        if chain is not None:
+            with data_errors_translated(model):
+                return direct_tape(chain, loss, inputs, targets, trainable)
     recording = Recording(model, trainable, records, device, sharded=sharded)
     try:
         with torch.enable_grad(), _gathering(sharded), vmap_errors_translated(model):
             recording.backward(recording.losses(loss, inputs, targets, views))
     finally:
         recording.release_copies()
-    return _tape_of(recording.terms, trainable, records, device)
-
-
-def direct_tape(
-    chain: list[nn.Module],
-    loss: Loss,
-    inputs: Tensor,
-    targets: Any,
-    trainable: dict[str, nn.Parameter],
-) -> GradientTape:
-    """The gradient tape of a model that is a chain of layers (`direct_chain`)."""
-    try:
-        with torch.enable_grad():
-            uses = record_directly(chain, loss, inputs, targets, trainable)
-    except (IndexError, RuntimeError, ValueError) as error:
-        with data_errors_translated(nn.Sequential(*chain)):
-            raise error
-    return _tape_of(uses, trainable, len(inputs), inputs.device)
-
-
-def _tape_of(
-    uses: dict[str, list[Term]],
-    trainable: dict[str, nn.Parameter],
-    records: int,
-    device: torch.device,
-) -> GradientTape:
-    """The tape of the terms of every parameter, and of zeros for those without one."""
-    unused = tuple([name for name, terms in uses.items() if not terms])
-    for name in unused:
-        zero = torch.zeros((), dtype=trainable[name].dtype, device=device)
-        uses[name].append(Dense(zero.expand(records, *trainable[name].shape)))
-    terms = {name: some[0] if len(some) == 1 else merge_terms(some) for name, some in uses.items()}
-    return GradientTape(terms, device, unused)
+    return tape_of_uses(recording.terms, trainable, records, device)
 
 
 @torch.no_grad()

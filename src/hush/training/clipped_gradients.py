@@ -19,12 +19,12 @@ from hush.core.plan import Plan
 from hush.core.randomness import Stream
 from hush.core.value import check_count, check_kind
 from hush.gradients.cuda_graph import Replay
-from hush.gradients.direct import direct_chain
+from hush.gradients.direct import direct_chain, direct_tape, runs_directly
 from hush.gradients.losses import criterion_of, per_sample_loss
 from hush.gradients.models import ModuleTree, check_model
 from hush.gradients.probe import Probed, buffers_restored, check_padding_ignored, probe
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
-from hush.gradients.recording import direct_tape, record, uncompiled
+from hush.gradients.recording import record, uncompiled
 from hush.gradients.tape import GradientTape, MaskedTape, Reduction, UnitTape, unit_tape
 from hush.gradients.tree import Views, check_arguments, expand_views, local_shard, tree_leaves, tree_map
 from hush.training.data import (
@@ -198,7 +198,7 @@ class ClippedGradients:
             return self.replay(
                 inputs, targets, mask, generator, present, randomness=seeded, verify=verify
             )
-        chain = None if self.views is not None else direct_chain(self.model, self.loss, inputs)
+        chain = None if self.views is not None or not runs_directly(inputs) else direct_chain(self.model, self.loss)
         if chain is not None and len(inputs):
             no_randomness(masks, self.device)
             tape = direct_tape(chain, self.loss, inputs, targets, self.laid_out().parameters)
