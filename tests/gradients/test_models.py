@@ -8,16 +8,15 @@ from torch import Tensor, nn
 
 from hush.core.errors import Unsupported
 from hush.gradients import models
-from hush.gradients.models import ModuleTree
 from hush.gradients.recording import record
 
 
 def check_model(model: nn.Module) -> None:
-    models.check_model(ModuleTree(model))
+    models.check_model(model)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    models.check_optimizer(optimizer, ModuleTree(model))
+    models.check_optimizer(optimizer, model)
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.SyncBatchNorm(4), nn.LazyBatchNorm1d()])

@@ -120,7 +120,6 @@ BUFFERS: list[tuple[str, Callable[[Any], object]]] = [
     ("norm.num_batches_tracked", run_in_training_mode),
     ("norm.running_mean", lambda model: model.norm.running_mean.copy_(torch.ones(4))),
     ("offset", lambda model: setattr(model, "offset", torch.ones(4))),
-    ("offset", lambda model: setattr(model, "offset", None)),
     ("offset", lambda model: setattr(model, "offset", torch.full((4,), torch.nan))),
     ("offset", lambda model: setattr(model, "offset", torch.zeros(4).double())),
     # of the norm that it had, of ones

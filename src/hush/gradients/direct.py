@@ -124,9 +124,7 @@ def direct_tape(
         losses = call_loss(loss, x, targets, records)
     if outputs:
         gradients = torch.autograd.grad(losses, outputs, torch.ones_like(losses))
-        for (layer, saved, terms), gradient in zip(
-            reversed(captured), reversed(gradients), strict=True
-        ):
+        for (layer, saved, terms), gradient in zip(reversed(captured), reversed(gradients), strict=True):
             if layer is not None:
                 with torch.no_grad():
                     layer.backward(gradient, tuple([value.detach() for value in saved]), (False,))

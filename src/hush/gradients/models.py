@@ -1,30 +1,32 @@
 """Models and optimizers that a private step supports, and why not the others."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hush.core.errors import Unsupported
 from hush.core.value import with_article
+from hush.gradients.tree import submodules
 
 
-class ModuleTree:
-    """Names of a model's modules and parameters, walked anew at each call."""
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters that require a gradient now, by name."""
+    return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
 
-    def modules(self) -> dict[str, nn.Module]:
-        """All modules by name, the model first."""
-        return dict(self.model.named_modules())
-
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters by name, each once."""
-        return dict(self.model.named_parameters())
-
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Parameters that require a gradient now, by name."""
-        return {name: value for name, value in self.parameters().items() if value.requires_grad}
+def structure(model: nn.Module) -> list[Any]:
+    """Modules, modes, hooks and parameters; cached decisions of a step hold until they change."""
+    found: list[Any] = []
+    for module in submodules(model):
+        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+        hooks += len(module._backward_hooks) + len(module._backward_pre_hooks)
+        found += id(module), module.training, hooks
+        for value in module._parameters.values():
+            if value is not None:
+                found += id(value), value.requires_grad, value.dtype, value.grad is None
+    return found
 
 
 _DISTRIBUTED = {
@@ -41,14 +43,14 @@ def is_sharded(model: nn.Module) -> bool:
     return any(_distributed_wrapper(type(module)) == "FSDPModule" for module in model.modules())
 
 
-def check_model(tree: ModuleTree, *, sharded: bool = False) -> None:
+def check_model(model: nn.Module, *, sharded: bool = False) -> None:
     """Raise for a module that mixes records or keeps state of them.
 
     Args:
-        tree: of the model as it will be trained, in training mode.
-        sharded: whether the step provides for `fully_shard`.
+        model: Model as it will be trained, in training mode.
+        sharded: Whether the step provides for `fully_shard`.
     """
-    modules, parameters = tree.modules(), tree.parameters()
+    modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     for name, module in modules.items():
         _check_layer(name, module, sharded=sharded)
     if lazy := [name for name, value in parameters.items() if is_lazy(value)]:
@@ -130,12 +132,12 @@ def _described(name: str, module: nn.Module) -> str:
     return f"{_layer(name)} is {with_article(type(module).__name__)}"
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, tree: ModuleTree) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Raise for an optimizer that would update something the private gradient does not cover.
 
     Args:
-        optimizer: built from the model's parameters.
-        tree: of the trained model.
+        optimizer: Optimizer of the model's parameters.
+        model: Trained model.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported(
@@ -153,7 +155,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, tree: ModuleTree) -> None:
             "would divide the private gradient by a factor that no loss was multiplied by. Use bfloat16 "
             "(bf16), which needs no scaler, or pass the optimizer that was wrapped."
         )
-    names = {id(parameter): name for name, parameter in tree.trainable().items()}
+    names = {id(parameter): name for name, parameter in trainable(model).items()}
     optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # An optimizer skips what has no gradient, so frozen parameters do no harm while they have none.
     uncovered = [

@@ -6,7 +6,7 @@ products of at most `SUM_BLOCK` records each (docs/guarantees/tape.md, 5 and 6).
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import product
 

@@ -19,7 +19,7 @@ from torch._C._functorch import is_batchedtensor
 
 from hush.core.errors import DataError, HushError, Unsupported
 from hush.gradients.losses import criterion_of
-from hush.gradients.models import ModuleTree, check_model
+from hush.gradients.models import check_model
 from hush.gradients.recording import (
     NotVectorized,
     data_errors_translated,
@@ -98,7 +98,7 @@ def probe(
             loss is not one per record.
         DataError: The records do not fit the model.
     """
-    check_model(ModuleTree(model), sharded=sharded is not None)
+    check_model(model, sharded=sharded is not None)
     pair = inputs, targets
     state = _State(model)
     with state.preserved(), uncompiled():

@@ -29,7 +29,6 @@ from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import CHUNK_ENTRIES, Dense, Term, finite_norms, zero_rows
 from hush.gradients.tree import tree_leaves
 
-
 _REGULAR = 2.0**50
 """Norms below it stay finite in single precision when they are squared, or multiplied by another."""
 
@@ -69,9 +68,9 @@ class GradientTape(EntrywiseClipping):
 
     @torch.no_grad()
     def _regular_norms(self) -> Tensor | None:
-        """Euclidean norms of gradients in which no number is near overflow, with one check for all terms.
+        """Euclidean norms if no number is near overflow, with one check for all terms; else None.
 
-        They equal `norms_by_parameter` bit for bit. None if a term has another form, or a number is large.
+        They equal those of `norms_by_parameter` bit for bit.
         """
         lengths: list[Tensor] = []
         parts: list[Tensor | list[Tensor]] = []

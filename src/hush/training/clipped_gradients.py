@@ -21,12 +21,20 @@ from hush.core.value import check_count, check_kind
 from hush.gradients.cuda_graph import Replay
 from hush.gradients.direct import direct_chain, direct_tape, runs_directly
 from hush.gradients.losses import criterion_of, per_sample_loss
-from hush.gradients.models import ModuleTree, check_model
+from hush.gradients.models import check_model, structure, trainable
 from hush.gradients.probe import Probed, buffers_restored, check_padding_ignored, probe
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
-from hush.gradients.recording import record, uncompiled
+from hush.gradients.recording import data_errors_translated, record, uncompiled
 from hush.gradients.tape import GradientTape, MaskedTape, Reduction, UnitTape, unit_tape
-from hush.gradients.tree import Views, check_arguments, expand_views, local_shard, tree_leaves, tree_map
+from hush.gradients.tree import (
+    Loss,
+    Views,
+    check_arguments,
+    expand_views,
+    local_shard,
+    tree_leaves,
+    tree_map,
+)
 from hush.training.data import (
     Batch,
     Data,
@@ -89,16 +97,16 @@ class ClippedGradients:
         if check_kind("execution", execution, Execution).physical_batch is not None:
             check_count("physical_batch", execution.physical_batch, "it is a number of records", 1)
         self.model = check_kind("model", model, nn.Module)
-        self.tree = ModuleTree(model)
-        check_model(self.tree, sharded=bool(reducer.processes))
+        check_model(model, sharded=bool(reducer.processes))
         self.loss = per_sample_loss(loss)
         self.views = views
         self.plan = plan
         self.execution = execution
         self.reducer = reducer
         self.reduction = reduction
-        self.device = next(iter(self.tree.trainable().values())).device
-        self.dimension = sum(value.numel() for value in self.tree.trainable().values())
+        parameters = trainable(model).values()
+        self.device = next(iter(parameters)).device
+        self.dimension = sum(value.numel() for value in parameters)
         """Number of trained parameters for which a charge that grows with it is made."""
         self.probed = Probed()
         """Properties of the model and the loss, known after `probe`."""
@@ -111,8 +119,12 @@ class ClippedGradients:
         """Whether replays are used before the GPU has confirmed that they are valid."""
         self._skipped: int | Tensor = 0
         self._accumulator: Tensor | None = None
+        self._structure: list[Any] = []
         self._layout: Layout | None = None
-        self._laid_out: list[tuple[int, torch.dtype, int]] = []
+        self._chain: tuple[Loss, list[nn.Module] | None] | None = None
+        """Loss, and layers that run without `torch.vmap` if all do."""
+        self.laid_out: list[nn.Parameter] = []
+        """Trained parameters of the step that was begun."""
 
     @property
     def skipped(self) -> int:
@@ -127,13 +139,20 @@ class ClippedGradients:
         """Copy of a tensor on the device of the model; the host does not wait for a GPU."""
         return value.to(self.device, non_blocking=self.device.type == "cuda")
 
+    def structure(self) -> list[Any]:
+        """Structure of the model now; cached decisions are dropped if it has changed."""
+        now = structure(self.model)
+        if now != self._structure:
+            self._structure, self._layout, self._chain = now, None, None
+        return now
+
     def layout(self) -> Layout:
         """Layout of the flat gradient of the parameters that are trainable now."""
-        parameters = self.tree.trainable()
-        now = [(id(value), value.dtype, value.numel()) for value in parameters.values()]
-        if self._layout is not None and now == self._laid_out:
+        self.structure()
+        if self._layout is not None:
             return self._layout
-        size, plan = sum(numel for _, _, numel in now), self.plan
+        parameters, plan = trainable(self.model), self.plan
+        size = sum(value.numel() for value in parameters.values())
         if size > self.dimension and grows_with_dimension(plan):
             raise Unsupported(
                 f"{size} numbers are to be trained and the step was made for {self.dimension}: "
@@ -141,7 +160,7 @@ class ClippedGradients:
             )
         sensitivity = plan.clipping.sensitivity(size)
         sizes = [block.dimension or 0 for block in sensitivity]
-        self._laid_out = now
+        self.laid_out = list(parameters.values())
         self._layout = Layout(
             parameters,
             sensitivity,
@@ -151,9 +170,13 @@ class ClippedGradients:
         )
         return self._layout
 
-    def laid_out(self) -> Layout:
-        """Layout of the step that was begun."""
-        return self._layout or self.layout()
+    def _direct_chain(self, inputs: Any) -> list[nn.Module] | None:
+        """Layers that run on these inputs without `torch.vmap`; None if it is needed."""
+        if self.views is not None or not runs_directly(inputs) or not len(inputs):
+            return None
+        if self._chain is None or self._chain[0] is not self.loss:
+            self._chain = self.loss, direct_chain(self.model, self.loss)
+        return self._chain[1]
 
     def record(self, inputs: Any, targets: Any) -> GradientTape:
         """Gradient tape of some records."""
@@ -198,10 +221,11 @@ class ClippedGradients:
             return self.replay(
                 inputs, targets, mask, generator, present, randomness=seeded, verify=verify
             )
-        chain = None if self.views is not None or not runs_directly(inputs) else direct_chain(self.model, self.loss)
-        if chain is not None and len(inputs):
+        if (chain := self._direct_chain(inputs)) is not None:
             no_randomness(masks, self.device)
-            tape = direct_tape(chain, self.loss, inputs, targets, self.laid_out().parameters)
+            with data_errors_translated(self.model):
+                parameters = (self._layout or self.layout()).parameters
+                tape = direct_tape(chain, self.loss, inputs, targets, parameters)
         else:
             # seeded for each batch: how much is drawn may depend on a record, and must not shift others
             with own_randomness(masks, self.device):
@@ -278,25 +302,24 @@ class ClippedGradients:
                 "or be released without noise. Compute it anew in every call."
             )
 
-    def verified_later(self, masks: Stream, compute: Callable[[], Tensor]) -> Tensor:
+    def verified_later(self, replay: Replay, masks: Stream, compute: Callable[[], Tensor]) -> Tensor:
         """Result of a computation whose replays are verified at its end; repeated if one is invalid.
 
         The GPU does not wait for the checks of the host, nor the host for the GPU before the noise is
         queued.
 
         Args:
+            replay: Graphs of the physical batches.
             masks: Source of the masks of the step.
             compute: Noisy mean of a batch.
         """
-        if self.replay is None:
-            return compute()
         before = masks.get_state(), self._skipped
-        self._verify_later = self.replay.fits(self.layout().parameters.values())
+        self._verify_later = replay.fits(self.layout().parameters.values())
         try:
             result = compute()
         finally:
             self._verify_later = False
-        if self.replay.failed():
+        if replay.failed():
             masks.set_state(before[0])
             self._skipped = before[1]
             result = compute()
@@ -391,7 +414,7 @@ class ClippedGradients:
     @torch.no_grad()
     def _check_weights(self) -> None:
         """Raise if a weight is not finite; weights are released or public."""
-        for name, value in self.tree.trainable().items():
+        for name, value in trainable(self.model).items():
             if not bool(local_shard(value).isfinite().all()):
                 raise Unsupported(
                     f"{name} has a weight that is NaN or infinite: no gradient would be finite, every "

@@ -3,7 +3,6 @@
 import os
 import secrets
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,20 +18,12 @@ from hush.core.parts import ClippedSum, CoordinateMask, Sampling
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
 from hush.core.value import check_count, check_kind
-from hush.gradients.models import check_model, check_optimizer, is_sharded
+from hush.gradients.models import check_model, check_optimizer, is_sharded, trainable
 from hush.gradients.public_basis import PublicBasis
 from hush.gradients.tree import Views
 from hush.training.checkpoint import load_state, settings_of, state_of
 from hush.training.clipped_gradients import ClippedGradients
-from hush.training.data import (
-    Batch,
-    Data,
-    held_slots,
-    occupied,
-    prepare,
-    ragged,
-    same_slots,
-)
+from hush.training.data import Batch, Data, held_slots, occupied, prepare, ragged, same_slots
 from hush.training.disjoint import check_distinct, check_public
 from hush.training.distributed.process_group import reducer_of
 from hush.training.methods.public_bases import basis_schedule
@@ -45,12 +36,11 @@ from hush.training.source import Source
 from hush.training.units import adjacency_of, check_length, public_count, units_of
 from hush.training.weights_guard import WeightsGuard
 
-_WAY_OUT = (
-    "The step stopped before it was charged, and its batch is the next one all the same: leaving it out "
-    "would make the sampling depend on the records. If a record stopped it (which is private), check "
-    "every record against the model, mend those that do not fit each by itself, and loop on with "
-    "step.batches(mended): it begins with this batch. A run of hush.train with a directory goes on with "
-    "resume=True."
+_RECOVERY = (
+    "The step stopped before it was charged, and its batch comes first in the next step.batches(data): "
+    "leaving it out would make the sampling depend on the records. If a record stopped it (which is "
+    "private), fix each invalid record independently and continue. A run of hush.train with a "
+    "directory continues with resume=True."
 )
 _RANDOMNESS, _EXECUTION, _DISTRIBUTED = Randomness(), Execution(), Distributed()
 
@@ -133,7 +123,7 @@ class PrivateStep:
             self.model, self.device = model, self.gradients.device
             self.dimension = self.gradients.dimension
             self.optimizer = check_kind("optimizer", optimizer, torch.optim.Optimizer)
-            check_optimizer(optimizer, self.gradients.tree)
+            check_optimizer(optimizer, model)
             self.optimizer_settings = settings_of(optimizer)
             """Settings of the optimizer when the step was made; a resumed run begins with the same."""
             self.adjacency = adjacency_of(self.units, relation)
@@ -170,8 +160,7 @@ class PrivateStep:
             self._streams: StepStreams | None = None
             self._checked: tuple[Any, ...] | None = None
             gradients = self.gradients  # a guard that referred to the step would keep it in memory
-            self._guard = WeightsGuard(gradients.tree, lambda: gradients.probed.changing_buffers)
-            self._guard.warn_of_other_ledger(self.ledger)
+            self._guard = WeightsGuard(model, self.ledger, lambda: gradients.probed.changing_buffers)
 
     # state
 
@@ -180,7 +169,7 @@ class PrivateStep:
         """Whether all steps so far rounded within their slack, under noise that was drawn exactly."""
         if self.pending_batch is not None and ragged(self.pending_batch.data):
             return "assumed"
-        exact = cryptographic(self.generator) and self.plan.noise.exact and self.rounding_bounded
+        exact = self.rounding_bounded and self.plan.noise.exact and cryptographic(self.generator)
         # with one record less, others are computed at other places, and may round otherwise
         placed = self.adjacency.neighbours is not Neighbours.ADD_REMOVE
         return "proved" if exact and placed else "assumed"
@@ -206,7 +195,7 @@ class PrivateStep:
 
     def trainable(self) -> dict[str, nn.Parameter]:
         """Parameters to train, by name; they may change between steps."""
-        return self.gradients.tree.trainable()
+        return trainable(self.model)
 
     def spent(
         self, delta: float | None = None, *, group: int = 1, neighbours: Neighbours | None = None
@@ -220,8 +209,12 @@ class PrivateStep:
 
         Raises:
             LedgerError: Weights or buffers were changed outside of the step.
+
+        Warns:
+            PrivacyWarning: Some of the weights were also trained on another ledger.
         """
         self.check_weights()
+        self._guard.warn_of_other_ledgers()
         checked = None if delta is None else check_delta(delta, self.records, self.adjacency.unit)
         return self.ledger.epsilon(checked, group=group, neighbours=neighbours, uncharged=self.adjacency)
 
@@ -279,9 +272,8 @@ class PrivateStep:
     def _check_not_sharded(self, what: str) -> None:
         if self.reducer.modules is not None:
             raise Unsupported(
-                f"{what} of a step whose parameters are sharded: a rank has its shard alone, and a "
-                "checkpoint is of the whole model. Call save and load of "
-                "hush.training.distributed.sharded_checkpoint on every rank."
+                f"{what} is of the whole model, and each rank holds a shard of its parameters. Call "
+                "save and load of hush.training.distributed.sharded_checkpoint on every rank."
             )
 
     def check_nothing_pending(self) -> None:
@@ -293,28 +285,12 @@ class PrivateStep:
                 "raised comes again, first of a new step.batches(data)."
             )
 
-    def _check_model(self) -> None:
-        """Check the model and the optimizer, if modules, modes or trained parameters have changed."""
-        tree = self.gradients.tree
-        modules, parameters = tree.modules().values(), tree.parameters().values()
-        groups = [id(value) for group in self.optimizer.param_groups for value in group["params"]]
-        trained = [(id(value), value.requires_grad, value.grad is not None) for value in parameters]
-        now = [(id(module), module.training) for module in modules], trained, groups
-        if now != self._checked:
-            check_model(tree, sharded=bool(self.reducer.processes))
-            check_optimizer(self.optimizer, tree)
-            self._checked = now
-
     def overrides(self, *phases: str) -> bool:
-        """Whether the class of this step overrides one of the phases.
-
-        Args:
-            phases: Names of methods.
-        """
+        """Whether the class of this step overrides one of the phases, given by method name."""
         own = type(self)
-        if own is PrivateStep:
-            return False
-        return any(getattr(own, name) is not getattr(PrivateStep, name) for name in phases)
+        return own is not PrivateStep and any(
+            getattr(own, name) is not getattr(PrivateStep, name) for name in phases
+        )
 
     # before the first draw
 
@@ -327,8 +303,8 @@ class PrivateStep:
         Raises:
             Unsupported: The model cannot be trained privately.
         """
-        unchanged = self._guard.unchanged(self.ledger)
-        with self.reducer.propagate_errors(), unchanged, self.reducer.probing(data):
+        unchanged = self._guard.unchanged()
+        with self.reducer.propagate_errors(), self.reducer.probing(data):
             # a rank without records has nothing to try, and will have nothing to process
             physical, bounded, held = 1, True, held_slots(data) > 0
             if held:
@@ -345,6 +321,8 @@ class PrivateStep:
                     "pass over a synthetic record advances them in every step, and needs a record's "
                     "shapes. Give every rank some records, or keep no state in the model."
                 )
+        if unchanged:  # the probe restored all values
+            self._guard.accept_writes(self.ledger)
         return physical
 
     def batches(
@@ -398,6 +376,15 @@ class PrivateStep:
                 self.pending_batch = self.draw(empty)
             yield self.pending_batch
 
+    def _check_model(self) -> None:
+        """Check the model and the optimizer, if modules, modes or trained parameters have changed."""
+        groups = [id(value) for group in self.optimizer.param_groups for value in group["params"]]
+        now = self.gradients.structure(), groups
+        if now != self._checked:
+            check_model(self.model, sharded=bool(self.reducer.processes))
+            check_optimizer(self.optimizer, self.model)
+            self._checked = now
+
     # one step
 
     def __call__(self, batch: Batch) -> bool:
@@ -426,7 +413,7 @@ class PrivateStep:
                 moved = self.rule.run(batch)
             except Exception as error:
                 if self.pending_batch is not None and not isinstance(error, Unsupported | ProcessFailed):
-                    error.add_note(_WAY_OUT)
+                    error.add_note(_RECOVERY)
                 raise
             self.accepted += moved
             self.advance(batch.data)
@@ -442,11 +429,11 @@ class PrivateStep:
             sampling: Sampling; None: the plan's.
         """
         slots = self.reducer.place(like.data).slots if self.units is None else len(self.units)
-        drawn = (sampling or self.plan.sampling).draw(slots, self.generator)
-        if self.units is None:
-            return replace(like, indices=drawn)
-        indices, counts = self.units.draw(drawn.cpu(), self.generator)
-        return replace(like, indices=indices, counts=counts)
+        indices = (sampling or self.plan.sampling).draw(slots, self.generator)
+        counts = None
+        if self.units is not None:
+            indices, counts = self.units.draw(indices.cpu(), self.generator)
+        return Batch(indices, like.data, like.physical, like.present, counts)
 
     def clipped_sum(self, batch: Batch) -> Tensor:
         """Sum of the clipped per-sample gradients of a batch (sensitive).
@@ -462,22 +449,46 @@ class PrivateStep:
             group the sum over the shares of all ranks; of sharded parameters, this rank's shards of it.
         """
         with self.reducer.propagate_errors():
-            mean = self._begin()
-            return self.reducer.whole_sum(self._sum(batch, mean))
+            return self.reducer.whole_sum(self._share_sum(batch, self._begin()))
 
-    def _sum(self, batch: Batch, mean: NoisyMean) -> Tensor:
-        """Clipped sum of this rank's share."""
-        size, streams = sum(mean.layout.block_sizes), self._streams
-        assert streams is not None
+    def _begin(self) -> NoisyMean:
+        """Noise of the next step, once its public basis and its sources are known."""
+        basis = self._basis()
+        self._streams = self.reducer.streams(self.generator)
+        return self._mean(basis)
+
+    def _basis(self) -> PublicBasis | None:
+        """Public basis of the next step; None: the basis of the parameters."""
+        if self.basis_schedule is None:
+            return None
+        before = self.basis_schedule.current
+        basis = self.basis_schedule.at(self.steps, self.generator)
+        if basis is not before:
+            # computed by other kernels it may round differently, and weights would part
+            self.reducer.copy_of_first("the public basis", [group.basis for group in basis.groups])
+        return basis
+
+    def _mean(self, basis: PublicBasis | None) -> NoisyMean:
+        """Noise of a step in a public basis."""
+        source = self.generator
+        if self.reducer.processes:
+            self._streams = self._streams or self.reducer.streams(self.generator)
+            source = self._streams.noise
+        layout = self.gradients.layout()
+        return NoisyMean(self.plan, layout, basis, self.records, source, self.device)
+
+    def _share_sum(self, batch: Batch, mean: NoisyMean) -> Tensor:
+        """Clipped sum of this rank's share of a batch."""
 
         def clip(inputs: Any, targets: Any, present: Tensor | None, counts: Tensor | None) -> ClippedSum:
             return self.clip_physical_batch(inputs, targets, mean.basis, present, counts)
 
-        return self.reducer.sum_share(
-            self,
-            batch,
-            lambda share, passes: self.gradients.sum(share, size, streams.masks, clip, passes),
-        )
+        def compute(share: Batch, passes: int | None) -> Tensor:
+            assert self._streams is not None
+            size = sum(mean.layout.block_sizes)
+            return self.gradients.sum(share, size, self._streams.masks, clip, passes)
+
+        return self.reducer.sum_share(self, batch, compute)
 
     def clip_physical_batch(
         self,
@@ -507,11 +518,7 @@ class PrivateStep:
         mask = self.coordinate_mask()
         generator = self.generator if mask and isinstance(self.generator, torch.Generator) else None
         return self.gradients.clip(
-            inputs,
-            targets,
-            basis,
-            present,
-            counts,
+            *(inputs, targets, basis, present, counts),
             masks=self._streams.masks,
             mask=mask,
             generator=generator,
@@ -542,11 +549,12 @@ class PrivateStep:
         if self.overrides("clipped_sum", "privatize"):
             return self.privatize(self.clipped_sum(batch))
         mean = self._begin()
-        compute = partial(self.reducer.noisy_mean, partial(self._sum, batch, mean), mean)
-        if self.reducer.processes or self.overrides("clip_physical_batch"):
+        compute = partial(self.reducer.noisy_mean, partial(self._share_sum, batch, mean), mean)
+        replay = self.gradients.replay
+        if replay is None or self.reducer.processes or self.overrides("clip_physical_batch"):
             return compute()
         assert self._streams is not None
-        return self.gradients.verified_later(self._streams.masks, compute)
+        return self.gradients.verified_later(replay, self._streams.masks, compute)
 
     def privatize(self, total: Tensor) -> Tensor:
         """Noisy mean from a clipped sum; not to be used before it is charged.
@@ -558,32 +566,6 @@ class PrivateStep:
             Flat vector in double precision, the trainable parameters one after another.
         """
         return self.reducer.privatize(total, self._mean(self._basis()))
-
-    def _begin(self) -> NoisyMean:
-        """Noise of the next step, after its sources of masks and noise were made."""
-        basis = self._basis()
-        self._streams = self.reducer.streams(self.generator)
-        return self._mean(basis)
-
-    def _mean(self, basis: PublicBasis | None) -> NoisyMean:
-        if self.reducer.processes and self._streams is None:
-            self._streams = self.reducer.streams(self.generator)
-        own = self.reducer.processes and self._streams is not None
-        source = self._streams.noise if own and self._streams is not None else self.generator
-        layout = self.gradients.layout()
-        return NoisyMean(self.plan, layout, basis, self.records, source, self.device)
-
-    def _basis(self) -> PublicBasis | None:
-        """Public basis of the next step; None: the basis of the parameters."""
-        schedule = self.basis_schedule
-        if schedule is None:
-            return None
-        before = schedule.current
-        basis = schedule.at(self.steps, self.generator)
-        if basis is not before:
-            # computed by other kernels it may round differently, and weights would part
-            self.reducer.copy_of_first("the public basis", [group.basis for group in basis.groups])
-        return basis
 
     def charge(self, release: str) -> None:
         """Put the step on the ledger, on disk; its release may be used only afterwards.
@@ -618,13 +600,13 @@ class PrivateStep:
         Args:
             update: Result of `private_gradient` or `privatize`.
         """
-        parameters = list(self.gradients.laid_out().parameters.values())
+        parameters = self.gradients.laid_out
         self.reducer.set_gradients(parameters, update)
         self.optimizer.step()
         for parameter in parameters:
             parameter.grad = None
         self.update = update
-        self._guard.adopt(self.ledger, trained=True)
+        self._guard.adopt(self.ledger, parameters)
 
     def advance(self, data: Data) -> None:
         """Advance the buffers that forward passes change by one pass: once a step, whatever was drawn.

@@ -7,136 +7,102 @@ the result is read at the next `batches` or `spent`, because reading it waits fo
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hush.accounting.ledger import Ledger
 from hush.core.errors import LedgerError, PrivacyWarning
-from hush.gradients.models import ModuleTree
+from hush.gradients.tree import local_shard, submodules
 
 
-class Reading(NamedTuple):
-    """Addresses and write counts of a model's parameters and buffers."""
+@dataclass(eq=False)
+class _Accepted:
+    """Weights and buffers of a model after a step or an adoption on one ledger."""
 
-    parameters: list[tuple[int, int]]
-    buffers: dict[str, tuple[int, int]]
+    ledger: str
+    """Identity of the ledger."""
+    writes: dict[int, tuple[int, int]]
+    """Address and number of writes of each tensor, by its `id`."""
+    trained: set[int] = field(default_factory=set)
+    """Parameters that steps on the ledger have trained, by `id`."""
+
+    def has(self, value: Tensor) -> bool:
+        return self.writes.get(id(value)) == _writes(value)
 
 
-class Accepted(NamedTuple):
-    """Reading of a model after a step or an adoption."""
-
-    reading: Reading
-    trained: bool
-    """Whether a step has moved the weights."""
-
-
-_ACCEPTED: "WeakKeyDictionary[nn.Module, dict[str, Accepted]]" = WeakKeyDictionary()
-"""Last reading of each model by the identity of the ledger: several steps on one ledger may train a
-model in turns."""
-
+_ACCEPTED: Any = WeakIdKeyDictionary()
+"""By tensor: the `_Accepted` of each model and ledger, because models may share parameters."""
 
 _NORMS: "WeakKeyDictionary[nn.Module, Tensor]" = WeakKeyDictionary()
-"""Norms of each model's parameters and buffers after a step or an adoption."""
+"""By model: norms of its parameters and buffers, which several steps on a model share."""
 
 
 class WeightsGuard:
     """Detects weights and buffers that no private step has changed."""
 
-    def __init__(self, tree: ModuleTree, may_change: Callable[[], Collection[str]]) -> None:
-        """A guard of the model as it is now.
+    def __init__(
+        self, model: nn.Module, ledger: Ledger, may_change: Callable[[], Collection[str]]
+    ) -> None:
+        """Guard of the model as it is now.
 
         Args:
-            tree: Modules and parameters of the model.
+            model: Trained model.
+            ledger: Ledger of the steps.
             may_change: Names of buffers that forward passes change independently of the records.
         """
-        self._tree = tree
+        self._model = model
         self._may_change = may_change
-        self._values: list[Tensor] = []
-        """Values of the last reading whose norms are compared."""
-        self._reading = self.read()
+        self._accepted: dict[str, _Accepted] = {}
+        """By ledger."""
+        self._values, self._now = self._read()
+        self._own = self._by_id()
+        """Writes to each tensor, by its `id`, when it was last accepted."""
         self._moved: Tensor | None = None
         """Whether a norm has changed outside of a step, on the device; None: not compared."""
-        _NORMS.setdefault(tree.model, self._norms())
+        self._others = self._trained_elsewhere(ledger)
+        """Other ledgers whose runs have trained some of the parameters."""
+        _NORMS.setdefault(model, self._norms())
+        self.warn_of_other_ledgers(stacklevel=4)
 
-    def read(self) -> Reading:
-        """Reading of the weights and buffers as they are now."""
-        modules = self._tree.modules()
-        parameters = [
-            _version(value)
-            for module in modules.values()
-            for value in module._parameters.values()
-            if value is not None
-        ]
-        buffers = {
-            f"{path}.{name}".lstrip("."): _version(buffer)
-            for path, module in modules.items()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        }
-        skipped = set(self._may_change())
-        values = [
-            value
-            for path, module in modules.items()
-            for table in (module._parameters, module._buffers)
-            for name, value in table.items()
-            if value is not None and (not skipped or f"{path}.{name}".lstrip(".") not in skipped)
-        ]
-        shards = [getattr(value, "_local_tensor", value) for value in values]
-        self._values = [value for value in shards if value.is_floating_point() and value.numel()]
-        return Reading(parameters, buffers)
-
-    def adopt(self, ledger: Ledger, *, trained: bool = False) -> None:
+    def adopt(self, ledger: Ledger, trained: Collection[Tensor] = ()) -> None:
         """Accept the current weights and buffers in all steps on the ledger.
 
         Args:
             ledger: Ledger of the steps.
-            trained: Whether a step charged to it has made them.
+            trained: Parameters that a step charged to it has just moved; empty: none was.
         """
-        self._reading = self.read()
-        if not trained:  # what a GPU has found before a step is still to be read after it
-            self._moved = None
-        _NORMS[self._tree.model] = self._norms()
-        known = _ACCEPTED.setdefault(self._tree.model, {})
-        before = known.get(ledger.identity)
-        trained = trained or (before is not None and before.trained)
-        known[ledger.identity] = Accepted(self._reading, trained)
+        self._values, self._now = self._read()
+        writes = self._own = self._by_id()
+        accepted = self._accepted.setdefault(ledger.identity, _Accepted(ledger.identity, {}))
+        if accepted.writes.keys() != writes.keys():
+            for value in self._values:
+                records = _ACCEPTED.setdefault(value, [])
+                if accepted not in records:
+                    records.append(accepted)
+        accepted.writes = writes
+        if trained:
+            accepted.trained.update(map(id, trained))
+        else:
+            self._moved = None  # after a step, the GPU's findings before it are still to be read
+            self._others |= self._trained_elsewhere(ledger)
+        _NORMS[self._model] = self._norms()
 
-    @contextmanager
-    def unchanged(self, ledger: Ledger) -> Iterator[None]:
-        """Context of passes that leave all values as they were, although torch may count writes."""
-        before = self.read()
-        yield
-        if before == self._reading != (after := self.read()):
-            self._reading = after
-            known = _ACCEPTED.get(self._tree.model, {})
-            if ledger.identity in known and known[ledger.identity].reading == before:
-                known[ledger.identity] = known[ledger.identity]._replace(reading=after)
+    def unchanged(self) -> bool:
+        """Whether torch has counted no write since the last step or adoption."""
+        return self._read()[1] == self._now
 
-    @torch.no_grad()
-    def _norms(self) -> Tensor:
-        """Norms of the parameters and buffers of the last reading that no pass may change."""
-        if not self._values:
-            return torch.zeros(0)
-        return torch.stack([norm.double() for norm in torch._foreach_norm(self._values)])
-
-    def _moved_uncounted(self, *, wait: bool) -> bool:
-        """Whether a value was changed without a count of torch.
-
-        Args:
-            wait: Wait for a GPU; otherwise a later call returns what it finds.
-        """
-        now = self._norms()
-        before = _NORMS.get(self._tree.model, now)
-        if now.shape != before.shape or now.device != before.device:
-            return False
-        moved = ((now != before) & ~(now.isnan() & before.isnan())).any()
-        self._moved = moved if self._moved is None else self._moved | moved
-        return (wait or not moved.is_cuda) and bool(self._moved)
+    def accept_writes(self, ledger: Ledger) -> None:
+        """Accept counted writes that have left all values as they were."""
+        self._values, self._now = self._read()
+        self._own = self._by_id()
+        if ledger.identity in self._accepted:
+            self._accepted[ledger.identity].writes = self._own
 
     def check(self, ledger: Ledger, *, wait: bool = True) -> None:
         """Raise if weights or buffers were changed outside of the steps on the ledger.
@@ -147,67 +113,109 @@ class WeightsGuard:
             ledger: Ledger of the steps.
             wait: Wait for a GPU that compares norms.
         """
-        now = self.read()
-        if now == self._reading:
-            if self._moved_uncounted(wait=wait):
-                self._void(ledger)
+        values, now = self._read()
+        if now != self._now:
+            self._check_writes(ledger)
+            self._values, self._now = values, now
+            self._own = self._by_id()
+        norms = self._norms()
+        before = _NORMS.get(self._model)
+        if before is None or norms.shape != before.shape or norms.device != before.device:
             return
-        other = _ACCEPTED.get(self._tree.model, {}).get(ledger.identity)
-        for accepted in (self._reading, *([] if other is None else [other.reading])):
-            if now.parameters == accepted.parameters:
-                names = now.buffers.keys() | accepted.buffers.keys()
-                changed = {name for name in names if now.buffers.get(name) != accepted.buffers.get(name)}
-                changed -= set(self._may_change())
-                if not changed:
-                    self._reading = now
-                    return
-                raise _buffers_changed(sorted(changed))
-        self._void(ledger)
+        if not norms.is_cuda and torch.equal(norms, before):
+            return
+        moved = ((norms != before) & ~(norms.isnan() & before.isnan())).any()
+        self._moved = moved if self._moved is None else self._moved | moved
+        if (wait or not moved.is_cuda) and bool(self._moved):
+            _void(ledger)
 
-    def _void(self, ledger: Ledger) -> NoReturn:
-        """Void a ledger that has charges, and raise."""
-        reason = "the model's weights were changed outside of the private step, where nothing is charged"
-        if ledger.counts:  # otherwise nothing was released on it, and nothing is lost
-            ledger.void(reason)
-        raise LedgerError(
-            f"{reason}: no guarantee holds for the model. Only step(batch) may train it: leave out "
-            "other calls of optimizer.step(). If the change did not depend on the records (weights that "
-            "were loaded, averaged or clamped), call step.adopt_weights() right after it."
-        )
+    def _check_writes(self, ledger: Ledger) -> None:
+        """Raise unless this step, or another on the ledger, made all counted writes."""
+        buffers, elsewhere = [], False
+        for path, module in self._model.named_modules():
+            for table in (module._parameters, module._buffers):
+                for name, value in table.items():
+                    if value is None or self._own.get(id(value)) == _writes(value):
+                        continue
+                    known = [each for each in _ACCEPTED.get(value, ()) if each.ledger == ledger.identity]
+                    if any(each.has(value) for each in known):
+                        elsewhere = True
+                    elif table is module._parameters:
+                        _void(ledger)
+                    else:
+                        buffers.append(f"{path}.{name}".lstrip("."))
+        buffers = sorted(set(buffers) - set(self._may_change()))
+        if buffers:
+            several = f" and {len(buffers) - 3} others" if len(buffers) > 3 else ""
+            raise LedgerError(
+                f"the model's buffers {', '.join(buffers[:3])}{several} were changed outside of the "
+                "private step: statistics of records there, such as those of a batch norm in training "
+                "mode, would be released without noise. Restore them; if the change did not depend on "
+                "the records, call step.adopt_weights() right after it."
+            )
+        if elsewhere:
+            _NORMS.pop(self._model, None)
 
-    def warn_of_other_ledger(self, ledger: Ledger) -> None:
-        """Warn if the weights are the result of a private run on another ledger."""
-        others = [
-            identity
-            for identity, accepted in _ACCEPTED.get(self._tree.model, {}).items()
-            if identity != ledger.identity
-            and accepted.trained
-            and accepted.reading.parameters == self._reading.parameters
-        ]
-        if others:
+    def warn_of_other_ledgers(self, stacklevel: int = 3) -> None:
+        """Warn if some of the weights are the result of a private run on another ledger."""
+        if self._others:
             warnings.warn(
-                "the model's weights came out of an earlier private run, which was charged to another "
-                f"ledger ({', '.join(sorted(others))}): if any record was in both, the two charges add "
-                "up, and what this run reports is for its own steps alone. Make one ledger = "
-                "hush.Ledger(), pass ledger=ledger to both, and report ledger.epsilon(delta); or begin "
-                "with fresh weights.",
+                "some of the model's weights came out of an earlier private run on another ledger "
+                f"({', '.join(sorted(self._others))}): if any record was in both, the two charges add "
+                "up. Make one ledger = hush.Ledger(), pass ledger=ledger to both, and report "
+                "ledger.epsilon(delta); or begin with fresh weights.",
                 PrivacyWarning,
-                stacklevel=3,
+                stacklevel=stacklevel,
             )
 
+    def _read(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
+        """Parameters and buffers, and the address and number of writes of each."""
+        values = [
+            value
+            for module in submodules(self._model)
+            for table in (module._parameters, module._buffers)
+            for value in table.values()
+            if value is not None
+        ]
+        return values, [_writes(value) for value in values]
 
-def _version(value: Tensor) -> tuple[int, int]:
-    value = getattr(value, "_local_tensor", value)  # the shard of a parameter that is split over ranks
-    address = value.data_ptr() if value.layout is torch.strided and not value.is_meta else id(value)
-    return address, -1 if value.is_inference() else value._version
+    def _by_id(self) -> dict[int, tuple[int, int]]:
+        return dict(zip(map(id, self._values), self._now, strict=True))
+
+    def _trained_elsewhere(self, ledger: Ledger) -> set[str]:
+        """Other ledgers under which a parameter was trained to its present value."""
+        return {
+            other.ledger
+            for value in self._values
+            for other in _ACCEPTED.get(value, ())
+            if other.ledger != ledger.identity and id(value) in other.trained and other.has(value)
+        }
+
+    @torch.no_grad()
+    def _norms(self) -> Tensor:
+        """Norms of the parameters and buffers that no pass may change."""
+        skipped = {id(self._model.get_buffer(name)) for name in self._may_change()}
+        shards = [local_shard(value) for value in self._values if id(value) not in skipped]
+        values = [value for value in shards if value.is_floating_point() and value.numel()]
+        return torch.stack(torch._foreach_norm(values)) if values else torch.zeros(0)  # type: ignore[arg-type]
 
 
-def _buffers_changed(names: list[str]) -> Any:
-    several = f" and {len(names) - 3} others" if len(names) > 3 else ""
-    return LedgerError(
-        f"the model's buffers {', '.join(names[:3])}{several} were changed outside of the private "
-        "step, where nothing is charged: statistics of records there, such as those a batch norm keeps "
-        "when it runs in training mode, are released with the model, without noise. Put back what was "
-        "there. If the change did not depend on the records (buffers that were loaded, or set to what "
-        "is public), call step.adopt_weights() right after it."
+def _writes(value: Tensor) -> tuple[int, int]:
+    """Address and number of writes of a tensor."""
+    if type(value) is not nn.Parameter:
+        value = getattr(value, "_local_tensor", value)  # shard of a parameter split over ranks
+    if value.is_meta or value.layout is not torch.strided:
+        return id(value), value._version
+    return value.data_ptr(), -1 if value.is_inference() else value._version
+
+
+def _void(ledger: Ledger) -> NoReturn:
+    """Void a ledger that has charges, and raise."""
+    reason = "the model's weights were changed outside of the private step, where nothing is charged"
+    if ledger.counts:  # otherwise no release is on it
+        ledger.void(reason)
+    raise LedgerError(
+        f"{reason}: no guarantee holds for the model. Only step(batch) may train it: leave out other "
+        "calls of optimizer.step(). If the change did not depend on the records (weights that were "
+        "loaded, averaged or clamped), call step.adopt_weights() right after it."
     )

@@ -112,7 +112,7 @@ def draw_facts(step: "PrivateStep", batch: Batch, *, adopted: bool) -> Facts:
     """
     source = step.generator
     state = b"" if isinstance(source, SystemSource) else fingerprint([source.get_state()]).encode()
-    modes = bytes(module.training for module in step.gradients.tree.modules().values())
+    modes = bytes(module.training for module in step.model.modules())
     kind = step.device.type
     autocast = torch.is_autocast_enabled(kind) and str(torch.get_autocast_dtype(kind))
     return {
