@@ -15,12 +15,14 @@ from hush.core.errors import HushError, LedgerError, PrivacyWarning, Unsupported
 X, Y = torch.linspace(-1, 1, 30).view(6, 5), torch.tensor([0, 1, 0, 1, 0, 1])
 
 
-def step_of(model: nn.Module, loss: Any = None, plan: hush.Plan | None = None) -> hush.PrivateStep:
+def step_of(
+    model: nn.Module, loss: Any = None, plan: hush.Plan | None = None, **options: Any
+) -> hush.PrivateStep:
     plan = plan or hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(multiplier=1.0)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return hush.PrivateStep(model, loss or nn.CrossEntropyLoss(), optimizer, plan, records=6)
+    return hush.PrivateStep(model, loss or nn.CrossEntropyLoss(), optimizer, plan, records=6, **options)
 
 
 def fused_step(model: nn.Module) -> None:
@@ -205,3 +207,55 @@ def test_an_interrupted_write_ends_the_use_of_a_ledger(
         step(next(step.batches((X, Y))))
     with pytest.warns(PrivacyWarning, match="at least"):
         step.spent(1e-3)
+
+
+class Headed(nn.Module):
+    """A head of its own on a body that another model may share."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.body(x))
+        return scores
+
+
+def test_a_body_trained_under_another_ledger_is_noticed() -> None:
+    body = nn.Linear(5, 4)
+    first = step_of(Headed(body))
+    first(next(first.batches((X, Y))))
+    model = Headed(body)
+    with pytest.warns(PrivacyWarning, match=f"another ledger \\({first.ledger.identity}\\)"):
+        second = step_of(model)
+    second(next(second.batches((X, Y))))
+    with pytest.warns(PrivacyWarning, match="the two charges add up"):
+        second.spent(1e-3)
+    with pytest.raises(LedgerError, match="outside of the private step"):
+        first.spent(1e-3)
+    body.requires_grad_(False)
+    for parameter in body.parameters():
+        parameter.data = parameter.data.clone()  # loaded from a public file
+    step_of(Headed(body))
+
+
+def test_a_pretrained_frozen_body_is_shared_without_a_warning() -> None:
+    body = nn.Linear(5, 4).requires_grad_(False)
+    for _ in range(2):
+        step = step_of(Headed(body))
+        step(next(step.batches((X, Y))))
+        step.spent(1e-3)
+
+
+def test_models_with_a_shared_body_train_in_turns_on_one_ledger() -> None:
+    body, ledger = nn.Linear(5, 4), hush.Ledger()
+    steps = [step_of(Headed(body), ledger=ledger) for _ in range(2)]
+    for _ in range(2):
+        for step in steps:
+            step(next(step.batches((X, Y))))
+    assert sum(ledger.counts.values()) == 4
+    functional.mse_loss(body(X), torch.zeros(6, 4)).backward()
+    torch.optim.SGD(body.parameters(), lr=0.1).step()
+    with pytest.raises(LedgerError, match="outside of the private step"):
+        steps[0].spent(1e-3)

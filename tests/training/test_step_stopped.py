@@ -46,7 +46,7 @@ def stopped(step: PrivateStep) -> Tensor:
     """Slots of the batch at which the record that does not fit stopped the step."""
     with pytest.raises(DataError, match="out of range") as raised:
         deque(map(step, step.batches(data(WORDS), steps=30)), maxlen=0)
-    assert "step.batches(mended)" in "".join(raised.value.__notes__)
+    assert "step.batches(fixed)" in "".join(raised.value.__notes__)
     assert step.pending_batch is not None
     return step.pending_batch.indices
 
