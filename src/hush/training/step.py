@@ -37,8 +37,8 @@ from hush.training.units import adjacency_of, check_length, public_count, units_
 from hush.training.weights_guard import WeightsGuard
 
 _RECOVERY = (
-    "The step stopped before it was charged. Its batch comes next: leaving it out would make the sampling "
-    "depend on the records. If a record stopped it (which is private), fix each invalid record "
+    "The step stopped before it was charged. Its batch comes next: leaving it out would make the "
+    "sampling depend on the records. If a record stopped it (which is private), fix each invalid record "
     "independently and loop over step.batches(fixed), or resume a run of hush.train."
 )
 _RANDOMNESS, _EXECUTION, _DISTRIBUTED = Randomness(), Execution(), Distributed()
