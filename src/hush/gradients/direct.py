@@ -36,7 +36,7 @@ def direct_chain(model: nn.Module, loss: Loss) -> list[nn.Module] | None:
 
     Only exact classes without hooks count, because a subclass may do anything.
     """
-    criterion = loss.loss if isinstance(loss, PerSampleLoss) else None
+    criterion: Any = loss.loss if isinstance(loss, PerSampleLoss) else None
     if type(criterion) not in _LOSSES or _customised(criterion) or _has_any_global_hook():
         return None
     if any(value is not None for value in criterion._buffers.values()):

@@ -197,7 +197,7 @@ class WeightsGuard:
         skipped = {id(self._model.get_buffer(name)) for name in self._may_change()}
         shards = [local_shard(value) for value in self._values if id(value) not in skipped]
         values = [value for value in shards if value.is_floating_point() and value.numel()]
-        return torch.stack(torch._foreach_norm(values)) if values else torch.zeros(0)  # type: ignore[arg-type]
+        return torch.stack(torch._foreach_norm(values)) if values else torch.zeros(0)
 
 
 def _writes(value: Tensor) -> tuple[int, int]:
