@@ -285,7 +285,11 @@ class PrivateStep:
             )
 
     def overrides(self, *phases: str) -> bool:
-        """Whether the class of this step overrides one of the phases, given by method name."""
+        """Whether the class of this step overrides one of the phases.
+
+        Args:
+            phases: Names of methods.
+        """
         own = type(self)
         return own is not PrivateStep and any(
             getattr(own, name) is not getattr(PrivateStep, name) for name in phases
