@@ -17,7 +17,7 @@ PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 MANUAL = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
 HOW_TO = (
     *("command-line", "who-is-protected", "data", "plans", "own-loop", "distributed", "pate"),
-    *("statistics", "selective", "sklearn", "tune", "finetune", "logging", "lightning"),
+    *("statistics", "mechanisms/README", "sklearn", "tune", "finetune", "logging", "lightning"),
     *("transformers", "first-steps", "concepts", "from-opacus", "from-jax-privacy", "resume"),
     "audit",
 )
