@@ -18,7 +18,7 @@ from hush.accounting.epsilon import delta as delta_of
 from hush.core.errors import BudgetExceeded, Unproved
 from hush.core.guarantee import Budget, Neighbours
 from hush.core.parts import Noise
-from hush.pate.argmax import NO_ANSWER, Confident, NoisyMax, covers_a_vote, planned, with_noise
+from hush.pate.argmax import NO_ANSWER, Confident, NoisyMax, planned, with_noise
 
 Array = NDArray[np.float64]
 NOISES: list[tuple[float, Noise]] = [
@@ -185,25 +185,6 @@ def test_noise_on_a_fixed_support_decides_nothing(noise: Noise) -> None:
     vote = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=1.0))
     with pytest.raises(Unproved, match="fixed support"):
         Confident(vote=vote, threshold=10.0, noise=noise)
-
-
-def test_one_record_moves_two_counts_of_its_teacher() -> None:
-    for enough in (
-        hush.Entries(changed=2),
-        hush.Entries(changed=5, norm=3.0),
-        hush.L2(norm=1.5),
-        hush.Linf(norm=1.0),
-        hush.Lp(p=1.0, norm=2.0),
-    ):
-        assert covers_a_vote(enough)
-    for less in (
-        hush.Entries(changed=1),
-        hush.Entries(changed=2, norm=0.5),
-        hush.L2(norm=1.4),
-        hush.Linf(norm=0.9),
-        hush.Lp(p=1.0, norm=1.9),
-    ):
-        assert not covers_a_vote(less)
 
 
 def confident(vote: float = 10.0, test: float = 15.0, threshold: float = 60.0) -> Confident:

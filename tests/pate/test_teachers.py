@@ -1,17 +1,25 @@
 """Which teacher a record goes to depends on nothing but the record, or its owner."""
 
 import copy
+import math
 import random
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
 from torch import Tensor, nn
 
+import hush
 from hush.core.errors import DataError, Unsupported
 from hush.models import build
+from hush.pate import teachers
+from hush.pate.argmax import NoisyMax
 from hush.pate.teachers import Lesson, new_network, predictions, teacher_of, train_teachers
 from hush.training import checkpoint
 
@@ -133,3 +141,57 @@ def test_a_teacher_depends_on_its_own_records_and_seed_alone(tmp_path: Path, sha
         all(torch.equal(a[name], b[name]) for name in a) for a, b in zip(whole, changed, strict=True)
     ]
     assert same == [False, True, True]
+
+
+def moved_by_one_record(*, copied: bool) -> tuple[int, int, int]:
+    """Number of 50 votes that one record moves at most, and the votes for class 0 with and without it.
+
+    The teachers' networks share a body, which all of them train unless it is copied. The votes are on
+    the public input on which they move furthest.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 16, generator=generator)
+    y = torch.randint(0, 2, (300,), generator=generator)
+    public = torch.randn(400, 16, generator=generator)
+    assigned, everyone = torch.arange(300) % 50, torch.arange(300) >= 0
+    lesson, predicted = Lesson(epochs=5, rate=0.05), []
+    for remaining in (everyone, torch.arange(300) > 0):
+        with torch.random.fork_rng(), ExitStack() as broken:
+            torch.manual_seed(1)
+            body = nn.Linear(16, 8)
+            if not copied:
+                broken.enter_context(mock.patch("copy.deepcopy", lambda model: model))
+
+            def network(body: nn.Module = body) -> nn.Module:
+                return nn.Sequential(body, nn.Tanh(), nn.Linear(8, 2))
+
+            own = [remaining & (assigned == teacher) for teacher in range(50)]
+            trained = [teachers.trained(network, x[o], y[o], lesson, i) for i, o in enumerate(own)]
+            predicted.append(torch.stack([teachers.predict(model, public) for model in trained]))
+    before, after = predicted
+    zeros = (before == 0).sum(0), (after == 0).sum(0)
+    furthest = int((zeros[0] - zeros[1]).abs().argmax())
+    return int((before != after).sum(0).max()), int(zeros[0][furthest]), int(zeros[1][furthest])
+
+
+def exact_epsilon(first: int, second: int, multiplier: float, asked: int, delta: float) -> float:
+    """Epsilon of the answers to one question, asked repeatedly: two binomial laws."""
+    chances = [norm.cdf((2 * zeros - 50) / (math.sqrt(2) * multiplier)) for zeros in (first, second)]
+    logs = [binom.logpmf(np.arange(asked + 1), asked, chance) for chance in chances]
+
+    def excess(epsilon: float) -> float:
+        pairs = ((logs[0], logs[1]), (logs[1], logs[0]))
+        return max(float(np.maximum(np.exp(p) - np.exp(epsilon + q), 0).sum()) for p, q in pairs) - delta
+
+    return float(brentq(excess, 0.0, 500.0))
+
+
+def test_teachers_that_train_one_body_cost_more_than_is_charged() -> None:
+    vote = NoisyMax.of_teachers(noise=hush.Gaussian(multiplier=8.0))
+    charge = vote.guarantee(queries=100, delta=1e-5).epsilon.upper
+    shared, first, second = moved_by_one_record(copied=False)
+    assert shared >= 10
+    assert exact_epsilon(first, second, 8.0, 100, 1e-5) > 5 * charge
+    own, first, second = moved_by_one_record(copied=True)
+    assert own == 1
+    assert exact_epsilon(first, second, 8.0, 100, 1e-5) < charge

@@ -1,6 +1,5 @@
 """Private argmax: report-noisy-max of scores or votes (GNMax, GGNMax), and Confident-GNMax."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -11,7 +10,7 @@ from torch import Tensor
 from hush.accounting.calibrate import largest_affordable
 from hush.accounting.epsilon import compose
 from hush.accounting.mechanism import mechanism
-from hush.clipping import L2, Entries, Linf, Lp
+from hush.clipping import Entries
 from hush.core.errors import BudgetExceeded, DataError, Unproved
 from hush.core.guarantee import Bound, Budget, Guarantee, Neighbours
 from hush.core.parts import Clipping, Noise
@@ -54,8 +53,7 @@ class NoisyMax(Value):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_additive(self.noise)
-        mechanism(self.plan)  # raises if it is unproved
+        _check_proved(self.plan)
 
     @classmethod
     def of_votes(cls, *, noise: Noise, neighbours: Neighbours = Neighbours.REPLACE) -> Self:
@@ -82,6 +80,11 @@ class NoisyMax(Value):
         """One query as the plan that a ledger charges."""
         return Plan(sampling=FullBatch(), clipping=self.moved, noise=self.noise)
 
+    @property
+    def vote(self) -> "NoisyMax":
+        """This noisy argmax, as that of `Confident`."""
+        return self
+
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Index of the largest noisy score of each row.
 
@@ -98,7 +101,7 @@ class NoisyMax(Value):
             queries: Number of answers.
             delta: Failure probability.
         """
-        return charged({self.plan: queries}, delta, self.neighbours, self.unit)
+        return charged(self, {self.plan: queries}, delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +135,7 @@ class Confident(Value):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_additive(self.noise)
-        mechanism(self.test)  # raises if it is unproved
+        _check_proved(self.test)
 
     @property
     def test(self) -> Plan:
@@ -170,21 +172,20 @@ class Confident(Value):
             answers: Largest number of answers; None: all.
         """
         counts = planned(self, queries, queries if answers is None else answers)
-        return charged(counts, delta, self.vote.neighbours, self.vote.unit)
+        return charged(self.vote, counts, delta)
 
 
 Query = NoisyMax | Confident
 
 
-def planned(query: Query, queries: int, answers: int) -> Mapping[Plan, int]:
+def planned(query: Query, queries: int, answers: int) -> dict[Plan, int]:
     """Number of runs of each plan, for `queries` queries with at most `answers` answers."""
-    asked = check_count("queries", queries, "how many there are is fixed beforehand", at_least=1)
-    answered = check_count("answers", answers, "how many there are is fixed beforehand", at_least=1)
-    if isinstance(query, NoisyMax):
-        return {query.plan: min(asked, answered)}
-    counts = {query.test: asked}
+    why = "their number is fixed beforehand"
+    asked = check_count("queries", queries, why, at_least=1)
+    answered = min(asked, check_count("answers", answers, why, at_least=1))
+    counts = {} if isinstance(query, NoisyMax) else {query.test: asked}
     # with the same noise and one changed entry, test and vote are the same plan
-    counts[query.vote.plan] = counts.get(query.vote.plan, 0) + min(asked, answered)
+    counts[query.vote.plan] = counts.get(query.vote.plan, 0) + answered
     return counts
 
 
@@ -195,14 +196,13 @@ def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Quer
     """
 
     def scaled(factor: float) -> Query:
-        if isinstance(query, NoisyMax):
-            return replace(query, noise=_times(query.noise, factor))
         vote = replace(query.vote, noise=_times(query.vote.noise, factor))
+        if isinstance(query, NoisyMax):
+            return vote
         return replace(query, vote=vote, noise=_times(query.noise, factor))
 
     def cost(precision: float) -> float:
-        counts = planned(scaled(1 / precision), queries, answers)
-        return compose(counts, budget.delta).epsilon.upper
+        return compose(planned(scaled(1 / precision), queries, answers), budget.delta).epsilon.upper
 
     precision = largest_affordable(
         cost, budget.epsilon, start=1.0, low=1 / _MOST_NOISE, high=1 / _LEAST_NOISE, whole=False
@@ -210,8 +210,7 @@ def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Quer
     if precision is None:
         raise BudgetExceeded(
             f"queries={queries} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} "
-            "with any noise considered: every answer reveals something. Ask fewer queries, or allow a "
-            "larger budget."
+            "with any noise considered. Ask fewer queries, or allow a larger budget."
         )
     return scaled(1 / precision)
 
@@ -221,24 +220,15 @@ def _times(noise: Any, factor: float) -> Noise:
     return changed
 
 
-def _check_additive(noise: Noise) -> None:
-    """Raise for noise that is not added to the scores: no answer from it is proved private."""
-    if not noise.additive:
+def _check_proved(plan: Plan) -> None:
+    """Raise unless the noise is additive and the plan has a proof."""
+    if not plan.noise.additive:
         raise Unproved(
-            f"noise={noise!r} is drawn on a fixed support, on which scores beyond it look alike: the "
-            "charge is for noise that is added to every score. Use Gaussian, Laplace or "
-            "GeneralizedGaussian.",
+            f"noise={plan.noise!r} is drawn on a fixed support, on which scores beyond it look alike. "
+            "Use Gaussian, Laplace or GeneralizedGaussian.",
             key="noise",
         )
-
-
-def covers_a_vote(moved: Clipping) -> bool:
-    """Whether a sensitivity allows one vote to move from one class to another: two counts by 1."""
-    if isinstance(moved, Entries):
-        return moved.changed >= 2 and moved.norm >= 1
-    norms = {L2: math.sqrt(2), Linf: 1.0}
-    needed = norms.get(type(moved), 2 ** (1 / moved.p) if isinstance(moved, Lp) else math.inf)
-    return moved.reference_norm >= needed
+    mechanism(plan)
 
 
 def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -248,11 +238,11 @@ def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) 
     )
 
 
-def charged(counts: Mapping[Plan, int], delta: float, neighbours: Neighbours, unit: str) -> Guarantee:
+def charged(vote: NoisyMax, counts: Mapping[Plan, int], delta: float) -> Guarantee:
     """Guarantee of answers whose noisy scores are charged as `counts`."""
     # a lower bound would be for the noisy scores, and their argmax reveals less
     bound = Bound(lower=0.0, upper=compose(counts, delta).epsilon.upper)
-    return Guarantee(epsilon=bound, delta=delta, neighbours=neighbours, unit=unit)
+    return Guarantee(epsilon=bound, delta=delta, neighbours=vote.neighbours, unit=vote.unit)
 
 
 def as_scores(scores: Tensor) -> Tensor:
@@ -261,8 +251,7 @@ def as_scores(scores: Tensor) -> Tensor:
     real = not scores.is_complex() and bool(scores.isfinite().all())
     if scores.dim() != 2 or scores.shape[1] < 2 or not real:
         raise DataError(
-            f"scores of shape {tuple(scores.shape)} must be finite numbers, one row a query and one "
-            "column a class, at least two: noise hides a finite difference only. Pass e.g. counts of "
-            "votes of shape (queries, classes)."
+            f"scores of shape {tuple(scores.shape)} must be finite numbers, one row per query and one "
+            "column per class, at least two. Pass e.g. vote counts of shape (queries, classes)."
         )
     return scores.detach().to("cpu", torch.float64)

@@ -4,12 +4,12 @@ These numbers are functions of the private data and are **sensitive**: no budget
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy.special import log_ndtr
 from torch import Tensor
 
-from hush.accounting.epsilon import compose
 from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import OUTWARD, Array, log1mexp_relative
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
@@ -18,7 +18,7 @@ from hush.core.errors import Unproved
 from hush.core.guarantee import DELTA, Bound, Guarantee
 from hush.core.plan import Plan
 from hush.noise import Gaussian
-from hush.pate.argmax import Confident, NoisyMax, Query, as_scores, planned
+from hush.pate.argmax import Confident, NoisyMax, Query, as_scores, charged, planned
 
 # absolute error of the closed forms below; `OUTWARD` bounds the relative error
 _ROUNDING = 1e-12
@@ -33,14 +33,12 @@ def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None
     delta = DELTA["range"].check("delta", delta)
     total = divergences(query, scores, ORDERS).sum(0)
     plans = planned(query, len(scores), len(scores) if answers is None else answers)
-    upper = min(rdp_to_epsilon(total, ORDERS, delta), compose(plans, delta).epsilon.upper)
-    vote = query if isinstance(query, NoisyMax) else query.vote
-    return Guarantee(
+    worst = charged(query.vote, plans, delta)
+    upper = min(rdp_to_epsilon(total, ORDERS, delta), worst.epsilon.upper)
+    return replace(
+        worst,
         epsilon=Bound(lower=0.0, upper=upper),
-        delta=delta,
         notion="per-instance",
-        neighbours=vote.neighbours,
-        unit=vote.unit,
         arithmetic="assumed",  # its bound is for unrounded scores
         sensitive=True,
     )
@@ -71,7 +69,9 @@ def runner_up(scores: Array, deviation: float) -> Array:
 
 def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
     """Step 4 of the note: q = exp(-r^2) overturns the answer, and every order a costs t^2 a at worst."""
-    deviation, t = _deviation(vote.plan), _rate(vote.plan)
+    deviation, step = _deviation(vote.plan), mechanism(vote.plan)
+    assert isinstance(step, SampledGaussian)
+    t = 1 / (math.sqrt(2) * step.multiplier)
     log_q = runner_up(scores, deviation)[:, None]
     r, a = np.sqrt(-log_q), orders[None, :]
     worst = np.broadcast_to(a * t**2, (len(scores), len(orders)))
@@ -109,23 +109,10 @@ def _outward(log_moments: Array, orders: Array) -> Array:
     return divergences
 
 
-def _rate(plan: Plan) -> float:
-    """t, where the worst-case RDP at order a is t^2 a."""
-    step = mechanism(plan)
-    if not isinstance(step, SampledGaussian):
-        raise _no_data_dependent_charge(plan)
-    return 1 / (math.sqrt(2) * step.multiplier)
-
-
 def _deviation(plan: Plan) -> float:
     if not isinstance(plan.noise, Gaussian):
-        raise _no_data_dependent_charge(plan)
+        raise Unproved(
+            f"{type(plan.noise).__name__} noise has no per-instance charge: the proof requires an RDP "
+            "that is linear in the order. Use Gaussian, or the data-independent guarantee."
+        )
     return plan.noise.multiplier * plan.clipping.reference_norm
-
-
-def _no_data_dependent_charge(plan: Plan) -> Unproved:
-    return Unproved(
-        f"{type(plan.noise).__name__} noise has no data-dependent charge: the proof requires an RDP "
-        "that is linear in the order, as for Gaussian noise alone. Use Gaussian, or the guarantee that "
-        "does not depend on the data."
-    )

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hush.accounting.ledger import Ledger
 from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, Unproved
-from hush.core.guarantee import RECORD, Adjacency, Guarantee, Neighbours, check_delta
+from hush.core.guarantee import RECORD, Adjacency, Guarantee, check_delta
 from hush.core.plan import Plan
 from hush.core.value import check_count
 from hush.noise import Gaussian
@@ -24,7 +24,6 @@ from hush.pate.argmax import (
     Query,
     as_scores,
     charged,
-    covers_a_vote,
     planned,
 )
 from hush.pate.per_instance import per_instance
@@ -37,7 +36,6 @@ from hush.pate.teachers import (
     teacher_of,
     train_teachers,
     trained,
-    votes,
 )
 from hush.training import checkpoint
 from hush.training.data import count
@@ -47,6 +45,7 @@ from hush.training.run_folder import metrics_line
 from hush.training.units import Owners, owner_ids
 
 _LESSON = Lesson()
+_SETTINGS, _PRIVATE, _TEACHERS, _LEDGER = "settings.json", "private.json", "teachers", "ledger.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +101,9 @@ def pate(
         teachers: Number of teachers, on disjoint records.
         classes: Number of classes.
         delta: Failure probability of the guarantee.
-        directory: Folder of the run's files.
+        directory: Folder of the run. `settings.json`, `ledger.jsonl` (with the answers), `metrics.jsonl`
+            and `student.safetensors` may be published. `teachers/` and `private.json` are as secret as
+            the records: the number of records distinguishes neighbours.
         answers: Largest number of inputs that are answered; None: all.
         units: Owner of each record, integers or names; all records of an owner go to one teacher.
         lesson: Hyperparameters of teachers and student.
@@ -116,27 +117,19 @@ def pate(
     """
     check_first_rank("PATE")
     inputs, truth = public
-    vote = query if isinstance(query, NoisyMax) else query.vote
-    if not covers_a_vote(vote.moved):
+    vote = query.vote
+    if vote != NoisyMax.of_teachers(noise=vote.noise):
         raise Unproved(
-            f"moved={vote.moved!r} is less than one record can do: it may change its teacher's vote, "
+            f"{vote!r} is not charged for teachers: adding or removing a record may change one vote, "
             "which moves two counts by 1. Pass NoisyMax.of_teachers(noise=...).",
-            key="moved",
-        )
-    if vote.neighbours is Neighbours.REPLACE:
-        raise Unproved(
-            f"neighbours={str(vote.neighbours)!r} is not what is charged: a record that is added or "
-            "removed changes one teacher's vote, and one that is replaced two. Pass "
-            "NoisyMax.of_teachers(noise=...).",
-            key="neighbours",
+            key="query",
         )
     asked = count(public)
     plans = planned(query, asked, asked if answers is None else answers)
     users = None if units is None else len(set(owner_ids(units)))
     adjacency = Adjacency(neighbours=vote.neighbours, per_unit=None if units is None else "all")
-    unit = vote.unit if units is None else adjacency.unit
     check_delta(delta, count(data) if users is None else users, adjacency.unit, private=True)
-    guarantee = charged(plans, delta, vote.neighbours, unit)
+    guarantee = replace(charged(vote, plans, delta), unit=adjacency.unit)
     check_count("processes", processes, "somebody has to train the teachers", at_least=1)
     assigned = teacher_of(*data, teachers, units)
     if isinstance(query, Confident) and query.threshold > teachers:
@@ -158,30 +151,25 @@ def pate(
     }
     # each record's teacher follows from its owner, and owners may be private
     private = {"records": count(data), "owners": None if units is None else fingerprint([assigned])}
-    folder = PateFolder(directory, settings, private, resume=resume)
-    with Ledger(folder.ledger) as ledger:
-        folder.begin()
+    contents: dict[str, dict[str, Any]] = {_PRIVATE: private, _SETTINGS: settings}
+    _check_folder(directory, contents, resume=resume)
+    folder = directory / _TEACHERS
+    with Ledger(directory / _LEDGER) as ledger:
+        for name, content in contents.items():
+            text = json.dumps(content, indent=1)
+            replace_file(directory / name, text.encode(), secret=name == _PRIVATE)
         ledger.store_delta(delta)
-        train_teachers(
-            folder.teachers,
-            network,
-            data,
-            assigned,
-            teachers,
-            lesson,
-            processes=processes,
-            done=done,
-        )
-        predicted = predictions(folder.teachers, network, teachers, inputs)
-        scores = votes(predicted, classes)
+        train_teachers(folder, network, data, assigned, teachers, lesson, processes=processes, done=done)
+        predicted = predictions(folder, network, teachers, inputs)
+        scores = nn.functional.one_hot(predicted, classes).sum(0).double()
         labels = ask(query, scores, ledger, plans, generator, adjacency)
         guarantee = replace(guarantee, randomness=ledger.epsilon(delta).randomness)
     answered = labels != NO_ANSWER
     student = trained(network, inputs[answered], labels[answered], lesson, seed=teachers)
-    checkpoint.save_weights(folder.student, student)
+    checkpoint.save_weights(directory / "student.safetensors", student)
     measured = None
     if {type(plan.noise) for plan in plans} == {Gaussian}:
-        measured = replace(per_instance(query, scores, delta, answers), unit=unit)
+        measured = replace(per_instance(query, scores, delta, answers), unit=adjacency.unit)
     run = PateRun(
         guarantee=guarantee,
         answered=int(answered.sum()),
@@ -190,7 +178,14 @@ def pate(
         per_instance=measured,
         teacher_accuracy=_mean(predicted == truth),
     )
-    folder.write_metrics(run, asked)
+    line = metrics_line(
+        run.guarantee,
+        asked,
+        answered=run.answered,
+        label_accuracy=run.label_accuracy,
+        accuracy=run.student_accuracy,
+    )
+    replace_file(directory / "metrics.jsonl", line.encode())
     return run
 
 
@@ -218,12 +213,13 @@ def ask(
     check_first_rank("asking PATE's teachers")
     ledger.check_adjacency(adjacency)
     rows = as_scores(scores)
-    vote = query if isinstance(query, NoisyMax) else query.vote
-    answers = vote(rows, generator)
-    passes = torch.ones(len(rows), dtype=torch.bool)
-    if not isinstance(query, NoisyMax):
-        passes = query.passes(rows, generator)
-    outcomes = _recorded_outcomes(ledger)
+    answers = query.vote(rows, generator)
+    passes = None if isinstance(query, NoisyMax) else query.passes(rows, generator)
+    outcomes = {}
+    """Outcomes on the ledger, by row and by whether they are of a test."""
+    for release in ledger.releases:
+        number, _, outcome = release.partition(":")
+        outcomes[int(number), outcome in ("passed", "failed")] = outcome
     run, step = secrets.token_hex(8), 0
 
     def released(row: int, plan: Plan, outcome: str) -> str | None:
@@ -247,109 +243,51 @@ def ask(
 
     labels = torch.full((len(rows),), NO_ANSWER)
     for row in range(len(rows)):
-        if not isinstance(query, NoisyMax):
+        if passes is not None and not isinstance(query, NoisyMax):
             verdict = released(row, query.test, "passed" if passes[row] else "failed")
             if verdict == "failed":
                 continue
             if verdict is None:
                 break
-        answer = released(row, vote.plan, str(int(answers[row])))
+        answer = released(row, query.vote.plan, str(int(answers[row])))
         if answer is None:
             break
         labels[row] = int(answer)
     return labels
 
 
-def _recorded_outcomes(ledger: Ledger) -> dict[tuple[int, bool], str]:
-    """Outcomes on the ledger, by row and by whether they are of a test."""
-    outcomes = {}
-    for release in ledger.releases:
-        row, _, outcome = release.partition(":")
-        if not row.isdecimal():
-            raise LedgerError(
-                f"the ledger {ledger.path} holds {release!r}, which is no answer to a query: it "
-                "belongs to another kind of run. Name another directory."
-            )
-        outcomes[int(row), outcome in ("passed", "failed")] = outcome
-    return outcomes
-
-
-class PateFolder:
-    """Files of one run.
-
-    `settings.json`, `ledger.jsonl` (with the answers), `metrics.jsonl` and `student.safetensors` may be
-    published. `teachers/` and `private.json` are as secret as the records: the number of records
-    distinguishes neighbours.
-    """
-
-    def __init__(
-        self, path: Path, settings: dict[str, Any], private: dict[str, Any], *, resume: bool
-    ) -> None:
-        self.path = path
-        self.ledger = path / "ledger.jsonl"
-        self.teachers = path / "teachers"
-        self.student = path / "student.safetensors"
-        self._settings = path / "settings.json"
-        self._private = path / "private.json"
-        self._contents = {
-            self._private: json.dumps(private, indent=1),
-            self._settings: json.dumps(settings, indent=1),
-        }
-        if resume and not self._settings.is_file():
+def _check_folder(directory: Path, contents: dict[str, dict[str, Any]], *, resume: bool) -> None:
+    """Raise unless a new run may begin in the folder, or its run may continue with these settings."""
+    if not resume:
+        if any((directory / name).exists() for name in (_SETTINGS, _TEACHERS)):
             raise CheckpointError(
-                f"there is no run in {path} to resume: a new run under a mistyped name would be charged "
-                "again. Check the name, or start the run without resuming."
-            )
-        if self._settings.exists():
-            self._check(resume=resume)
-        elif self.teachers.exists():
-            raise CheckpointError(
-                f"{path} holds teachers without settings.json: trained on other shares of the records, "
-                "two of them may have seen the same one. Restore the file, or name another directory."
-            )
-
-    def begin(self) -> None:
-        """Write the settings, which mark that a run exists, after its ledger was created."""
-        for path, content in self._contents.items():
-            replace_file(path, content.encode(), secret=path == self._private)
-
-    def write_metrics(self, run: PateRun, queries: int) -> None:
-        """Write the measurements on unprotected records, and nothing sensitive."""
-        line = metrics_line(
-            run.guarantee,
-            queries,
-            answered=run.answered,
-            label_accuracy=run.label_accuracy,
-            accuracy=run.student_accuracy,
-        )
-        replace_file(self.path / "metrics.jsonl", line.encode())
-
-    def _check(self, *, resume: bool) -> None:
-        """Raise unless the existing run may continue with these settings."""
-        if not resume:
-            raise CheckpointError(
-                f"{self.path} already holds a run: starting over would silently spend its budget a "
+                f"{directory} already holds a run: starting over would silently spend its budget a "
                 "second time. Resume it, or name another directory."
             )
-        differing = []
-        for path, content in self._contents.items():
-            try:
-                recorded, current = json.loads(path.read_bytes()), json.loads(content)
-            except (ValueError, OSError) as error:
-                raise CheckpointError(
-                    f"{path} is damaged or missing ({error}): what the ledger was charged for is "
-                    "unknown. Restore it, or start a new run in a new directory."
-                ) from None
-            if not isinstance(recorded, dict):
-                recorded = {}
-            differing += [name for name in current if recorded.get(name) != current[name]]
-        if differing:
+        return
+    if not (directory / _SETTINGS).is_file():
+        raise CheckpointError(
+            f"there is no run in {directory} to resume: a new run under a mistyped name would be "
+            "charged again. Check the name, or start the run without resuming."
+        )
+    differing = []
+    for name, content in contents.items():
+        try:
+            recorded = json.loads((directory / name).read_bytes())
+            current = json.loads(json.dumps(content))
+            differing += [entry for entry in current if recorded[entry] != current[entry]]
+        except (ValueError, OSError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{self.path} holds a run with other settings ({', '.join(differing)}): a run keeps "
-                "what it was charged for. Resume with the same ones, or name another directory."
-            )
-        if not self.ledger.exists():
-            raise LedgerError(
-                f"{self.path} holds a run whose ledger is missing: its cost is unknown. Restore "
-                "ledger.jsonl, or start a new run in a new directory."
-            )
+                f"{directory / name} is damaged or missing ({error!r}): the settings of the charges "
+                "are unknown. Restore it, or start a new run in a new directory."
+            ) from None
+    if differing:
+        raise CheckpointError(
+            f"{directory} holds a run with other settings ({', '.join(differing)}). Resume with the "
+            "same ones, or name another directory."
+        )
+    if not (directory / _LEDGER).exists():
+        raise LedgerError(
+            f"{directory} holds a run whose ledger is missing: its cost is unknown. Restore "
+            "ledger.jsonl, or start a new run in a new directory."
+        )

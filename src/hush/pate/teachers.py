@@ -29,44 +29,33 @@ Network = Callable[[], nn.Module]
 def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | None = None) -> Tensor:
     """Index of each record's teacher, a function of the record or of its owner alone.
 
-    A hash of the record's content, so adding or removing a record changes one teacher only; shares by
-    position would all shift. With owners, a hash of the owner's id: all records of a user have one
-    teacher, whoever else joins or leaves. Shares have about equal size, in records or in users.
-    Balancing them by numbers of records would let one user move others.
+    A hash of the record's content, so adding or removing a record changes one teacher only. With owners,
+    a hash of the owner's id: all records of a user have one teacher. Shares have about equal size, in
+    records or in users.
     """
     if units is not None:
         ids = owner_ids(units)
         if len(ids) != len(inputs):
             raise DataError(
-                f"the data has {len(inputs)} records and units has {len(ids)} ids: records of a user "
-                "with several teachers would have several votes. Pass one id a record, in the order of "
-                "the records."
+                f"the data has {len(inputs)} records and units has {len(ids)} ids. Pass one id per "
+                "record, in the order of the records."
             )
         names, unit = np.unique(ids, return_inverse=True)
-        _check_teachers(teachers, len(names), "users")
-        assigned = torch.tensor([_hash(str(name).encode()) % teachers for name in names.tolist()])
-        return assigned[torch.from_numpy(unit)]
-    _check_teachers(teachers, len(inputs), "records")
-    return torch.tensor(
-        [
-            _hash(record.numpy().tobytes() + int(target).to_bytes(8)) % teachers
+        contents, kind = [str(name).encode() for name in names.tolist()], "users"
+    else:
+        unit, kind = np.arange(len(inputs)), "records"
+        contents = [
+            record.numpy().tobytes() + int(target).to_bytes(8)
             for record, target in zip(inputs.cpu(), targets.tolist(), strict=True)
         ]
-    )
-
-
-def _check_teachers(teachers: int, count: int, units: str) -> None:
-    """Raise unless there are at least two teachers, and a record or user for each."""
     check_count("teachers", teachers, "one teacher's vote is what noise hides", at_least=2)
-    if teachers > count:
+    if teachers > len(contents):
         raise DataError(
-            f"teachers={teachers} is more than the {count} {units}: most teachers would be untrained, "
-            f"and outvote the others. Pass e.g. teachers={max(2, count // 20)}."
+            f"teachers={teachers} is more than the {len(contents)} {kind}: most teachers would be "
+            f"untrained, and outvote the others. Pass e.g. teachers={max(2, len(contents) // 20)}."
         )
-
-
-def _hash(content: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
+    hashes = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
+    return torch.tensor([int.from_bytes(each) % teachers for each in hashes])[torch.from_numpy(unit)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +161,8 @@ def train_teachers(
     for _ in range(teachers - len(missing)):
         done()
     jobs = (
-        (folder, network, inputs[assigned == teacher], targets[assigned == teacher], lesson, teacher)
-        for teacher in missing
+        (_file(folder, each), network, inputs[assigned == each], targets[assigned == each], lesson, each)
+        for each in missing
     )
     if processes == 1:
         for job in jobs:
@@ -187,6 +176,13 @@ def train_teachers(
         for finished in as_completed([pool.submit(_train, *job) for job in jobs]):
             finished.result()
             done()
+
+
+def _train(
+    file: Path, network: Network, inputs: Tensor, targets: Tensor, lesson: Lesson, teacher: int
+) -> None:
+    model = trained(network, inputs, targets, lesson, teacher)
+    checkpoint.save(file, {"weights": model.state_dict()})
 
 
 def predictions(folder: Path, network: Network, teachers: int, inputs: Tensor) -> Tensor:
@@ -204,18 +200,6 @@ def predictions(folder: Path, network: Network, teachers: int, inputs: Tensor) -
             ) from None
         predicted.append(predict(model, inputs))
     return torch.stack(predicted)
-
-
-def votes(predicted: Tensor, classes: int) -> Tensor:
-    """Vote counts, one row per input and one column per class."""
-    return nn.functional.one_hot(predicted, classes).sum(0).double()
-
-
-def _train(
-    folder: Path, network: Network, inputs: Tensor, targets: Tensor, lesson: Lesson, teacher: int
-) -> None:
-    model = trained(network, inputs, targets, lesson, teacher)
-    checkpoint.save(_file(folder, teacher), {"weights": model.state_dict()})
 
 
 def _file(folder: Path, teacher: int) -> Path:
