@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hush.accounting.epsilon import epsilon, rdp
     from hush.accounting.filters import RenyiFilter
     from hush.accounting.ledger import Ledger
-    from hush.accounting.per_instance.bounded import fisher, individual_rdp
+    from hush.accounting.per_instance import fisher, individual_rdp
     from hush.accounting.shaping import fit_noise
     from hush.pate.argmax import Confident, NoisyMax
     from hush.training.loop import train
@@ -118,10 +118,10 @@ _LAZY = {
     "Source": "training.source",
     "calibrate": "accounting.calibrate",
     "epsilon": "accounting.epsilon",
-    "fisher": "accounting.per_instance.bounded",
+    "fisher": "accounting.per_instance",
     "fit_noise": "accounting.shaping",
     "individual_mean": "training.methods.statistics",
-    "individual_rdp": "accounting.per_instance.bounded",
+    "individual_rdp": "accounting.per_instance",
     "mean": "training.methods.statistics",
     "rdp": "accounting.epsilon",
     "train": "training.loop",

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 
 from hush.accounting.mechanism import mechanism
-from hush.accounting.per_instance.bounded import unit_law
+from hush.accounting.per_instance import unit_law
 from hush.clipping import L2, Box, Entries, Importance, L2Linf, Linf, Lp, Principal, Subspaces
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Neighbours

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from hush.accounting.epsilon import epsilon
-from hush.accounting.per_instance.bounded import individual_rdp
+from hush.accounting.per_instance import individual_rdp
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 from hush.audit.lower_bound import Array
 from hush.core.errors import Unsupported

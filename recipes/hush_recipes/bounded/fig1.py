@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import hush
-from hush.accounting.per_instance.bounded import fisher, individual_rdp, unit_law
+from hush.accounting.per_instance import fisher, individual_rdp, unit_law
 from hush.core.parts import Noise
 from hush_recipes.figure import Figure
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hush.accounting.per_instance.bounded import fisher
+from hush.accounting.per_instance import fisher
 from hush_recipes.bounded.fisher_loss import FisherLoss
 from hush_recipes.bounded.information import power_iteration, softmax_regression
 from hush_recipes.bounded.probe import CLIP, DATA, KINDS, STEPS, accuracy, descent, features, grid

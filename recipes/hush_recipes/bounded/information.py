@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp, vmap
 
-from hush.accounting.per_instance.bounded import fisher, unit_law
+from hush.accounting.per_instance import fisher, unit_law
 from hush.clipping import L2, Linf
 from hush.core.errors import InvalidValue, Unproved, Unsupported
 from hush.core.parts import Clipping

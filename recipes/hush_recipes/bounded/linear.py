@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hush.accounting.epsilon import checked_orders, rdp
 from hush.accounting.filters import RenyiFilter, individual_gaussian_rdp
 from hush.accounting.ledger import Ledger
-from hush.accounting.per_instance.bounded import individual_rdp, unit_law
+from hush.accounting.per_instance import individual_rdp, unit_law
 from hush.accounting.pld.privacy_loss import Array
 from hush.clipping import Linf
 from hush.core.errors import DataError, Unproved, Unsupported

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import hush
-from hush.accounting.per_instance.bounded import individual_rdp, unit_law
+from hush.accounting.per_instance import individual_rdp, unit_law
 from hush.report.text import Table
 from hush_recipes.bounded.sampled import sampled_rdp
 from hush_recipes.figure import Figure

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.accounting.per_instance.bounded import individual_rdp, unit_law
+from hush.accounting.per_instance import individual_rdp, unit_law
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.core.parts import Noise

@@ -13,15 +13,17 @@ from scipy.special import log_ndtr
 
 from hush.accounting.epsilon import checked_orders
 from hush.accounting.numerics import Array, log_mixture, log_weights, log_weights_numpy
-from hush.accounting.per_instance.bounded import as_vector, check_always_released, unit_law
-from hush.accounting.per_instance.laws import (
+from hush.accounting.per_instance import (
     Atoms,
-    Rectified,
+    RectifiedLaw,
     Support,
-    Truncated,
+    TruncatedLaw,
+    as_vector,
+    check_always_released,
     log_density,
     log_mass,
     log_remainder_mass,
+    unit_law,
 )
 from hush.clipping import Linf
 from hush.core.errors import InvalidValue, Unproved
@@ -104,12 +106,12 @@ def _outcomes(
             with_record = log_mass(low - center - shift, high - center - shift)
             yield log_mass(low - center, high - center), with_record
         return
-    bound = support.bound if isinstance(support, Rectified | Truncated) else math.inf
+    bound = support.bound if isinstance(support, RectifiedLaw | TruncatedLaw) else math.inf
     log_normalizers = [np.zeros(len(center)), np.zeros(len(center))]
-    if isinstance(support, Rectified):
+    if isinstance(support, RectifiedLaw):
         yield log_ndtr(-bound - center), log_ndtr(-bound - center - shift)
         yield log_ndtr(center - bound), log_ndtr(center + shift - bound)
-    elif isinstance(support, Truncated):
+    elif isinstance(support, TruncatedLaw):
         log_normalizers = [log_mass(-bound - t, bound - t) for t in (center, center + shift)]
     left, right = _window(bound, center, shift, order)
     width = float((right - left).max())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.accounting.per_instance.bounded import fisher
+from hush.accounting.per_instance import fisher
 from hush.core.parts import Noise
 from hush.training.data import Batch
 from hush.training.evaluate import evaluate

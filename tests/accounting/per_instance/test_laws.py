@@ -5,7 +5,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from hush.accounting.per_instance.laws import Atoms, Rectified, Support, Truncated
+from hush.accounting.per_instance import Atoms, RectifiedLaw, Support, TruncatedLaw
 from tests.accounting.per_instance import oracle
 
 KINDS = ("rectified", "truncated", "sign", "quantized")
@@ -14,9 +14,9 @@ Case = tuple[str, float, int, float, float, float]
 
 def law(kind: str, bound: float, levels: int) -> Support:
     if kind == "rectified":
-        return Rectified(bound)
+        return RectifiedLaw(bound)
     if kind == "truncated":
-        return Truncated(bound)
+        return TruncatedLaw(bound)
     if kind == "sign":
         return Atoms(np.zeros(1))
     alphabet = np.linspace(-bound, bound, levels)
@@ -89,17 +89,17 @@ def test_far_outside_nothing_overflows_and_little_is_told(kind: str, outside: fl
 
 def test_reference_values() -> None:
     at = [(0, 1), (0.5, 1), (1.5, 0.7), (3, 1)]
-    rectified = [float(Rectified(1 / s).information(np.array([t / s]))[0]) / s**2 for t, s in at]
-    truncated = [float(Truncated(1 / s).information(np.array([t / s]))[0]) / s**2 for t, s in at]
+    rectified = [float(RectifiedLaw(1 / s).information(np.array([t / s]))[0]) / s**2 for t, s in at]
+    truncated = [float(TruncatedLaw(1 / s).information(np.array([t / s]))[0]) / s**2 for t, s in at]
     assert rectified == pytest.approx([0.936824, 0.907173, 1.191083, 0.133713], abs=1e-6)
     assert truncated == pytest.approx([0.291125, 0.280248, 0.472083, 0.109583], abs=1e-6)
-    assert scalar_divergence(Truncated(1.0), 0.0, 1.0, 2) == pytest.approx(0.284000, abs=1e-6)
-    assert scalar_divergence(Truncated(1.0), 0.7, 1.0, 2) == pytest.approx(0.265487, abs=1e-6)
-    assert scalar_divergence(Rectified(1.0), 0.0, 1.0, 2) == pytest.approx(0.897750, abs=1e-6)
-    assert scalar_divergence(Rectified(1.0), 0.7, 1.0, 2) == pytest.approx(0.941129, abs=1e-6)
+    assert scalar_divergence(TruncatedLaw(1.0), 0.0, 1.0, 2) == pytest.approx(0.284000, abs=1e-6)
+    assert scalar_divergence(TruncatedLaw(1.0), 0.7, 1.0, 2) == pytest.approx(0.265487, abs=1e-6)
+    assert scalar_divergence(RectifiedLaw(1.0), 0.0, 1.0, 2) == pytest.approx(0.897750, abs=1e-6)
+    assert scalar_divergence(RectifiedLaw(1.0), 0.7, 1.0, 2) == pytest.approx(0.941129, abs=1e-6)
     # Algorithm 1 of the paper charges the first of these three
     three = [
-        scalar_divergence(Rectified(1 / 0.8), t / 0.8, c / 0.8, 4)
+        scalar_divergence(RectifiedLaw(1 / 0.8), t / 0.8, c / 0.8, 4)
         for t, c in ((-2, 0.5), (-1.5, -0.5), (-2, -0.5))
     ]
     assert three == pytest.approx([0.162, 0.751, 0.706], abs=1e-3)

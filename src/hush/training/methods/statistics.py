@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hush.accounting.epsilon import epsilon
 from hush.accounting.ledger import Ledger
-from hush.accounting.per_instance.bounded import individual_rdp
+from hush.accounting.per_instance import individual_rdp
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 from hush.clipping import Entries
 from hush.core.errors import DataError, InvalidPlan, InvalidValue, Unsupported

@@ -1,0 +1,391 @@
+"""Per-instance RDP and Fisher information of normal noise on a fixed support.
+
+These numbers are computed from the records and are **sensitive**: publishing one would be a release
+without a charge. Nothing here prints, logs or stores them.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import erfcx, log_ndtr
+
+from hush.accounting.epsilon import checked_orders, rdp
+from hush.accounting.numerics import OUTWARD, UNIT, Array, log1mexp, log_convex_remainder
+from hush.accounting.rdp.gaussian import renyi_divergence
+from hush.accounting.steps import SampledGaussian
+from hush.clipping import L2, L2Linf, Linf
+from hush.core.errors import InvalidValue, Unproved
+from hush.core.parts import Always, Noise
+from hush.core.plan import Plan
+from hush.core.release import Selective
+from hush.core.value import as_floats, check_kind
+from hush.noise import Gaussian, Quantized, Rectified, StochasticSign, Truncated
+from hush.sampling import FullBatch
+
+_CHUNK = 2**16
+"""Coordinates processed at a time, to bound the memory: some dozen arrays of this length."""
+_LOG_2PI = math.log(2 * math.pi)
+
+
+def individual_rdp(
+    plan: Plan, location: npt.ArrayLike, orders: npt.ArrayLike, change: npt.ArrayLike | None = None
+) -> Array:
+    """Per-instance Rényi divergence of one step of `plan` at each order (sensitive).
+
+    Args:
+        plan: Full batches, `L2`, `Linf` or `L2Linf` clipping, noise of bounded support or Gaussian, and
+            release of every step or of trials with public verdicts.
+        location: Clipped sum of the records at hand.
+        orders: Rényi orders, each above 1.
+        change: Difference of a neighbour's sum from `location`: a vector, or a row for each neighbour.
+            None: any record may be added or removed. For a selective trial, one record's change.
+
+    Returns:
+        The divergence at each order; a row for each row of `change`.
+
+    **Guarantee** (per-instance). No less than the larger of the two directions, and no more than
+    `hush.rdp(plan, orders)`, which covers any records: docs/guarantees/bounded.md. A selective trial
+    adds the cost of its test: docs/guarantees/selective.md, 9.
+
+    >>> import hush
+    >>> plan = hush.Plan(
+    ...     sampling=hush.FullBatch(),
+    ...     clipping=hush.Linf(norm=1.0),
+    ...     noise=hush.Rectified(scale=1.0, bound=1.0),
+    ... )
+    >>> [round(float(hush.individual_rdp(plan, [at], orders=[2])[0]), 4) for at in (0.0, 6.0)]
+    [0.8978, 0.0036]
+    """
+    check_kind("plan", plan, Plan)
+    if type(plan.sampling) is not FullBatch or type(plan.clipping) not in (L2, Linf, L2Linf):
+        raise Unproved(
+            f"{type(plan.sampling).__name__} x {type(plan.clipping).__name__} has no charge for the "
+            "records at hand: with sampled records the location is a secret of the draw, and in other "
+            "bases the law is no product. Use FullBatch with Linf, L2 or L2Linf, or hush.rdp."
+        )
+    support, scale = unit_law(plan.noise, plan.clipping.reference_norm)
+    order_array, center = checked_orders(orders), as_vector("location", location)
+    test, for_any = np.zeros(len(order_array)), np.full(len(order_array), np.inf)
+    release = plan.release
+    if type(release) is Selective and release.accounting == "per-trial":
+        test = renyi_divergence(SampledGaussian(release.rate, release.multiplier), order_array)
+        for_any = rdp(plan, order_array, len(center))
+    elif type(release) is not Always:
+        raise Unproved(
+            f"{release} has no charge for the records at hand: an update that was chosen among hidden "
+            "ones costs more than the one step and test that it ended with. Use Always, or Selective "
+            'with accounting="per-trial".'
+        )
+    if change is None:
+        balls = plan.clipping.sensitivity(len(center))
+        shift = np.broadcast_to(balls[0].max_entry / scale, center.shape)
+        values = _product_rdp(support, center / scale, shift, order_array, signs=(1.0, -1.0))
+        values = np.minimum(values, order_array * (balls[0].l2_radius / scale) ** 2 / 2 * OUTWARD)
+        return np.asarray(np.minimum(values + test, for_any))
+    changes = np.asarray(change, dtype=float)
+    if changes.shape[-1:] != center.shape or changes.ndim > 2 or not np.isfinite(changes).all():
+        raise InvalidValue(
+            f"change of shape {changes.shape} must be {len(center)} finite numbers, or rows of as many: "
+            "the difference of a neighbour's sum from `location`. Pass e.g. change=-gradient.",
+            key="change",
+        )
+    rows = [
+        np.minimum(_product_rdp(support, center / scale, row / scale, order_array) + test, for_any)
+        for row in np.atleast_2d(changes)
+    ]
+    return rows[0] if changes.ndim == 1 else np.stack(rows)
+
+
+def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
+    """Fisher information eta^2 of one step about each coordinate of the clipped sum (sensitive).
+
+    Args:
+        plan: Plan with noise of bounded support or Gaussian.
+        location: Clipped sum of the records at hand.
+
+    Returns:
+        A number for each coordinate, in units of 1 / (unit of the sum)^2.
+
+    **Guarantee.** Between 0 and 1/scale^2, accurate to 1e-8: docs/guarantees/fisher.md.
+
+    >>> import hush
+    >>> plan = hush.Plan(
+    ...     sampling=hush.FullBatch(),
+    ...     clipping=hush.Linf(norm=1.0),
+    ...     noise=hush.Truncated(scale=1.0, bound=1.0),
+    ... )
+    >>> hush.fisher(plan, [0.0, 3.0]).round(6).tolist()
+    [0.291125, 0.109583]
+    """
+    center = as_vector("location", location)
+    check_kind("plan", plan, Plan)
+    check_always_released(plan)
+    support, scale = unit_law(plan.noise, plan.clipping.reference_norm)
+    parts = (center[start : start + _CHUNK] for start in range(0, len(center), _CHUNK))
+    return np.concatenate([support.information(part / scale) / scale**2 for part in parts])
+
+
+def unit_law(noise: Noise, unit: float) -> tuple["Support", float]:
+    """The noise law in units of its standard deviation, and that deviation."""
+    match noise:
+        case Gaussian():
+            return UnboundedLaw(), noise.multiplier * unit
+        case Rectified():
+            return RectifiedLaw(noise.bound / noise.scale), noise.scale
+        case Truncated():
+            return TruncatedLaw(noise.bound / noise.scale), noise.scale
+        case StochasticSign():
+            return Atoms(np.zeros(1)), noise.scale
+        case Quantized():
+            levels = np.linspace(-noise.bound, noise.bound, noise.levels) / noise.scale
+            return Atoms((levels[1:] + levels[:-1]) / 2), noise.scale
+    raise Unproved(
+        f"{type(noise).__name__} noise has no charge for the records at hand: it is proved for "
+        "Rectified, Truncated, StochasticSign, Quantized and Gaussian. Use hush.rdp for the rest."
+    )
+
+
+def check_always_released(plan: Plan) -> None:
+    """Raise unless every step of the plan is released."""
+    if type(plan.release) is not Always:
+        raise Unproved(
+            f"release={type(plan.release).__name__} is not covered for the records at hand: the "
+            "verdicts of a release rule depend on the records too. Leave out release=."
+        )
+
+
+def as_vector(name: str, value: npt.ArrayLike) -> Array:
+    """The value as a finite vector."""
+    values = as_floats(value)
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
+        raise InvalidValue(
+            f"{name} of shape {values.shape} must be a vector of finite numbers: the charge is a sum "
+            "over its coordinates. Pass the clipped sum.",
+            key=name,
+        )
+    return values
+
+
+def _product_rdp(
+    support: "Support",
+    center: Array,
+    shift: Array,
+    orders: Array,
+    signs: tuple[float, ...] = (1.0,),
+) -> Array:
+    """The larger direction of a product's divergences, with the worst sign at each coordinate."""
+    totals = np.zeros((2, len(orders)))
+    for start in range(0, len(center), _CHUNK):
+        chunk, chunk_shift = center[start : start + _CHUNK], shift[start : start + _CHUNK]
+        for k, order in enumerate(orders):
+            pairs = [
+                (
+                    support.divergence(chunk, sign * chunk_shift, order),
+                    support.divergence(chunk + sign * chunk_shift, -sign * chunk_shift, order),
+                )
+                for sign in signs
+            ]
+            totals[:, k] += np.maximum.reduce(pairs).sum(1)
+    return np.asarray(totals.max(0) * OUTWARD)
+
+
+@dataclass(frozen=True)
+class UnboundedLaw:
+    """The normal law of deviation 1: the divergence does not depend on the location.
+
+    **Guarantee** of `divergence(location, shift, order)`, D_a(law(location) || law(location + shift)),
+    here and below: never below the true value by more than rounding, which is added, and never above
+    that of the unbounded normal law, order * shift^2 / 2 (docs/guarantees/bounded.md). `information` is
+    the Fisher information of the location, between 0 and 1.
+    """
+
+    def divergence(self, location: Array, shift: Array, order: float) -> Array:
+        return np.broadcast_to(order * shift**2 / 2 * (1 + 8 * UNIT), location.shape)
+
+    def information(self, location: Array) -> Array:
+        return np.ones(location.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Atoms:
+    """A quantized normal law: the interval that the draw is in is released; `cuts` separate them.
+
+    One cut at zero is the sign; cuts half-way between levels are rounding to the nearest level.
+    """
+
+    cuts: Array
+
+    def divergence(self, location: Array, shift: Array, order: float) -> Array:
+        excess = np.full(location.shape, -np.inf)
+        for low, high in self.intervals():
+            first = log_mass(low - location, high - location)
+            second = log_mass(low - location - shift, high - location - shift)
+            excess = np.logaddexp(excess, log_remainder_mass(first, second, order))
+        return _capped_rdp(excess, shift, order)
+
+    def information(self, location: Array) -> Array:
+        total = np.zeros(location.shape)
+        for low, high in self.intervals():
+            a, b = low - location, high - location
+            total += np.exp(2 * _log_difference(log_density(a), log_density(b)) - log_mass(a, b))
+        return np.minimum(total, 1.0)
+
+    def intervals(self) -> list[tuple[float, float]]:
+        """The ends of each interval."""
+        return list(itertools.pairwise([-math.inf, *map(float, self.cuts), math.inf]))
+
+
+@dataclass(frozen=True)
+class RectifiedLaw:
+    """The rectified normal law: draws outside [-bound, bound] move to the nearer end."""
+
+    bound: float
+
+    def divergence(self, location: Array, shift: Array, order: float) -> Array:
+        bound, shifted = self.bound, location + shift
+        excess = np.logaddexp(
+            log_remainder_mass(log_ndtr(-bound - location), log_ndtr(-bound - shifted), order),
+            log_remainder_mass(log_ndtr(location - bound), log_ndtr(shifted - bound), order),
+        )
+        return _capped_rdp(np.logaddexp(excess, self._inside(location, shift, order)), shift, order)
+
+    def _inside(self, location: Array, shift: Array, order: float) -> Array:
+        """log of the integral of p^a q^(1-a) - q - a (p - q) over the support.
+
+        The first term is exp(a (a-1) shift^2 / 2) times the normal mass around location - (a-1) shift.
+        """
+        lift = order * (order - 1) * shift**2 / 2
+        centre = location - (order - 1) * shift
+        power = lift + log_mass(-self.bound - centre, self.bound - centre)
+        first = log_mass(-self.bound - location, self.bound - location)
+        second = log_mass(-self.bound - location - shift, self.bound - location - shift)
+        first, second = first + math.log(order), second + math.log(order - 1)
+        largest = np.maximum(np.maximum(power, first), second)
+        largest = np.where(np.isneginf(largest), 0.0, largest)
+        sizes = np.abs(lift) + np.abs(largest) + np.abs(largest - lift) + order * np.abs(shift)
+        error = 16 * UNIT * (1 + np.where(np.isfinite(sizes), sizes, 0.0))
+        with np.errstate(divide="ignore"):
+            total = np.exp(power - largest) + np.exp(second - largest) - np.exp(first - largest)
+            return np.asarray(largest + np.log(np.maximum(total, 0.0) + error))
+
+    def information(self, location: Array) -> Array:
+        low, high = -self.bound - location, self.bound - location
+        total = np.exp(2 * log_density(low) - log_ndtr(low))
+        total += np.exp(2 * log_density(high) - log_ndtr(-high))
+        # the second moment of the normal law over the support
+        total += np.exp(log_mass(low, high)) + low * np.exp(log_density(low))
+        total -= high * np.exp(log_density(high))
+        return np.asarray(np.clip(total, 0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class TruncatedLaw:
+    """The truncated normal law: conditioned on [-bound, bound]."""
+
+    bound: float
+
+    def divergence(self, location: Array, shift: Array, order: float) -> Array:
+        # Reflect the location to the right; distances are measured from the right end.
+        side = np.where(location < 0, -1.0, 1.0)
+        outside, move = side * location - self.bound, side * shift
+        at_location = self._detrended_log_mass(outside, outside)
+        at_shifted = self._detrended_log_mass(outside + move, outside)
+        at_tilted = self._detrended_log_mass(outside - (order - 1) * move, outside)
+        value = at_shifted - at_location + (at_tilted - at_location) / (order - 1)
+        value += np.where(outside > 0, 0.0, order * move**2 / 2)
+        sizes = (
+            np.abs(at_location) + np.abs(at_shifted) + np.abs(at_tilted) / (order - 1) + order * move**2
+        )
+        value = np.maximum(value, 0.0) + 16 * UNIT * (1 + sizes) / min(1.0, self.bound)
+        # Popoviciu: no law on [-bound, bound] has a variance above bound^2.
+        return np.minimum(value, order * shift**2 / 2 * min(1.0, self.bound**2) * (1 + 8 * UNIT))
+
+    def _detrended_log_mass(self, outside: Array, origin: Array) -> Array:
+        """log of the normal mass of the support, plus outside^2 / 2 where `origin` > 0.
+
+        The parabola changes the divergence by a (shift)^2 / 2 exactly; without it nothing large is left
+        to cancel, however far outside the location is.
+        """
+        width = 2 * self.bound
+        right = np.maximum(outside, -5.0)
+        mills = erfcx(right / math.sqrt(2))
+        log_lost = np.log(erfcx((right + width) / math.sqrt(2)) / mills) - width * right - width**2 / 2
+        far = np.log(mills / 2) + log1mexp(log_lost)
+        mass = log_mass(outside, outside + width)
+        detrended = np.where(outside > -5, far, mass + outside**2 / 2)
+        return np.where(origin > 0, detrended, mass)
+
+    def information(self, location: Array) -> Array:
+        outside = np.abs(location) - self.bound
+        low, high = outside, outside + 2 * self.bound
+        mass = log_mass(low, high)
+        with np.errstate(over="ignore", invalid="ignore"):
+            at_low, at_high = np.exp(log_density(low) - mass), np.exp(log_density(high) - mass)
+            mean = at_low - at_high
+            near = 1 + low * at_low - np.where(at_high > 0, high, 0.0) * at_high - mean**2
+        variance = np.where(outside > _FAR, self._variance(np.maximum(outside, _FAR)), near)
+        return np.clip(variance, 0.0, min(1.0, self.bound**2))
+
+    def _variance(self, outside: Array) -> Array:
+        """The variance by Gauss-Legendre, far outside, where the closed form cancels."""
+        reach = np.minimum(2 * self.bound, 45 / outside)
+        depth = reach[..., None] * _NODES
+        weight = _WEIGHTS * np.exp(-depth * (outside[..., None] + depth / 2))
+        weight /= weight.sum(-1, keepdims=True)
+        mean = (weight * depth).sum(-1, keepdims=True)
+        return np.asarray((weight * (depth - mean) ** 2).sum(-1))
+
+
+Support = UnboundedLaw | Atoms | RectifiedLaw | TruncatedLaw
+"""A normal law of deviation 1 that is brought into a fixed support."""
+_FAR = 6.0
+_NODES, _WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(48))
+_NODES = _NODES + 0.5
+
+
+def log_mass(low: Array, high: Array) -> Array:
+    """log of the normal mass between `low` and `high`, taken on the side where it is a small tail."""
+    flip = low + high > 0
+    near = np.where(flip, -low, high)
+    far = np.where(flip, -high, low)
+    largest, smallest = log_ndtr(near), log_ndtr(far)
+    return np.asarray(_log_difference(largest, smallest))
+
+
+def _log_difference(first: Array, second: Array) -> Array:
+    """log |exp(first) - exp(second)|."""
+    largest, smallest = np.maximum(first, second), np.minimum(first, second)
+    with np.errstate(invalid="ignore"):
+        gap = np.where(np.isneginf(largest), 0.0, smallest - largest)
+        return np.asarray(largest + log1mexp(gap))
+
+
+def log_density(x: Array) -> Array:
+    return np.asarray(-(np.asarray(x) ** 2) / 2 - _LOG_2PI / 2)
+
+
+def log_remainder_mass(first: Array, second: Array, order: float) -> Array:
+    """log of q (r^a - 1 - a (r - 1)), r = p / q, for an outcome of log-probabilities `first`, `second`.
+
+    Rounded up: it rises with the distance of r from 1.
+    """
+    empty = np.isneginf(first) & np.isneginf(second)
+    first, second = np.where(empty, 0.0, first), np.where(empty, 0.0, second)
+    error = 8 * UNIT * (np.abs(first) + np.abs(second))
+    ratio = first - second
+    ratio = ratio + np.copysign(error, ratio)
+    with np.errstate(divide="ignore"):
+        small = np.log(
+            order - 1 - order * np.exp(np.minimum(ratio, -1)) + np.exp(order * np.minimum(ratio, -1))
+        )
+    excess = np.where(ratio < -1, small, log_convex_remainder(np.maximum(ratio, -1.0), order))
+    return np.where(empty, -np.inf, second + error + excess)
+
+
+def _capped_rdp(excess: Array, shift: Array, order: float) -> Array:
+    """The Rényi divergence from the log of a moment less 1, capped at the normal law's."""
+    value = np.logaddexp(0.0, excess) / (order - 1) * OUTWARD
+    return np.minimum(value, order * shift**2 / 2 * (1 + 8 * UNIT))
