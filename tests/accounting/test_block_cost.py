@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.least_variance import BlockCost
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp.coordinatewise import AdjacentPair, coordinatewise_rdp
-from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
+from hush.accounting.rdp.profile import CoordinateRDP
+from hush.accounting.shaping import BlockCost
 from hush.core.parts import SensitivitySet
 
 HIGHEST = 12
@@ -59,7 +59,7 @@ def printed(
 def test_the_printed_sum_in_many_digits(seed: int, rate: float, inner: float, order: int) -> None:
     blocks, log_variances = some_blocks(seed)
     for outer in (rate, 1.0):
-        cost = BlockCost(blocks, outer, inner, HIGHEST, AdjacentPair.SWAPPED)
+        cost = BlockCost(blocks, outer, inner, HIGHEST, removal=False)
         expected = printed(blocks, log_variances, outer, inner, order)
         assert cost.at(order, log_variances)[0] == pytest.approx(expected, rel=1e-10)
 
@@ -70,16 +70,14 @@ def test_the_accountant_that_charges_any_law(seed: int, rate: float, inner: floa
     blocks, log_variances = some_blocks(seed)
     parts = [
         (
-            CoordinateRDP(
-                law=NoiseDensity(beta=2, scale=math.sqrt(2 * math.exp(log_variance))), rate=inner
-            ),
+            CoordinateRDP(beta=2, scale=math.sqrt(2 * math.exp(log_variance)), rate=inner),
             SensitivitySet(p=2, norm=block.norm, cap=block.cap, dimension=block.size),
         )
         for block, log_variance in zip(blocks, log_variances, strict=True)
     ]
     orders = [2, 3, 7, 12]
     charged = coordinatewise_rdp(parts, rate, orders)
-    cost = BlockCost(blocks, rate, inner, HIGHEST, AdjacentPair.POSITIVE)
+    cost = BlockCost(blocks, rate, inner, HIGHEST)
     divergences = np.array([value for value, _ in cost.at_all(orders, log_variances)])
     assert (charged >= divergences * (1 - 1e-9)).all()
     assert (charged <= divergences * (1 + 1e-3)).all()
@@ -89,7 +87,7 @@ def test_the_accountant_that_charges_any_law(seed: int, rate: float, inner: floa
 @settings(max_examples=60, deadline=None)
 def test_slopes(seed: int, rate: float, inner: float, order: int) -> None:
     blocks, log_variances = some_blocks(seed)
-    cost = BlockCost(blocks, rate, inner, HIGHEST, AdjacentPair.POSITIVE)
+    cost = BlockCost(blocks, rate, inner, HIGHEST)
     slopes = cost.at(order, log_variances)[1]
     for j, slope in enumerate(slopes):
         step = 1e-5 * np.eye(len(blocks))[j]
@@ -106,7 +104,7 @@ def test_convex_in_log_variances_and_in_precisions(
     blocks, first = some_blocks(seed)
     second = first + np.random.default_rng(seed + 1).uniform(-2, 2, len(first))
     for outer in (rate, 1.0):
-        cost = BlockCost(blocks, outer, inner, HIGHEST, AdjacentPair.POSITIVE)
+        cost = BlockCost(blocks, outer, inner, HIGHEST)
         chord = (cost.at(order, first)[0] + cost.at(order, second)[0]) / 2
         assert cost.at(order, (first + second) / 2)[0] <= chord * (1 + 1e-12)
         precisions = (np.exp(-first) + np.exp(-second)) / 2

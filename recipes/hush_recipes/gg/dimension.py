@@ -7,7 +7,7 @@ little? Scale 3, l_beta norm 1, order 2.
 from typing import Any
 
 from hush.accounting.rdp.allocation import worst_allocation
-from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.rdp.profile import CoordinateRDP
 from hush.core.parts import SensitivitySet
 from hush_recipes.figure import Figure
 
@@ -20,7 +20,7 @@ def gg_dimension() -> Figure:
     """The cost of the worst change over that of a change in one coordinate, against the dimension."""
     charged: dict[float, list[float]] = {}
     for beta in BETAS:
-        profile = CoordinateRDP(law=NoiseDensity(beta=beta, scale=SCALE))
+        profile = CoordinateRDP(beta=beta, scale=SCALE)
         single_coordinate = float(profile(ORDER, 1.0))
         balls = [SensitivitySet(p=beta, norm=1.0, dimension=d) for d in DIMENSIONS]
         charged[beta] = [

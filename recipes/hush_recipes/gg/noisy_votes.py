@@ -18,7 +18,7 @@ from scipy.special import ndtr
 
 from hush.accounting.calibrate import calibrate
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.rdp.profile import CoordinateRDP
 from hush.clipping import Lp
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
@@ -174,7 +174,7 @@ def laplace_scale(order: float, epsilon: float) -> float:
     """The scale at which Laplace noise has this divergence for a change of 1."""
 
     def excess(log_scale: float) -> float:
-        law = NoiseDensity(beta=1.0, scale=float(np.exp(log_scale)))
-        return float(CoordinateRDP(law=law)(order, 1.0)) - epsilon
+        law = CoordinateRDP(beta=1.0, scale=float(np.exp(log_scale)))
+        return float(law(order, 1.0)) - epsilon
 
     return math.exp(brentq(excess, -5.0, 8.0))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hush.accounting.least_variance import BlockCost
+from hush.accounting.shaping import BlockCost
 from hush.report.text import Table
 from hush_recipes.figure import Figure
 from hush_recipes.twice.settings import plain, sampled, unit_block

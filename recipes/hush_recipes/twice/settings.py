@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hush.accounting.least_variance import BlockCost, least_variance
 from hush.accounting.numerics import Array
-from hush.accounting.rdp.coordinatewise import AdjacentPair
+from hush.accounting.shaping import BlockCost, least_variance
 from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
 
@@ -33,7 +32,7 @@ def unit_block(d0: float) -> list[SensitivitySet]:
 
 def sampled(blocks: Sequence[SensitivitySet], rate: float, coordinate_rate: float) -> BlockCost:
     """The cost of a step; in one coordinate `coordinate_rate` alone is what input sampling is."""
-    return BlockCost(blocks, rate, coordinate_rate, HIGHEST, AdjacentPair.SWAPPED)
+    return BlockCost(blocks, rate, coordinate_rate, HIGHEST, removal=False)
 
 
 def plain(rate: float) -> BlockCost:

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hush.accounting.least_variance import BlockCost, scale_to_limit
 from hush.accounting.numerics import Array
-from hush.accounting.rdp.coordinatewise import AdjacentPair
 from hush.accounting.shaping import (
+    BlockCost,
     Blocks,
     certified,
     closed_form_deviations,
     divergence_limits,
     least_variance_deviations,
+    scale_to_limit,
 )
 from hush.core.guarantee import Budget
 
@@ -48,10 +48,8 @@ def least_variance_noise(
     """
     ranks, norms = np.array([[block.size, block.l2_radius] for block in blocks], dtype=float).T
     shape = closed_form_deviations(blocks)
-    deviations = np.array(
-        least_variance_deviations(
-            blocks, rate=rate, coordinate_rate=coordinate_rate, budget=budget, steps=steps
-        )
+    deviations = least_variance_deviations(
+        blocks, rate=rate, coordinate_rate=coordinate_rate, budget=budget, steps=steps
     )
     variance = float(ranks @ deviations**2)
     if coordinate_rate == 1:
@@ -59,7 +57,7 @@ def least_variance_noise(
         isotropic, closed_form = float(multiplier**2 * (norms @ norms) * ranks.sum()), variance
     else:
         limits = divergence_limits(budget, steps)
-        cost = BlockCost(blocks, rate, coordinate_rate, max(limits), AdjacentPair.POSITIVE)
+        cost = BlockCost(blocks, rate, coordinate_rate, max(limits))
 
         def scaled(log_shape: Array) -> float:
             by_order = {a: scale_to_limit(cost, a, limit, log_shape) for a, limit in limits.items()}

@@ -136,9 +136,9 @@ def _gaussian(setting: Setting, rate: float, batch: str = "") -> Iterator[Row]:
     At another rate than the setting's the noise is rescaled to the setting's batch size.
     """
     share = setting.rate / rate
-    multiplier = least_variance_deviations(
+    (multiplier,) = least_variance_deviations(
         _unit_ball(setting), rate=rate, budget=setting.budget, steps=setting.steps
-    )[0]
+    ).tolist()
     plain = setting.plan(L2(norm=1.0), Gaussian(multiplier=multiplier), rate)
     yield _row(setting, f"Gaussian, l2 (plain DP-SGD){batch}", "PLD", share * multiplier, plain)
     if setting.subspaces:

@@ -1,23 +1,35 @@
 """Block-wise Gaussian noise of least total variance within a budget.
 
-The search is not trusted: the accountants charge the noise like any other.
+The search is not trusted: the accountants charge the noise like any other. The divergence at each order
+is convex in the log-variances, and one order is enough to keep a budget, so the admissible noise is a
+union of convex sets: the optimum is the best of the optima at single orders. An order is solved only if
+the tangent to its cost at the best point so far does not rule it out.
 docs/guarantees/shaped-noise.md.
 """
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import minimize
+from scipy.special import logsumexp
 
 from hush.accounting import composition
 from hush.accounting.calibrate import calibrate, largest_affordable
-from hush.accounting.least_variance import BlockCost, Optimum, least_variance
-from hush.accounting.numerics import OUTWARD, Array
+from hush.accounting.numerics import (
+    OUTWARD,
+    Array,
+    log_binomial_in_turn,
+    log_expm1,
+    log_sum_exp,
+    log_weights,
+)
 from hush.accounting.rdp.conversion import conversion_term
-from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS, AdjacentPair
-from hush.accounting.steps import Block, ComposableStep, CoordinateWise
+from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
+from hush.accounting.steps import Block, CoordinateWise
 from hush.clipping import L2
 from hush.core.errors import BudgetExceeded
 from hush.core.guarantee import Budget
@@ -30,9 +42,13 @@ from hush.sampling import FullBatch, Poisson
 Blocks = Sequence[SensitivitySet]
 """The changes that one record can make in each block of coordinates."""
 
-_MAX_CORRECTIONS = 20
+_MAX_CORRECTIONS, _NEWTON_STEPS = 20, 200
 # Largest factor by which noise is scaled from the result of the search for its proportions.
 _MAX_SCALE = 1e6
+# An order whose tangent allows a smaller gain than this is not solved, relatively.
+_MIN_GAIN = 1e-9
+# Distance of a divergence from its limit at which scaling ends, relatively.
+_LIMIT_TOLERANCE = 1e-13
 
 
 def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = None) -> Plan:
@@ -68,15 +84,13 @@ def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     deviations = least_variance_deviations(
         balls, rate=rate, coordinate_rate=coordinate_rate, budget=budget, steps=steps
     )
-    multipliers = [deviation / ball.l2_radius for deviation, ball in zip(deviations, balls, strict=True)]
-    return calibrate(
-        replace(plan, noise=BlockGaussian(multipliers=multipliers)), budget, steps, dimension
-    )
+    noise = BlockGaussian([float(s) / ball.l2_radius for s, ball in zip(deviations, balls, strict=True)])
+    return calibrate(replace(plan, noise=noise), budget, steps, dimension)
 
 
 def least_variance_deviations(
     blocks: Blocks, *, rate: float, coordinate_rate: float = 1.0, budget: Budget, steps: int
-) -> list[float]:
+) -> Array:
     """Deviation of each block's Gaussian noise, of least total variance within `budget`.
 
     Args:
@@ -90,6 +104,7 @@ def least_variance_deviations(
 
     **Guarantee.** The noise keeps the budget: docs/guarantees/shaped-noise.md.
     """
+    closed_form = closed_form_deviations(blocks)
     if coordinate_rate == 1:
         plain = Plan(
             sampling=FullBatch() if rate == 1 else Poisson(rate=rate),
@@ -97,20 +112,23 @@ def least_variance_deviations(
             noise=Gaussian(multiplier=1.0),
         )
         noise = calibrate(plain, budget, steps).noise
-        multiplier = float(noise.to_plain()["multiplier"]) * OUTWARD
-        return (multiplier * closed_form_deviations(blocks)).tolist()  # type: ignore[no-any-return]
-    optimum, limit = search(blocks, rate, coordinate_rate, budget, steps)
-    log_variances = certified(blocks, optimum.log_variances, rate, coordinate_rate, optimum.order, limit)
-    return np.exp(log_variances / 2).tolist()  # type: ignore[no-any-return]
+        return np.asarray(float(noise.to_plain()["multiplier"]) * OUTWARD * closed_form)
+    limits = divergence_limits(budget, steps)
+    cost = BlockCost(blocks, rate, coordinate_rate, max(limits))
+    ranks = np.array([block.size for block in blocks], dtype=float)
+    optimum = least_variance(cost, ranks, limits, 2 * np.log(closed_form))
+    order = optimum.order
+    certain = certified(blocks, optimum.log_variances, rate, coordinate_rate, order, limits[order])
+    return np.asarray(np.exp(certain / 2))
 
 
 def charged_variance(
     blocks: Blocks, *, rate: float, coordinate_rate: float, budget: Budget, steps: int
 ) -> float:
-    """Total variance of noise for sampled coordinates, in the best proportions, as it is charged.
+    """Total variance of noise for sampled coordinates within `budget`, in the best proportions.
 
     The proportions are the best ones by Rényi divergences, or the closed form if Rényi divergences
-    exceed the budget with any noise.
+    exceed the budget with any noise. The scale is from the smaller of all proved costs.
 
     Args:
         blocks: The changes that one record can make in each block of coordinates.
@@ -118,30 +136,24 @@ def charged_variance(
         coordinate_rate: Probability that a coordinate of a record takes part, below 1.
         budget: Epsilon and delta of all steps.
         steps: Number of steps.
-
-    **Guarantee.** The noise keeps the budget by its dominating pair
-    (docs/guarantees/twice-sampling-pld.md) or by Rényi divergence.
     """
     deviations = closed_form_deviations(blocks)
     with contextlib.suppress(BudgetExceeded):
-        deviations = np.array(
-            least_variance_deviations(
-                blocks, rate=rate, coordinate_rate=coordinate_rate, budget=budget, steps=steps
-            )
+        deviations = least_variance_deviations(
+            blocks, rate=rate, coordinate_rate=coordinate_rate, budget=budget, steps=steps
         )
 
     def spend(precision: float) -> float:
-        noisy = _noisy_blocks(blocks, deviations / precision)
-        step: dict[ComposableStep, int] = {CoordinateWise(rate, noisy, coordinate_rate): steps}
-        return composition.epsilon_upper(step, budget.delta)
+        step = _noisy_step(blocks, deviations / precision, rate, coordinate_rate)
+        return composition.epsilon_upper({step: steps}, budget.delta)
 
     precision = largest_affordable(
         spend, budget.epsilon, start=1.0, low=1 / _MAX_SCALE, high=_MAX_SCALE, whole=False
     )
     if precision is None:
         raise BudgetExceeded(
-            f"epsilon={budget.epsilon:g} at delta={budget.delta:g} is less than all noise that was "
-            "tried costs. Allow a larger budget, or fewer steps."
+            f"epsilon={budget.epsilon:g} at delta={budget.delta:g} is less than the cost of the largest "
+            "noise in the search. Allow a larger budget, or fewer steps."
         )
     ranks = np.array([block.size for block in blocks], dtype=float)
     return float(ranks @ (deviations / precision) ** 2)
@@ -160,7 +172,7 @@ def closed_form_deviations(blocks: Blocks) -> Array:
 
 
 def divergence_limits(budget: Budget, steps: int) -> dict[int, float]:
-    """Largest Rényi divergence of a step at each whole order at which one is within the budget."""
+    """Largest Rényi divergence of a step within the budget, at each whole order that has one."""
     limits = (budget.epsilon - conversion_term(WHOLE_ORDERS, budget.delta)) / steps
     positive = {int(a): float(limit) for a, limit in zip(WHOLE_ORDERS, limits, strict=True) if limit > 0}
     if not positive:
@@ -170,17 +182,6 @@ def divergence_limits(budget: Budget, steps: int) -> dict[int, float]:
             "all coordinates (coordinate_rate=1), which is charged more tightly."
         )
     return positive
-
-
-def search(
-    blocks: Blocks, rate: float, coordinate_rate: float, budget: Budget, steps: int
-) -> tuple[Optimum, float]:
-    """The optimum of Theorem 5.6 of the twice-sampling paper over all orders, and its limit."""
-    limits = divergence_limits(budget, steps)
-    cost = BlockCost(blocks, rate, coordinate_rate, max(limits), AdjacentPair.POSITIVE)
-    ranks = np.array([block.size for block in blocks], dtype=float)
-    optimum = least_variance(cost, ranks, limits, 2 * np.log(closed_form_deviations(blocks)))
-    return optimum, limits[optimum.order]
 
 
 def certified(
@@ -193,8 +194,8 @@ def certified(
 ) -> Array:
     """The log-variances, raised until the accountant's divergence is within the limit."""
     for _ in range(_MAX_CORRECTIONS):
-        noisy = _noisy_blocks(blocks, np.exp(log_variances / 2))
-        divergence = float(CoordinateWise(rate, noisy, coordinate_rate).rdp(np.array([order]))[0])
+        step = _noisy_step(blocks, np.exp(log_variances / 2), rate, coordinate_rate)
+        divergence = float(step.rdp(np.array([order]))[0])
         if divergence <= limit:
             return log_variances
         # k times the variance costs less than 1/k of the divergence, which is convex in the precision
@@ -202,8 +203,161 @@ def certified(
     raise AssertionError("more noise costs less")
 
 
-def _noisy_blocks(blocks: Blocks, deviations: Array) -> tuple[Block, ...]:
-    return tuple(
-        Block(2.0, math.sqrt(2) * float(deviation), block)
-        for block, deviation in zip(blocks, deviations, strict=True)
-    )
+def _noisy_step(
+    blocks: Blocks, deviations: Array, rate: float, coordinate_rate: float
+) -> CoordinateWise:
+    pairs = zip(blocks, deviations, strict=True)
+    noisy = tuple(Block(2.0, math.sqrt(2) * float(deviation), block) for block, deviation in pairs)
+    return CoordinateWise(rate, noisy, coordinate_rate)
+
+
+class BlockCost:
+    """D_a of one step and its gradient in the blocks' log-variances, convex at each whole order.
+
+    Args:
+        blocks: The changes that one record can make in each block of coordinates.
+        rate: Probability that a record takes part.
+        coordinate_rate: Probability that a coordinate of a record takes part.
+        highest: Highest order.
+        removal: Whether the removal of a record is covered too, which the paper does not charge.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        rate: float,
+        coordinate_rate: float,
+        highest: int,
+        *,
+        removal: bool = True,
+    ) -> None:
+        self._squares = np.array([block.max_entry**2 for block in blocks])
+        self._moved = np.array([block.max_entries_moved for block in blocks])
+        self._rate, self._removal = rate, removal
+        v = np.arange(2, highest + 1)
+        self._pairs: Array = v * (v - 1) / 2
+        self._inner = _log_binomial(highest, coordinate_rate)
+        self._outer = _log_binomial(highest, rate) if rate < 1 else None
+
+    def at(self, order: int, log_variances: Array) -> tuple[float, Array]:
+        """The divergence at one order, and its gradient."""
+        return self.at_all([order], log_variances)[0]
+
+    def at_all(self, orders: Sequence[int], log_variances: Array) -> list[tuple[float, Array]]:
+        """`at` several orders, at little more than the cost of the highest alone."""
+        moments, slopes = self._unsampled(max(orders), log_variances)
+        return [self._sampled(a, moments[: a - 1], slopes[:, : a - 1]) for a in orders]
+
+    def _unsampled(self, order: int, log_variances: Array) -> tuple[Array, Array]:
+        """(v - 1) D_v for v = 2, ..., order without subsampling of records, and gradients by block.
+
+        Theorem 5.2 of the twice-sampling paper, block by block.
+        """
+        weight = self._inner[: order - 1, : order - 1]
+        pairs = self._pairs[: order - 1]
+        total, slopes = np.zeros(order - 1), np.empty((len(self._squares), order - 1))
+        for j, (square, entries_moved) in enumerate(zip(self._squares, self._moved, strict=True)):
+            power = pairs * square * math.exp(-log_variances[j])
+            # the binomial weights sum to one, so 1 is taken from every term
+            excess = log_sum_exp(weight + log_expm1(power))
+            moment = np.logaddexp(0.0, excess)
+            total += entries_moved * moment
+            slopes[j] = -entries_moved * (np.exp(weight + power - moment[:, None]) @ power)
+        return total, slopes
+
+    def _sampled(self, order: int, moments: Array, slopes: Array) -> tuple[float, Array]:
+        """Theorem 5.4, and the surcharge for the removal of a record at odd orders."""
+        if self._outer is None:
+            return float(moments[-1]) / (order - 1), slopes[:, -1] / (order - 1)
+        weight = self._outer[order - 2, : order - 1]
+        surcharge = np.zeros(order - 1)
+        if self._removal and order % 2:
+            surcharge[-1] = 1 - self._rate
+        with np.errstate(divide="ignore"):
+            terms = weight + moments + np.log(-np.expm1(-moments) + surcharge)
+        moment = float(np.logaddexp(0.0, log_sum_exp(terms)))
+        parts = np.exp(weight + moments - moment) * (1 + surcharge)
+        return moment / (order - 1), slopes @ parts / (order - 1)
+
+
+def _log_binomial(highest: int, rate: float) -> Array:
+    """Log-probabilities that v of a take part, rows a = 2, ..., highest, columns v = 2, ..., highest."""
+    a = np.arange(2, highest + 1, dtype=float)[:, None]
+    v = np.arange(2, highest + 1, dtype=float)[None, :]
+    return np.where(v <= a, log_binomial_in_turn(a, np.minimum(v, a), log_weights(rate)), -np.inf)
+
+
+class Optimum(NamedTuple):
+    """The optimal log-variances of the blocks, the log of their total, and the order that decides."""
+
+    log_variances: Array
+    log_total: float
+    order: int
+
+
+def least_variance(cost: BlockCost, ranks: Array, limits: Mapping[int, float], start: Array) -> Optimum:
+    """The least sum of rank * variance with cost(a) <= limits[a] at one order a at least."""
+    open_orders = sorted(limits)
+    lower_bounds = dict.fromkeys(open_orders, -math.inf)
+    order = min(open_orders, key=lambda a: abs(math.log(a / 8)))
+    best = Optimum(start, math.inf, order)
+    while open_orders:
+        candidate = _solve_order(cost, ranks, order, limits[order], best.log_variances)
+        total = float(logsumexp(np.log(ranks) + candidate))
+        if total < best.log_total:
+            best = Optimum(candidate, total, order)
+        lower_bounds[order] = math.inf
+        at_best = cost.at_all(open_orders, best.log_variances)
+        for a, (value, slopes) in zip(open_orders, at_best, strict=True):
+            bound = _tangent_bound(ranks, best.log_variances, value - limits[a], slopes)
+            lower_bounds[a] = max(lower_bounds[a], bound)
+        open_orders = [a for a in open_orders if lower_bounds[a] < best.log_total - _MIN_GAIN]
+        order = min(open_orders, key=lower_bounds.__getitem__, default=order)
+    return best
+
+
+def _solve_order(cost: BlockCost, ranks: Array, order: int, limit: float, start: Array) -> Array:
+    """The optimum at one order, searched among shapes, each scaled to the limit."""
+    if len(start) == 1:
+        return scale_to_limit(cost, order, limit, start)
+    scaled = start
+
+    def objective(shape: Array) -> tuple[float, Array]:
+        nonlocal scaled
+        scaled = scale_to_limit(cost, order, limit, shape + np.mean(scaled - shape))
+        slopes = cost.at(order, scaled)[1]
+        log_total = float(logsumexp(np.log(ranks) + scaled))
+        shares = np.exp(np.log(ranks) + scaled - log_total)
+        # the scale follows the shape such that the cost stays: d scale = - slopes / sum of slopes
+        return log_total, shares - slopes / slopes.sum()
+
+    # The search may end early at the rounding limit.
+    solution = minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-11})
+    objective(solution.x)
+    return scaled
+
+
+def scale_to_limit(cost: BlockCost, order: int, limit: float, log_variances: Array) -> Array:
+    """The log-variances, all moved by one number such that the divergence is `limit`.
+
+    Newton's iteration in the precision, in which the cost is convex: after its first step it stays above
+    the limit.
+    """
+    for _ in range(_NEWTON_STEPS):
+        value, slopes = cost.at(order, log_variances)
+        # the cost's slope in the common precision, in units of its present value
+        step = (limit - value) / -float(slopes.sum())
+        if abs(step) < _LIMIT_TOLERANCE:
+            break
+        # the first step may be wild; the cost at no precision is 0, so none reaches -1
+        log_variances = log_variances - math.log1p(min(max(step, -0.999999), 1e6))
+    return log_variances
+
+
+def _tangent_bound(ranks: Array, point: Array, excess: float, slopes: Array) -> float:
+    """The least log-total with excess + slopes (u - point) <= 0: a lower bound."""
+    weight = -slopes
+    if not (weight > 0).all() or not np.isfinite(weight).all():
+        return -math.inf
+    share = np.log(weight / ranks)
+    return float((excess + weight @ (point - share)) / weight.sum() + math.log(weight.sum()))

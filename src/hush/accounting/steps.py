@@ -18,7 +18,7 @@ from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
 from hush.accounting.pld.privacy_loss import SampledLaw
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.gaussian import renyi_divergence
-from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.rdp.profile import CoordinateRDP
 from hush.core.errors import InvalidValue
 from hush.core.parts import SensitivitySet
 
@@ -319,9 +319,7 @@ class CoordinateWise(_Subsampled):
             return np.full(len(orders), np.inf)
         blocks = [
             (
-                CoordinateRDP(
-                    law=NoiseDensity(beta=block.beta, scale=block.scale), rate=self.coordinate_rate
-                ),
+                CoordinateRDP(beta=block.beta, scale=block.scale, rate=self.coordinate_rate),
                 block.sensitivity,
             )
             for block in self.blocks

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.allocation import ConcaveMajorant, worst_allocation
-from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.rdp.profile import CoordinateRDP
 from hush.core.parts import SensitivitySet
 
 
 def noise(beta: float, scale: float = 1.0, rate: float = 1.0) -> CoordinateRDP:
-    return CoordinateRDP(law=NoiseDensity(beta=beta, scale=scale), rate=rate)
+    return CoordinateRDP(beta=beta, scale=scale, rate=rate)
 
 
 BETAS = st.sampled_from([1.0, 1.25, 1.75, 2.0, 2.33, 3.0, 4.0])
@@ -84,7 +84,7 @@ def test_between_grid_points_the_majorant_is_above_the_cost(p: float, beta: floa
 def test_a_bend_that_is_not_there_is_caught() -> None:
     law = noise(1.0, 2.0)
     assert lowest(law, 2.0, law.min_moment_curvature(5.0, 1.0)) >= 1 - 1e-8
-    assert lowest(law, 2.0, 20 * law.law.fisher) < 0.999
+    assert lowest(law, 2.0, 20 * law.fisher) < 0.999
 
 
 def in_ball(rng: np.random.Generator, ball: SensitivitySet, dimension: int) -> Array:

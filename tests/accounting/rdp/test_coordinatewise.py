@@ -9,7 +9,7 @@ import pytest
 from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp import gaussian
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
-from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.rdp.profile import CoordinateRDP
 from hush.accounting.steps import SampledGaussian
 from hush.core.parts import SensitivitySet
 
@@ -18,9 +18,7 @@ ORDERS = np.arange(2, 40)
 
 def twice(deviation: float, rate: float, coordinate_rate: float) -> Array:
     """One step of twice sampling with l2 clipping at 1 and l-infinity clipping at 0.1."""
-    profile = CoordinateRDP(
-        law=NoiseDensity(beta=2, scale=deviation * math.sqrt(2)), rate=coordinate_rate
-    )
+    profile = CoordinateRDP(beta=2, scale=deviation * math.sqrt(2), rate=coordinate_rate)
     ball = SensitivitySet(p=2, norm=1, cap=0.1, dimension=300_000)
     return coordinatewise_rdp([(profile, ball)], rate, ORDERS)
 
@@ -63,20 +61,16 @@ def test_the_noise_twice_sampling_needs(
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 1.0])
 def test_normal_noise_in_l2_is_the_sampled_gaussian(rate: float) -> None:
-    law = NoiseDensity(beta=2, scale=1.3 * math.sqrt(2))
-    divergences = coordinatewise_rdp(
-        [(CoordinateRDP(law=law), SensitivitySet(p=2, norm=1, dimension=1000))], rate, ORDERS
-    )
+    law = CoordinateRDP(beta=2, scale=1.3 * math.sqrt(2))
+    divergences = coordinatewise_rdp([(law, SensitivitySet(p=2, norm=1, dimension=1000))], rate, ORDERS)
     assert divergences == pytest.approx(
         gaussian.renyi_divergence(SampledGaussian(rate, 1.3), ORDERS), rel=1e-9
     )
 
 
 def test_coordinate_sampling_of_a_one_hot_change_is_input_sampling() -> None:
-    law = NoiseDensity(beta=2, scale=1.3 * math.sqrt(2))
-    divergences = coordinatewise_rdp(
-        [(CoordinateRDP(law=law, rate=0.1), SensitivitySet(p=2, norm=1))], 1.0, [2, 5, 20]
-    )
+    law = CoordinateRDP(beta=2, scale=1.3 * math.sqrt(2), rate=0.1)
+    divergences = coordinatewise_rdp([(law, SensitivitySet(p=2, norm=1))], 1.0, [2, 5, 20])
     assert divergences == pytest.approx(
         gaussian.renyi_divergence(SampledGaussian(0.1, 1.3), [2, 5, 20]), rel=1e-3
     )

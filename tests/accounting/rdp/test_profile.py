@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.rdp.profile import CoordinateRDP
 from hush.accounting.rdp.quadrature import Integrand, log_moment_minus_one
 
 BETAS = st.one_of(st.sampled_from([1.0, 2.0, 2.33, 3.0, 4.0]), st.floats(1, 5))
@@ -140,7 +140,7 @@ def test_the_certificate_bounds_the_integrand_on_a_complex_disc(
 @pytest.mark.parametrize("beta", [1.0, 1.3, 2.0, 2.33, 4.0])
 def test_closed_forms_and_both_directions(beta: float) -> None:
     for order, shift, scale in [(1.5, 0.3, 1.0), (2, 1.0, 3.0), (7.5, 0.7, 2.0)]:
-        divergence = float(CoordinateRDP(law=NoiseDensity(beta=beta, scale=scale))(order, shift))
+        divergence = float(CoordinateRDP(beta=beta, scale=scale)(order, shift))
         truth = float(exact(beta, 1.0, order, shift / scale) / (order - 1))
         assert truth <= divergence <= truth * (1 + 1e-8)
     # the two directions are one another's mirror image
@@ -149,17 +149,15 @@ def test_closed_forms_and_both_directions(beta: float) -> None:
 
 
 def test_beta_two_is_the_normal_law() -> None:
-    assert float(
-        CoordinateRDP(law=NoiseDensity(beta=2, scale=3 * math.sqrt(2)))(5, 1.0)
-    ) == pytest.approx(5 / 18)
+    assert float(CoordinateRDP(beta=2, scale=3 * math.sqrt(2))(5, 1.0)) == pytest.approx(5 / 18)
 
 
 @given(beta=BETAS, rate=SOME_RATES, order=ORDERS, small=st.floats(-6, -0.5))
 @settings(max_examples=60, deadline=None)
 def test_the_quadratic_bound_with_sampling(beta: float, rate: float, order: float, small: float) -> None:
-    law = NoiseDensity(beta=beta, scale=2.0)
+    law = CoordinateRDP(beta=beta, scale=2.0, rate=rate)
     reach = 10**small * law.scale / beta / max(order, 4 - order)
-    bound = float(CoordinateRDP(law=law, rate=rate).curvature(np.array([order]), np.array([reach]))[0])
+    bound = float(law.curvature(np.array([order]), np.array([reach]))[0])
     for part in (1.0, 0.3):
         excess = log_moment_minus_one(
             beta, rate, np.array([order]), np.array([part * reach / law.scale])
@@ -182,9 +180,9 @@ def test_the_quadratic_bound_with_sampling(beta: float, rate: float, order: floa
     ],
 )
 def test_the_curvature_bound_is_below_the_second_derivative(beta: float, order: float) -> None:
-    law, step = NoiseDensity(beta=beta, scale=1.0), 1e-5
+    law, step = CoordinateRDP(beta=beta, scale=1.0), 1e-5
     for reach in (0.03 / beta, 1 / beta):
-        curvature = CoordinateRDP(law=law).min_moment_curvature(order, reach)
+        curvature = law.min_moment_curvature(order, reach)
         for part in (0.02, 1.0):
             below, at, above = (
                 mp.exp(exact(beta, 1.0, order, part * reach + k * step)) for k in (-1, 0, 1)
@@ -195,16 +193,16 @@ def test_the_curvature_bound_is_below_the_second_derivative(beta: float, order: 
     reach = 0.01 / beta / order
     below, at, above = (mp.exp(exact(beta, 1.0, order, reach + k * reach / 100)) for k in (-1, 0, 1))
     bend = (above - 2 * at + below) / (reach / 100) ** 2
-    assert 1.02 * CoordinateRDP(law=law).min_moment_curvature(order, reach) > bend
-    assert CoordinateRDP(law=NoiseDensity(beta=1.9, scale=1.0)).min_moment_curvature(order, reach) == 0
+    assert 1.02 * law.min_moment_curvature(order, reach) > bend
+    assert CoordinateRDP(beta=1.9, scale=1.0).min_moment_curvature(order, reach) == 0
 
 
 def test_nothing_overflows() -> None:
     orders, shifts = np.array([1.0001, 2, 64, 1e4, 1e6])[:, None], np.array([0, 1e-12, 1e-3, 1, 1e3])
     for beta in (1.0, 1.2, 2.0, 3.0):
-        divergences = CoordinateRDP(law=NoiseDensity(beta=beta, scale=1.0))(orders, shifts)
+        divergences = CoordinateRDP(beta=beta, scale=1.0)(orders, shifts)
         assert np.isfinite(divergences).all()
         assert (divergences[:, 0] == 0).all()
         assert (np.diff(divergences, axis=1) > 0).all()
         assert (np.diff(divergences, axis=0) >= -1e-8 * divergences[1:]).all()
-    assert (CoordinateRDP(law=NoiseDensity(beta=40.0, scale=1.0))(1e6, 1e3) > 1e300).all()
+    assert (CoordinateRDP(beta=40.0, scale=1.0)(1e6, 1e3) > 1e300).all()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hush.accounting.pld.privacy_loss import Array
-from hush.accounting.rdp.profile import CoordinateRDP, NoiseDensity
+from hush.accounting.rdp.profile import CoordinateRDP
 
 BETAS = st.one_of(st.sampled_from([1.0, 2.0, 2.33, 4.0]), st.floats(1, 4))
 ORDERS = st.floats(-1, 1.2).map(lambda power: 1 + 10**power)
@@ -48,7 +48,7 @@ def test_it_covers_both_directions_and_is_the_mixtures(
 ) -> None:
     # scaled down so that the far peak of high orders stays on the oracle's grid
     shift /= max(1.0, order * (beta - 1))
-    cost = float(CoordinateRDP(law=NoiseDensity(beta=beta, scale=1.0), rate=rate)(order, shift))
+    cost = float(CoordinateRDP(beta=beta, scale=1.0, rate=rate)(order, shift))
     forward, backward = directions(beta, order, shift, rate)
     assert covers(cost, (forward, backward))
     assert backward <= forward * (1 + 1e-6)
@@ -57,9 +57,7 @@ def test_it_covers_both_directions_and_is_the_mixtures(
 
 def test_charging_the_wrong_direction_is_caught() -> None:
     divergences = directions(1.5, 8.0, 1.0, 0.1)
-    assert covers(
-        float(CoordinateRDP(law=NoiseDensity(beta=1.5, scale=1.0), rate=0.1)(8.0, 1.0)), divergences
-    )
+    assert covers(float(CoordinateRDP(beta=1.5, scale=1.0, rate=0.1)(8.0, 1.0)), divergences)
     assert not covers(divergences[1], divergences)
 
 
@@ -78,9 +76,9 @@ def test_normal_noise_at_whole_orders(order: int, shift: float, rate: float, sca
             for v in range(order + 1)
         )
         truth = float(mp.log(mp.fsum(terms)) / (order - 1))
-    law = NoiseDensity(beta=2, scale=scale)
-    divergence = float(CoordinateRDP(law=law, rate=rate)(order, shift))
+    law = CoordinateRDP(beta=2, scale=scale, rate=rate)
+    divergence = float(law(order, shift))
     # float(shift) / float(scale) is itself rounded
     assert truth * (1 - 1e-14) <= divergence <= truth * (1 + 1e-11)
-    by_quadrature = float(CoordinateRDP(law=law, rate=rate)([order, order + 0.5], shift)[0])
+    by_quadrature = float(law([order, order + 0.5], shift)[0])
     assert truth * (1 - 1e-14) <= by_quadrature <= truth * (1 + 1e-8)

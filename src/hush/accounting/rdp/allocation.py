@@ -1,17 +1,18 @@
 """The worst-case allocation of one record's change over the coordinates."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from hush.accounting.numerics import OUTWARD, Array
-from hush.accounting.rdp.profile import CoordinateRDP, checked
+from hush.accounting.rdp.profile import CoordinateRDP
 from hush.core.errors import InvalidValue
 from hush.core.parts import SensitivitySet
 
 _FIRST_RATIO = 1.6
+_TOLERANCE = 2e-4
+_MAX_REFINEMENTS = 30
 
 
 class ConcaveMajorant:
@@ -65,64 +66,49 @@ class ConcaveMajorant:
 
     def upper(self) -> float:
         """An upper bound on the majorant."""
-        x, value, _ = self._tangent_crossings()
-        points = np.concatenate([[0.0], self._powers(), x])
-        heights = np.concatenate([[self._origin()], self._upper_heights(), value])
-        return self._hull(points, heights)[0]
+        x, value = self._tangent_crossings()
+        # for p <= 2 the quadratic bound is convex in y, so its chord from 0 is above it
+        origin = 0.0 if self.p <= 2 else self.first_height
+        raised = self.costs.copy()
+        raised[0] = max(raised[0], self.first_height)
+        return self._hull(
+            np.concatenate([[0.0], self._powers(), x]), np.concatenate([[origin], raised, value])
+        )[0]
 
     def refinement_points(self, tolerance: float) -> Array:
         """Shifts to add to the grid; none where the bounds agree to `tolerance`, relatively."""
-        level, left, right = self._hull(*self._lower_vertices())
+        points, heights = np.concatenate([[0.0], self._powers()]), np.concatenate([[0.0], self.costs])
+        level, left, right = self._hull(points, heights)
         if not np.isfinite(self.costs).all():
             return np.zeros(0)
-        points, heights = self._lower_vertices()
-        at_left = heights[np.searchsorted(points, left)]
-        at_right = heights[np.searchsorted(points, right)]
-        x, value, cell = self._tangent_crossings()
+        x, value = self._tangent_crossings()
+        above, below = points > self.point, points < self.point
         if self.point == 0:
             line = level * x * (1 + tolerance)
         else:
-            slope = (
-                (at_right - at_left) / (right - left) if right > left else self._supporting_slope(level)
-            )
+            if right > left:
+                at_left = heights[np.searchsorted(points, left)]
+                slope = (heights[np.searchsorted(points, right)] - at_left) / (right - left)
+            elif above.any():  # a line through (point, level) above the grid, which touches there
+                slope = ((heights[above] - level) / (points[above] - self.point)).max()
+            else:
+                slope = ((level - heights[below]) / (self.point - points[below])).min()
             line = level * (1 + tolerance) + slope * (x - self.point)
-        open_cells = cell[value > line]
-        between: Array = np.sqrt(self.grid[open_cells] * self.grid[open_cells + 1])
+        wide = value > line
+        between: Array = np.sqrt(self.grid[:-1][wide] * self.grid[1:][wide])
         return between
-
-    def _supporting_slope(self, level: float) -> float:
-        """Slope of a line through (point, level) above the grid, if the grid touches at `point`."""
-        points, heights = self._lower_vertices()
-        above = points > self.point
-        if above.any():
-            return float(((heights[above] - level) / (points[above] - self.point)).max())
-        below = points < self.point
-        return float(((level - heights[below]) / (self.point - points[below])).min())
-
-    def _origin(self) -> float:
-        # for p <= 2 the quadratic bound is convex in y, so its chord from 0 is above it
-        return 0.0 if self.p <= 2 else self.first_height
-
-    def _upper_heights(self) -> Array:
-        raised = self.costs.copy()
-        raised[0] = max(raised[0], self.first_height)
-        return raised
-
-    def _lower_vertices(self) -> tuple[Array, Array]:
-        return np.concatenate([[0.0], self._powers()]), np.concatenate([[0.0], self.costs])
 
     def _powers(self) -> Array:
         y = self.grid**self.p
         # the grid holds the shift that belongs to `point`; its power must be `point` itself
         return np.where(np.abs(y - self.point) <= 1e-12 * self.point, self.point, y)
 
-    def _tangent_crossings(self) -> tuple[Array, Array, npt.NDArray[np.intp]]:
-        """Where the tangents of each cell's bound cross, how high, and which cell.
+    def _tangent_crossings(self) -> tuple[Array, Array]:
+        """Crossing of the tangents of each cell's bound, and its height.
 
-        A cell's bound is the chord of h; or, where that is lower, the chord of exp((a - 1) h) less what
-        its least curvature takes off.
+        A cell's bound is the chord of h; or, where that is lower, the chord of exp((a - 1) h) less the
+        effect of its least curvature.
         """
-        cell = np.arange(len(self.grid) - 1)
         low, high = self.grid[:-1], self.grid[1:]
         below, above = self.costs[:-1], np.maximum(self.costs[1:], self.costs[:-1])
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -144,12 +130,12 @@ class ConcaveMajorant:
                 )
                 lower = curved[2] < over
                 x, value = np.where(lower, curved[0], x), np.where(lower, curved[1], value)
-        return x, np.where(np.isnan(value), np.inf, value), cell
+        return x, np.where(np.isnan(value), np.inf, value)
 
     def _crossing(
         self, below: Array, above: Array, rise: Array, last: Array
     ) -> tuple[Array, Array, Array]:
-        """Where tangents of slopes `rise`, `last` in the shift cross, how high, and above the chord."""
+        """Place and height of the crossing of tangents with these slopes, and its height over the chord."""
         steep = rise / self.p * self.grid[:-1] ** (1 - self.p)
         flat = last / self.p * self.grid[1:] ** (1 - self.p)
         y_low, y_high = self._powers()[:-1], self._powers()[1:]
@@ -186,10 +172,6 @@ class ConcaveMajorant:
         return level, span[0], span[1]
 
 
-_TOLERANCE = 2e-4
-_MAX_REFINEMENTS = 30
-
-
 def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.ArrayLike) -> Array:
     """Upper bound on the Rényi divergence of every change in `ball`, at each order.
 
@@ -198,14 +180,12 @@ def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.A
     **Guarantee.** Never below the supremum: the allocation lemma of
     docs/guarantees/coordinate-wise.md. It is within 1e-3 of the lemma's value.
 
-    >>> from hush.accounting.rdp.profile import NoiseDensity
-    >>> gaussian = CoordinateRDP(law=NoiseDensity(beta=2, scale=1))
     >>> changes = SensitivitySet(p=2, norm=0.5, dimension=1000)
-    >>> worst_allocation(gaussian, changes, [2, 3]).round(6).tolist()
+    >>> worst_allocation(CoordinateRDP(beta=2, scale=1), changes, [2, 3]).round(6).tolist()
     [0.5, 0.75]
     """
-    order = checked(np.atleast_1d(np.asarray(orders, dtype=float)), 0.0)[0]
-    if not profile.convex(order):
+    order = np.atleast_1d(np.asarray(orders, dtype=float))
+    if profile.rate < 1 and not (order == np.round(order)).all():
         raise InvalidValue(
             f"orders={orders!r} must be whole numbers under coordinate sampling: only there is the "
             "cost of a coordinate proved convex in its shift. Pass e.g. orders=[2, 3, 4]."
@@ -216,24 +196,9 @@ def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.A
     if ball.p == math.inf or dimension * ball.max_entry**ball.p <= ball.norm**ball.p:
         # every coordinate may move by `max_entry` at once
         return np.asarray(dimension * profile(order, ball.max_entry))
-    if ball.p == 2 and profile.law.beta == 2:
+    if ball.p == 2 and profile.beta == 2:
         # the divergence is convex in the squared shift: its majorant is the chord from 0 to the cap
         return np.asarray(ball.max_entries_moved * profile(order, ball.max_entry) * OUTWARD)
-    return _by_concave_majorant(profile, ball, order)
-
-
-def sum_over_blocks(
-    blocks: Sequence[tuple[CoordinateRDP, SensitivitySet]], orders: npt.ArrayLike
-) -> Array:
-    """An upper bound on the divergence of a product of blocks: their worst allocations, added."""
-    if not blocks:
-        raise InvalidValue("blocks=[] must not be empty: pass e.g. blocks=[(profile, ball)].")
-    total: Array = np.sum([worst_allocation(profile, ball, orders) for profile, ball in blocks], axis=0)
-    return total
-
-
-def _by_concave_majorant(profile: CoordinateRDP, ball: SensitivitySet, order: Array) -> Array:
-    """Refine a grid of shifts until the majorant's lower and upper bounds are close, at every order."""
     # |s|^p of one coordinate of the uniform change
     uniform = 0.0 if ball.dimension is None else ball.norm**ball.p / ball.dimension
     majorants = [ConcaveMajorant.start(profile, ball.p, ball.max_entry, uniform, a) for a in order]
@@ -250,6 +215,5 @@ def _by_concave_majorant(profile: CoordinateRDP, ball: SensitivitySet, order: Ar
         open_orders = [k for k in open_orders if len(points[k])]
         if not open_orders:
             break
-    budget = ball.norm**ball.p
-    scale = budget if ball.dimension is None else float(ball.dimension)
+    scale = ball.norm**ball.p if ball.dimension is None else float(ball.dimension)
     return np.array([scale * majorant.upper() for majorant in majorants]) * OUTWARD

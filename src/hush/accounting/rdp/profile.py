@@ -1,7 +1,7 @@
 """Rényi divergence of one coordinate: a noise density against its subsampled shift."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -10,50 +10,24 @@ from scipy.special import gammaln
 
 from hush.accounting.numerics import OUTWARD, Array, log1mexp, log_binomial, log_weights_numpy
 from hush.accounting.rdp.quadrature import log_moment_minus_one
-from hush.core.value import Range, Value, number
-
-_ORDER = Range(
-    above=1,
-    why="Rényi divergence bounds the privacy loss only above order 1",
-    example=2.0,
-)
-_SHIFT = Range(why="a record moves the output by a finite amount or nothing is private", example=1.0)
-
-PARTICIPATION = number(
-    above=0,
-    at_most=1,
-    why="it is the probability that a coordinate takes part",
-    example=0.5,
-)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoiseDensity(Value):
-    """Density proportional to exp(-(|x| / scale)^beta): Laplace at 1; at 2 normal, of deviation
-    scale / sqrt(2)."""
+@dataclass(frozen=True)
+class CoordinateRDP:
+    """RDP profile of one coordinate: noise of density ~ exp(-(|x| / scale)^beta), shifted at a rate.
 
-    beta: float = field(
-        metadata=number(
-            at_least=1,
-            why="below 1 the density is not log-concave and no bound here is proved",
-            example=2.0,
-        )
-    )
-    scale: float = field(metadata=number(above=0, why="without noise nothing is private", example=1.0))
+    The noise is Laplace at `beta` 1 and normal, of deviation scale / sqrt(2), at 2; `beta` >= 1.
+    """
+
+    beta: float
+    scale: float
+    rate: float = 1.0
 
     @property
     def fisher(self) -> float:
-        """The Fisher information of its location: beta^2 Gamma(2 - 1/beta) / Gamma(1/beta) / scale^2."""
+        """Fisher information of the location: beta^2 Gamma(2 - 1/beta) / Gamma(1/beta) / scale^2."""
         ratio = gammaln(2 - 1 / self.beta) - gammaln(1 / self.beta)
         return float(self.beta**2 * math.exp(ratio) / self.scale**2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoordinateRDP(Value):
-    """RDP profile of one coordinate: noise of density `law`, shifted with probability `rate`."""
-
-    law: NoiseDensity
-    rate: float = field(default=1.0, metadata=PARTICIPATION)
 
     def __call__(self, orders: npt.ArrayLike, shifts: npt.ArrayLike) -> Array:
         """The larger of the two D_a between law(0) and (1 - rate) law(0) + rate law(shift).
@@ -67,19 +41,19 @@ class CoordinateRDP(Value):
         docs/guarantees/coordinate-wise.md, "Which direction". Convex in the shift at rate 1 and at
         whole orders; not proved elsewhere.
 
-        >>> unsampled = CoordinateRDP(law=NoiseDensity(beta=2, scale=1))
-        >>> sampled = CoordinateRDP(law=NoiseDensity(beta=2, scale=1), rate=0.5)
+        >>> unsampled = CoordinateRDP(beta=2, scale=1)
+        >>> sampled = CoordinateRDP(beta=2, scale=1, rate=0.5)
         >>> float(unsampled(3, 0.5).round(9)), bool(sampled(3, 0.5) < unsampled(3, 0.5))
         (0.75, True)
         """
-        order, shift = checked(orders, shifts)
-        whole = bool((order == np.round(order)).all()) and float(order.max(initial=0)) <= 1000
-        if self.law.beta == 2 and self.rate < 1 and whole:
-            return self._binomial(order, shift / self.law.scale)
-        in_units = (shift / self.law.scale).ravel()
-        moments = _log_moments(
-            self.law.beta, self.rate, order.astype(float).tobytes(), in_units.tobytes()
+        order, shift = np.broadcast_arrays(
+            np.asarray(orders, dtype=float), np.abs(np.asarray(shifts, dtype=float))
         )
+        whole = bool((order == np.round(order)).all()) and float(order.max(initial=0)) <= 1000
+        if self.beta == 2 and self.rate < 1 and whole:
+            return self._binomial(order, shift / self.scale)
+        in_units = (shift / self.scale).ravel()
+        moments = _log_moments(self.beta, self.rate, order.tobytes(), in_units.tobytes())
         return OUTWARD * moments.reshape(order.shape) / (order - 1)
 
     def curvature(self, order: Array, reach: Array) -> Array:
@@ -88,42 +62,51 @@ class CoordinateRDP(Value):
         As reach -> 0 it is a rate^2 / 2 times the Fisher information, the true limit.
         docs/guarantees/coordinate-wise.md, "Near zero".
         """
-        law, rate = self.law, self.rate
-        limit = order * rate**2 * law.fisher / 2
+        limit = order * self.rate**2 * self.fisher / 2
         if self.quadratic:
             return limit
-        power = 2 - 1 / law.beta
-        if rate == 1:
-            widening = (1 + reach / law.scale / 2) ** (law.beta - 1)
-            e = (order - 0.5) * law.beta * reach / law.scale * widening
+        power = 2 - 1 / self.beta
+        if self.rate == 1:
+            widening = (1 + reach / self.scale / 2) ** (self.beta - 1)
+            e = (order - 0.5) * self.beta * reach / self.scale * widening
             e = np.minimum(e, 1.0)
-            rise = (np.exp(e) * _positive(1 - e) ** -power + np.exp(-e) * (1 + e) ** -power) / 2
+            rise = (np.exp(e) * np.maximum(1 - e, 1e-100) ** -power + np.exp(-e) * (1 + e) ** -power) / 2
         else:
-            e = np.minimum(np.maximum(order, 4 - order) * law.beta * reach / law.scale, 1.0)
-            rise = np.exp(e) * _positive(1 - e) ** -power
+            e = np.minimum(np.maximum(order, 4 - order) * self.beta * reach / self.scale, 1.0)
+            rise = np.exp(e) * np.maximum(1 - e, 1e-100) ** -power
         return np.where(e < 1, limit * rise * OUTWARD, np.inf)
 
     def nearly_quadratic(self, order: float) -> float:
         """A shift up to which `curvature` is within 5e-5 of its limit, relatively; about the largest."""
         if self.rate == 1:
             # the rise is 1 + (1/2 + g + g (g + 1) / 2) e^2 + ..., g = 2 - 1/beta < 2
-            return 3e-3 * self.law.scale / self.law.beta / (order - 0.5)
-        return 2e-5 * self.law.scale / self.law.beta / max(order, 4 - order)
+            return 3e-3 * self.scale / self.beta / (order - 0.5)
+        return 2e-5 * self.scale / self.beta / max(order, 4 - order)
 
     def min_moment_curvature(self, order: float, reach: float) -> float:
-        """m >= 0 with M'' >= m at shifts up to `reach`, M = exp((order - 1) D); 0 if none is proved."""
-        if self.rate < 1:
+        """m >= 0 with M'' >= m at shifts up to `reach`, M = exp((order - 1) D); 0 if none is proved.
+
+        About order (order - 1) times the Fisher information if `reach` is small; 0 below beta = 2.
+        docs/guarantees/coordinate-wise.md, "A lower bound on the curvature".
+        """
+        beta, d = self.beta, reach / self.scale / 2
+        if self.rate < 1 or beta < 2 or d * beta >= 1:
             return 0.0
-        return order * (order - 1) * _min_curvature(self.law, reach)
+
+        def moment(power: float) -> float:
+            return math.exp(gammaln((power + 1) / beta) - gammaln(1 / beta))
+
+        fisher = moment(2 * beta - 2)
+        widening = (1 + d) ** (beta - 2) * (fisher + moment(3 * beta - 4))
+        lost = (beta - 1) * d**2 * (moment(2 * beta - 4) + beta / 2 * widening)
+        kink = 2 * d ** (2 * beta - 1) * beta / math.gamma(1 / beta)
+        least = float(max(0.0, beta**2 * (fisher - lost - kink)) / self.scale**2 / OUTWARD)
+        return order * (order - 1) * least
 
     @property
     def quadratic(self) -> bool:
         """Whether the profile is a multiple of shift^2 at every order."""
-        return self.law.beta == 2 and self.rate == 1
-
-    def convex(self, order: Array) -> bool:
-        """Whether the profile is proved convex in the shift at all these orders."""
-        return self.rate == 1 or bool((order == np.round(order)).all())
+        return self.beta == 2 and self.rate == 1
 
     def _binomial(self, order: Array, shift: Array) -> Array:
         """Normal noise at whole orders; the binomial weights sum to 1, which is taken from each term."""
@@ -138,25 +121,13 @@ class CoordinateRDP(Value):
         return OUTWARD * divergences
 
 
-def checked(orders: npt.ArrayLike, shifts: npt.ArrayLike) -> tuple[Array, Array]:
-    """Orders and absolute shifts, each in its range, broadcast to one shape."""
-    order, shift = np.broadcast_arrays(
-        np.asarray(orders, dtype=float), np.abs(np.asarray(shifts, dtype=float))
-    )
-    for wrong in order[~((order > 1) & np.isfinite(order))][:1]:
-        _ORDER.check("orders", wrong)
-    for wrong in shift[~np.isfinite(shift)][:1]:
-        _SHIFT.check("shifts", wrong)
-    return order, shift
-
-
 @lru_cache(maxsize=512)
 def _log_moments(beta: float, rate: float, orders: bytes, shifts: bytes) -> Array:
     """log E r^a at each pair of order and shift; the arrays come as bytes, to be cache keys."""
     order, shift = np.frombuffer(orders), np.frombuffer(shifts)
     moments = np.zeros(len(order))
     moved = shift > 0
-    unit = CoordinateRDP(law=NoiseDensity(beta=beta, scale=1.0), rate=rate)
+    unit = CoordinateRDP(beta, 1.0, rate)
     # Below this shift the quadratic bound is as good as the value, and powers could underflow.
     tiny = moved & (shift * np.maximum(order, 4 - order) * beta < 1e-9)
     moments[tiny] = unit.curvature(order[tiny], shift[tiny])
@@ -164,44 +135,15 @@ def _log_moments(beta: float, rate: float, orders: bytes, shifts: bytes) -> Arra
     rest = moved & ~tiny
     if rate == 1 and beta == 2:
         moments[rest] = order[rest] * (order[rest] - 1) * shift[rest] ** 2
-    elif rate == 1 and beta == 1:
-        moments[rest] = np.logaddexp(0.0, _log_excess_laplace(order[rest], shift[rest]))
+    elif rate == 1 and beta == 1:  # Mironov 2017, Proposition 6, as a sum of positive terms
+        a, s = order[rest], shift[rest]
+        up = np.log(a) + _log_exp_remainder(s * (a - 1))
+        down = np.log(a - 1) + _log_exp_remainder(-s * a)
+        moments[rest] = np.logaddexp(0.0, np.logaddexp(up, down) - np.log(2 * a - 1))
     elif rest.any():
         moments[rest] = np.logaddexp(0.0, log_moment_minus_one(beta, rate, order[rest], shift[rest]))
     moments.flags.writeable = False
     return moments
-
-
-def _min_curvature(law: NoiseDensity, reach: float) -> float:
-    """c >= 0 with M''(s) >= a (a - 1) c at shifts s up to `reach` and every order a, M = E r^a.
-
-    About the Fisher information if `reach` is small; 0 below beta = 2, where nothing is proved.
-    docs/guarantees/coordinate-wise.md, "A lower bound on the curvature".
-    """
-    beta, d = law.beta, reach / law.scale / 2
-    if beta < 2 or d * beta >= 1:
-        return 0.0
-
-    def moment(power: float) -> float:
-        return math.exp(gammaln((power + 1) / beta) - gammaln(1 / beta))
-
-    fisher = moment(2 * beta - 2)
-    widening = (1 + d) ** (beta - 2) * (fisher + moment(3 * beta - 4))
-    lost = (beta - 1) * d**2 * (moment(2 * beta - 4) + beta / 2 * widening)
-    kink = 2 * d ** (2 * beta - 1) * beta / math.gamma(1 / beta)
-    return float(max(0.0, beta**2 * (fisher - lost - kink)) / law.scale**2 / OUTWARD)
-
-
-def _positive(values: Array) -> Array:
-    positive: Array = np.maximum(values, 1e-100)
-    return positive
-
-
-def _log_excess_laplace(order: Array, shift: Array) -> Array:
-    """log(E r^a - 1): Mironov 2017, Proposition 6, as a sum of positive terms."""
-    up = np.log(order) + _log_exp_remainder(shift * (order - 1))
-    down = np.log(order - 1) + _log_exp_remainder(-shift * order)
-    return np.logaddexp(up, down) - np.log(2 * order - 1)
 
 
 def _log_exp_remainder(values: Array) -> Array:
