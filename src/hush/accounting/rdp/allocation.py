@@ -135,7 +135,7 @@ class ConcaveMajorant:
     def _crossing(
         self, below: Array, above: Array, rise: Array, last: Array
     ) -> tuple[Array, Array, Array]:
-        """Place and height of the crossing of tangents with these slopes, and its height over the chord."""
+        """Place and height of the crossing of tangents with these slopes; height over the chord."""
         steep = rise / self.p * self.grid[:-1] ** (1 - self.p)
         flat = last / self.p * self.grid[1:] ** (1 - self.p)
         y_low, y_high = self._powers()[:-1], self._powers()[1:]
