@@ -86,7 +86,7 @@ def test_a_base_of_one_direction_alone_is_caught() -> None:
 @given(rate=RATES, costs=st.lists(st.floats(0, 5), min_size=1, max_size=12))
 @settings(max_examples=60, deadline=None)
 def test_less_sampling_costs_more_and_sampled_coordinates_most(rate: float, costs: list[float]) -> None:
-    grown = np.maximum.accumulate(costs)
+    grown: Array = np.maximum.accumulate(np.array(costs))
     swapped, positive = (bounds(grown, rate, swapped=each) for each in (True, False))
     assert (swapped <= positive).all()
     assert (bounds(grown, rate / 2, swapped=True) <= swapped * (1 + 1e-9)).all()
@@ -94,7 +94,7 @@ def test_less_sampling_costs_more_and_sampled_coordinates_most(rate: float, cost
 
 
 def test_nothing_overflows() -> None:
-    divergences = bounds(np.arange(2, 400) * 1e4, 1e-3, swapped=True)
+    divergences = bounds(np.arange(2.0, 400.0) * 1e4, 1e-3, swapped=True)
     assert np.isfinite(divergences).all()
     assert divergences[-1] == pytest.approx(399e4 + 399 / 398 * math.log(1e-3), rel=1e-9)
     assert (bounds(np.full(60, 1e-14), 1e-3, swapped=True) > 0).all()

@@ -54,7 +54,7 @@ class CoordinateRDP:
             return self._binomial(order, shift / self.scale)
         in_units = (shift / self.scale).ravel()
         moments = _log_moments(self.beta, self.rate, order.tobytes(), in_units.tobytes())
-        return OUTWARD * moments.reshape(order.shape) / (order - 1)
+        return np.asarray(OUTWARD * moments.reshape(order.shape) / (order - 1))
 
     def curvature(self, order: Array, reach: Array) -> Array:
         """K with D_a <= K shift^2 at all shifts up to `reach` (+inf where `reach` is too large for it).
