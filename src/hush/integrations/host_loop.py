@@ -1,19 +1,26 @@
 """Private step in another library's training loop: its loss, its records, and its checkpoints."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
-from hush.core.errors import CheckpointError, Unsupported
+from hush.accounting.ledger import Ledger
+from hush.core.errors import CheckpointError, LedgerError, Unsupported
+from hush.core.guarantee import Budget, Guarantee, check_delta
+from hush.core.plan import Plan
 from hush.core.value import with_article
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training import checkpoint
 from hush.training.checkpoint import check_same_origin, origin_of
-from hush.training.data import Data, pair_of
+from hush.training.data import Batch, Data, count, pair_of
+from hush.training.loop import last_step
+from hush.training.options import Execution, Randomness
 from hush.training.records import map_leaves
 from hush.training.run_folder import step_file
 from hush.training.source import CollateFn, Source
@@ -21,6 +28,169 @@ from hush.training.step import PrivateStep
 
 _IN_CHECKPOINT = ("model", "optimizer")
 """Parts of a step's state that the library's own checkpoint contains."""
+
+
+class HostLoop:
+    """Private step that another library's loop runs, the records that it draws from, and its ledger.
+
+    Checkpoints of a training library are copied, uploaded and published, so they must not contain the
+    key of the noise or the number of skipped records. `save` writes these beside the ledger, in a file
+    for its owner alone, and returns the public name of the state for the library's checkpoint.
+
+    Args:
+        ledger: Ledger, or path of one; None: a ledger in memory.
+        generator: Seeded source of draws and noise, for tests.
+    """
+
+    def __init__(
+        self, ledger: Ledger | str | os.PathLike[str] | None, generator: torch.Generator | None
+    ) -> None:
+        self.step: PrivateStep | None = None
+        """The private step, once training has begun."""
+        self.data: Data | None = None
+        self._ledger, self._generator = ledger, generator
+        self._batches: Iterator[Batch] | None = None
+        self._end = 0
+
+    def begin(
+        self,
+        model: nn.Module,
+        loss_of_batch: Callable[[Any], Any],
+        optimizer: Any,
+        plan: Plan,
+        *,
+        settings: list[dict[str, Any]],
+        budget: Budget | None,
+        delta: float,
+        steps: int | None,
+        physical_batch: int | None,
+        resumed: dict[str, Any] | None,
+    ) -> None:
+        """Make the step with the current weights and optimizer.
+
+        Args:
+            model: Model with all trained parameters.
+            loss_of_batch: Function of a batch that calls the model, as for `BatchLoss`.
+            optimizer: Optimizer of the model.
+            plan: Plan of the step.
+            settings: Settings of the optimizer before any schedule changed them.
+            budget: Limit of the total cost on the ledger; None: no limit.
+            delta: Delta of the guarantee.
+            steps: Total number of steps; None: as many as the budget allows.
+            physical_batch: Number of records to process at once.
+            resumed: Public name of the state to restore; None: a new run.
+        """
+        assert self.data is not None
+        step = PrivateStep(
+            BatchLoss(model, loss_of_batch),
+            own_loss,
+            optimizer,
+            plan,
+            records=count(self.data),
+            ledger=self._ledger,
+            randomness=Randomness(generator=self._generator),
+            execution=Execution(physical_batch=physical_batch),
+        )
+        self.step, self._batches = step, None
+        check_delta(delta, step.records, step.adjacency.unit)
+        step.optimizer_settings = settings
+        if resumed is not None:
+            self._restore(step, self.data, resumed)
+        self._end = steps or 0
+        if budget is not None:
+            self._end, _ = last_step(step, budget, steps)
+        step.ledger.store_delta(delta)
+
+    def advance(self) -> bool | None:
+        """Run one step, charged before the weights change.
+
+        Returns:
+            Whether the weights changed; None: all steps are done, or the budget is used up.
+        """
+        assert self.step is not None
+        assert self.data is not None
+        if self._batches is None:  # not in `begin`: the probe runs under the library's precision
+            self._batches = self.step.batches(self.data)
+        return None if self.done else self.step(next(self._batches))
+
+    @property
+    def done(self) -> bool:
+        """Whether all steps are done, or the budget is used up."""
+        return self.step is not None and self.step.steps >= self._end
+
+    def spent(self, delta: float | None = None) -> Guarantee:
+        """(epsilon, delta) guarantee of all releases on the ledger, whatever the current weights are.
+
+        Args:
+            delta: Delta of the guarantee; None: that of the run.
+        """
+        if self.step is not None:
+            return self.step.ledger.epsilon(delta)
+        if isinstance(self._ledger, Ledger):
+            return self._ledger.epsilon(delta)
+        if self._ledger is None or not Path(self._ledger).exists():
+            raise LedgerError(
+                "no step has been charged yet, so there is nothing to account for. Train first; for an "
+                "earlier run, hush.Ledger(path, read_only=True).epsilon()."
+            )
+        with Ledger(self._ledger, read_only=True) as ledger:
+            return ledger.epsilon(delta)
+
+    def save(self) -> dict[str, Any]:
+        """Save the secret state of the step, between two batches, and return its public name.
+
+        In a process group, rank 0 writes.
+        """
+        step, data = self.step, self.data
+        assert step is not None
+        assert data is not None
+        name = {"run": step.run, "steps": step.steps, "ledger": step.ledger.identity}
+        path = step.ledger.path
+        if path is None or step.reducer.rank > 0:
+            return name
+        state = {key: part for key, part in step.state_dict().items() if key not in _IN_CHECKPOINT}
+        file = step_file(path)
+        states = checkpoint.load(file) if file.exists() else {}
+        kept = {"step": state, "origin": origin_of(data, self._generator, secure=False)}
+        checkpoint.save(file, {**states, _key(name): kept})
+        return name
+
+    def _restore(self, step: PrivateStep, data: Data, name: dict[str, Any]) -> None:
+        """Restore the secret state of that name, with the current weights and optimizer."""
+        if step.reducer.rank > 0:
+            step.load_state_dict({})  # rank 0 broadcasts its state
+            return
+        path = step.ledger.path
+        if path is None or step.ledger.identity != name["ledger"]:
+            raise CheckpointError(
+                f"the checkpoint belongs to a run that was charged to ledger {name['ledger']}, and this "
+                f"one is {step.ledger.identity}{' in memory' * (path is None)}: it lacks what the run "
+                "has spent. Pass ledger= with the path of that run's ledger, from its first step on."
+            )
+        file = step_file(path)
+        states = checkpoint.load(file) if file.exists() else {}
+        if _key(name) not in states:
+            raise CheckpointError(
+                f"{file} has no state of step {name['steps']} of run {name['run']}: without the key of "
+                "its noise the run cannot continue. Restore the file; or load the weights alone and "
+                "begin a new run on the same ledger, which accounts for both."
+            )
+        kept = states[_key(name)]
+        check_same_origin(kept["origin"], data, self._generator, secure=False)
+        here = {"model": step.model.state_dict(), "optimizer": step.optimizer.state_dict()}
+        step.load_state_dict({**kept["step"], **here})
+
+    def close(self) -> None:
+        """Stop the workers, and close a ledger that was opened by its path."""
+        self._batches = None
+        if isinstance(self.data, Source):
+            self.data.stop_workers()
+        if self.step is not None and not isinstance(self._ledger, Ledger):
+            self.step.ledger.close()
+
+
+def _key(name: dict[str, Any]) -> str:
+    return f"{name['run']}/{name['steps']}"
 
 
 class BatchLoss(nn.Module):
@@ -106,68 +276,3 @@ class _WholeBatch:
     def __call__(self, records: list[Any]) -> tuple[Any, Tensor]:
         batch = map_leaves(self.collate_fn(records), lambda value: value)  # with plain dictionaries
         return (batch,), torch.zeros(len(records))
-
-
-def save_step(step: PrivateStep, data: Data, generator: torch.Generator | None) -> dict[str, Any]:
-    """Save the secret state of a step in a file beside its ledger, and return its public name.
-
-    Checkpoints of a training library are copied, uploaded and published, so they must not contain the
-    key of the noise or the number of skipped records. Only the owner may read the file.
-
-    Args:
-        step: Training step between two batches. In a process group, rank 0 writes.
-        data: Records of the run, stored as a digest to verify that a resumed run uses the same.
-        generator: Generator of the run.
-
-    Returns:
-        Run, step number and ledger, for the library's checkpoint.
-    """
-    name = {"run": step.run, "steps": step.steps, "ledger": step.ledger.identity}
-    path = step.ledger.path
-    if path is None or step.reducer.rank > 0:
-        return name
-    state = {key: part for key, part in step.state_dict().items() if key not in _IN_CHECKPOINT}
-    file = step_file(path)
-    states = checkpoint.load(file) if file.exists() else {}
-    kept = {"step": state, "origin": origin_of(data, generator, secure=False)}
-    checkpoint.save(file, {**states, _key(name): kept})
-    return name
-
-
-def load_step(
-    step: PrivateStep, name: dict[str, Any], data: Data, generator: torch.Generator | None
-) -> None:
-    """Restore the secret state of that name, with the current weights and optimizer.
-
-    Args:
-        step: Training step on the same ledger, with the checkpoint's model and optimizer.
-        name: Result of `save_step`.
-        data: Records of the resumed run.
-        generator: Generator that was passed to the resumed run.
-    """
-    if step.reducer.rank > 0:
-        step.load_state_dict({})  # rank 0 broadcasts its state
-        return
-    path = step.ledger.path
-    if path is None or step.ledger.identity != name["ledger"]:
-        raise CheckpointError(
-            f"the checkpoint belongs to a run that was charged to ledger {name['ledger']}, and this "
-            f"one is {step.ledger.identity}{' in memory' * (path is None)}: it lacks what the run has "
-            "spent. Pass ledger= with the path of that run's ledger, from its first step on."
-        )
-    file = step_file(path)
-    states = checkpoint.load(file) if file.exists() else {}
-    if _key(name) not in states:
-        raise CheckpointError(
-            f"{file} has no state of step {name['steps']} of run {name['run']}: without the key of its "
-            "noise the run cannot continue. Restore the file; or load the weights alone and begin a new "
-            "run on the same ledger, which accounts for both."
-        )
-    kept = states[_key(name)]
-    check_same_origin(kept["origin"], data, generator, secure=False)
-    here = {"model": step.model.state_dict(), "optimizer": step.optimizer.state_dict()}
-    step.load_state_dict({**kept["step"], **here})
-
-
-def _key(name: dict[str, Any]) -> str:
-    return f"{name['run']}/{name['steps']}"

@@ -11,19 +11,16 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hush.accounting.ledger import Ledger
 from hush.core.errors import CheckpointError, PrivacyWarning, Unsupported
-from hush.core.guarantee import Budget, Guarantee, check_delta
+from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.core.value import check_kind, with_article
 from hush.integrations import require
-from hush.integrations.host_loop import BatchLoss, batch_data, load_step, own_loss, save_step
+from hush.integrations.host_loop import HostLoop, batch_data
 from hush.training.checkpoint import settings_of
-from hush.training.data import Batch, Data, count
+from hush.training.data import Data
 from hush.training.disjoint import check_held_out
-from hush.training.loop import last_step
-from hush.training.options import Execution, Randomness
 from hush.training.records import leaves
-from hush.training.source import CollateFn, Source
-from hush.training.step import PrivateStep
+from hush.training.source import CollateFn
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -49,7 +46,7 @@ _CALLBACKS = {
 _MIX_IN = "class Private(PrivateModule, Mine): pass"
 
 
-class PoissonLoader:
+class PoissonLoader(HostLoop):
     """Private records in place of a training `DataLoader`: one item per step, drawn by the plan.
 
     Its length is one epoch, 1 / sampling rate. `spent()` is the guarantee after `fit`.
@@ -84,17 +81,14 @@ class PoissonLoader:
         physical_batch: int | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
+        super().__init__(ledger, generator)
         self.records = data
         self.data = batch_data(
             data, collate_fn=collate_fn, workers=workers, pad_to=pad_to, pad_value=pad_value
         )
         self.plan = check_kind("plan", plan, Plan)
         self.budget = check_kind("budget", budget, Budget)
-        self.step: PrivateStep | None = None
-        """The private step, once training has begun."""
-        self._ledger, self._physical_batch, self._generator = ledger, physical_batch, generator
-        self._batches: Iterator[Batch] | None = None
-        self._end = 0
+        self.physical_batch = physical_batch
 
     def __len__(self) -> int:
         """Number of steps per epoch."""
@@ -108,82 +102,6 @@ class PoissonLoader:
                 f"has made one. Mix it in from the left: {_MIX_IN}."
             )
         yield from range(len(self))
-
-    def begin(
-        self,
-        model: BatchLoss,
-        optimizer: torch.optim.Optimizer,
-        settings: list[dict[str, Any]],
-        checkpoint: dict[str, Any] | None,
-        steps: int | None,
-    ) -> None:
-        """Make the step, and load the state of a checkpoint.
-
-        Args:
-            model: Per-sample losses of the module.
-            optimizer: Optimizer of the module.
-            settings: Settings of the optimizer before any schedule changed them.
-            checkpoint: Public name of the step's state; None: a new run.
-            steps: Total number of steps; None: as many as the budget allows.
-        """
-        step = PrivateStep(
-            model,
-            own_loss,
-            optimizer,
-            self.plan,
-            records=count(self.data),
-            ledger=self._ledger,
-            randomness=Randomness(generator=self._generator),
-            execution=Execution(physical_batch=self._physical_batch),
-        )
-        self.step = step
-        check_delta(self.budget.delta, step.records, step.adjacency.unit)
-        step.optimizer_settings = settings
-        if checkpoint is not None:
-            load_step(step, checkpoint, self.data, self._generator)
-        self._end, _ = last_step(step, self.budget, steps)
-        self._batches = None
-        step.ledger.store_delta(self.budget.delta)
-
-    def advance(self) -> bool | None:
-        """Run one step, charged before the weights change.
-
-        Returns:
-            Whether the weights changed; None: all steps are done, or the budget is used up.
-        """
-        assert self.step is not None
-        if self._batches is None:  # not in `begin`: the probe runs under the Trainer's precision
-            self._batches = self.step.batches(self.data)
-        return None if self.step.steps >= self._end else self.step(next(self._batches))
-
-    def spent(self, delta: float | None = None) -> Guarantee:
-        """(epsilon, delta) guarantee of all releases on the ledger.
-
-        It does not depend on the module's current weights: Lightning moves them to another device after
-        training, and loads the best ones for tests.
-
-        Args:
-            delta: Delta of the guarantee; None: that of the budget.
-        """
-        if self.step is None:
-            raise Unsupported(
-                "this loader has not run a step, so there is nothing to account for. Call trainer.fit; "
-                "for an earlier run, hush.Ledger(path, read_only=True).epsilon()."
-            )
-        return self.step.ledger.epsilon(delta)
-
-    def saved(self) -> dict[str, Any]:
-        """Save the secret state of the step beside its ledger, and return its public name."""
-        assert self.step is not None
-        return save_step(self.step, self.data, self._generator)
-
-    def close(self) -> None:
-        """Stop the workers, and close a ledger that was opened by its path."""
-        self._batches = None
-        if isinstance(self.data, Source):
-            self.data.stop_workers()
-        if self.step is not None and not isinstance(self._ledger, Ledger):
-            self.step.ledger.close()
 
 
 class PrivateModule(LightningModule):
@@ -237,28 +155,19 @@ class PrivateModule(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """The module's own callbacks, and one that closes the ledger. Lightning calls this first."""
-        _check_gradients(self.trainer)
+        _check_trainer(self.trainer)
         own = super().configure_callbacks()
         return [*(own if isinstance(own, (list, tuple)) else [own]), _CloseLedger()]
-
-    def on_fit_start(self) -> None:
-        """Reject settings under which the step that runs is not the one that is charged."""
-        super().on_fit_start()
-        if type(self).training_step is not PrivateModule.training_step:
-            raise Unsupported(
-                f"{type(self).__name__} overrides the private training_step: its gradients would be "
-                f"neither clipped nor charged. Mix in from the left: {_MIX_IN}."
-            )
-        _check_trainer(self.trainer)
 
     def on_train_start(self) -> None:
         """Make the private step, or restore that of the checkpoint."""
         super().on_train_start()
-        if not hasattr(self, "_settings"):
-            raise Unsupported(
-                f"{type(self).__name__} overrides the private configure_optimizers, which records the "
-                f"settings that a resumed run starts from. Mix in from the left: {_MIX_IN}."
-            )
+        for name in ("training_step", "configure_optimizers"):
+            if getattr(type(self), name) is not getattr(PrivateModule, name):
+                raise Unsupported(
+                    f"{type(self).__name__} overrides the private {name}: gradients would be neither "
+                    f"clipped nor charged. Mix in from the left: {_MIX_IN}."
+                )
         loader = self._loader()
         for held_out in leaves(self.trainer.val_dataloaders):
             check_held_out(getattr(held_out, "dataset", held_out), loader.records)
@@ -270,11 +179,16 @@ class PrivateModule(LightningModule):
             )
         wanted = self.trainer.estimated_stepping_batches
         loader.begin(
-            BatchLoss(self, self._loss_of_record),
-            self.optimizers(),  # type: ignore[arg-type]  # one, by configure_optimizers
-            self._settings,
-            resumed,
-            None if wanted == float("inf") else int(wanted),
+            self,
+            self._loss_of_record,
+            self.optimizers(),  # one, by configure_optimizers
+            loader.plan,
+            settings=self._settings,
+            budget=loader.budget,
+            delta=loader.budget.delta,
+            steps=None if wanted == float("inf") else int(wanted),
+            physical_batch=loader.physical_batch,
+            resumed=resumed,
         )
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -309,7 +223,7 @@ class PrivateModule(LightningModule):
         super().on_save_checkpoint(checkpoint)
         loader = self._loader()
         if loader.step is not None:
-            checkpoint[_CHECKPOINT] = loader.saved()
+            checkpoint[_CHECKPOINT] = loader.save()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Read the name of the step's state."""
@@ -391,44 +305,30 @@ def _warn_of_log(what: str) -> None:
     )
 
 
-def _check_gradients(trainer: "Trainer") -> None:
-    """Raise if the Trainer clips or accumulates gradients.
-
-    Lightning refuses both too, but later, and advises to switch to automatic optimization.
-    """
-    if trainer.gradient_clip_val is not None:
-        raise Unsupported(
-            f"gradient_clip_val={trainer.gradient_clip_val!r} of the Trainer would clip a gradient that "
-            "is already noisy: the plan clips each record's gradient. Leave it out, and set the plan's "
-            "clipping, e.g. clipping=hush.L2(norm=1.0)."
-        )
-    if trainer.accumulate_grad_batches != 1:
-        raise Unsupported(
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches!r} of the Trainer would add up "
-            "several noisy gradients: a private step draws its whole batch at once. Raise the plan's "
-            "sampling rate, and limit memory with PoissonLoader(..., physical_batch=...)."
-        )
-
-
 def _check_trainer(trainer: "Trainer") -> None:
     """Raise for settings of a Trainer that would change the private step."""
-    if trainer.precision not in _PRECISIONS:
-        raise Unsupported(
-            f"precision={trainer.precision!r} scales losses or converts records, which the private step "
-            f"does not. Use one of {_PRECISIONS}."
-        )
+    clip, accumulated = trainer.gradient_clip_val, trainer.accumulate_grad_batches
     strategy = type(trainer.strategy).__name__
-    if strategy not in _STRATEGIES:
-        raise Unsupported(
-            f"strategy {strategy} moves or splits the weights and gradients by itself. Use one device "
-            "or strategy='ddp', or fully_shard in a loop of your own (docs/distributed.md)."
-        )
-    if "MultiProcessing" in type(getattr(trainer.strategy, "launcher", None)).__name__:
-        raise Unsupported(
-            "the strategy starts processes by multiprocessing (ddp_spawn, ddp_fork, ddp_notebook) that "
-            "end with fit: they return the weights, but not the ledger. Use strategy='ddp', which runs "
-            "the script in every process, or one device."
-        )
+    rejected = {
+        "gradient_clip_val": clip is not None
+        and f"={clip!r} would clip a gradient that is already noisy: the plan clips each record's "
+        "gradient. Leave it out, and set the plan's clipping.",
+        "accumulate_grad_batches": accumulated != 1
+        and f"={accumulated!r} would add up several noisy gradients: a private step draws its whole "
+        "batch at once. Raise the plan's rate, and pass physical_batch= to the PoissonLoader.",
+        "precision": trainer.precision not in _PRECISIONS
+        and f"={trainer.precision!r} scales losses or converts records, which the private step does "
+        f"not. Use one of {_PRECISIONS}.",
+        "strategy": strategy not in _STRATEGIES
+        and f" {strategy} moves or splits the weights and gradients by itself. Use one device or "
+        "strategy='ddp', or fully_shard in a loop of your own (docs/distributed.md).",
+        "launcher": "MultiProcessing" in type(getattr(trainer.strategy, "launcher", None)).__name__
+        and " starts processes (ddp_spawn, ddp_fork, ddp_notebook) that end with fit: they return the "
+        "weights, but not the ledger. Use strategy='ddp', or one device.",
+    }
+    for name, reason in rejected.items():
+        if reason:
+            raise Unsupported(f"{name}{reason}")
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind in type(callback).__mro__:
             if kind.__name__ in _CALLBACKS:

@@ -203,14 +203,3 @@ def check_columns(kept: Any, train_dataset: Any, label_names: list[str]) -> None
             'train_dataset.map(lambda record: tokenizer(record["text"], truncation=True, '
             "max_length=128)), or a collator that tokenizes and remove_unused_columns=False."
         )
-
-
-def pad_values(tokenizer: Any) -> dict[str, Any]:
-    """Padding values by the argument names of the library's models.
-
-    Args:
-        tokenizer: Tokenizer of the Trainer; None: it has none.
-    """
-    token = getattr(tokenizer, "pad_token_id", None)
-    kind = getattr(tokenizer, "pad_token_type_id", None)
-    return {"input_ids": token or 0, "token_type_ids": kind or 0, "labels": -100}

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,25 +13,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hush.accounting.ledger import Ledger
-from hush.core.errors import CheckpointError, LedgerError, PrivacyWarning, Unsupported
-from hush.core.guarantee import Guarantee, check_delta
+from hush.core.errors import CheckpointError, PrivacyWarning, Unsupported
+from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
 from hush.integrations import require
-from hush.integrations.host_loop import BatchLoss, batch_data, load_step, own_loss, save_step
+from hush.integrations.host_loop import HostLoop, batch_data
 from hush.integrations.transformers.arguments import (
     Privacy,
     check_arguments,
     check_columns,
     check_evaluation,
     check_records,
-    pad_values,
 )
-from hush.integrations.transformers.attention import vectorize_attention
 from hush.training.checkpoint import settings_of
-from hush.training.data import Batch, Data
-from hush.training.loop import last_step
-from hush.training.options import Execution, Randomness
-from hush.training.source import Source
 from hush.training.step import PrivateStep
 
 if TYPE_CHECKING:
@@ -48,6 +41,7 @@ _NOT_CHARGED = ("loss", "grad_norm", "total_flos")
 """Metrics of training records that Trainer logs, beside those with the prefix "train_"."""
 _STEP = ("training_step", "get_train_dataloader", "_get_train_sampler")
 """Methods of a Trainer that draw records and apply gradients."""
+_ATTENTION = "sdpa_vectorized"
 _NAME = "private_step.json"
 """File in a checkpoint with the public name of the private step's state."""
 
@@ -101,17 +95,17 @@ class PrivateTrainer(Trainer):
         super().__init__(*args, **options)
         check_arguments(self.args, self.train_dataset, self.eval_dataset)
         self._privacy()
-        self.private_step: PrivateStep | None = None
-        """The private step, once training has begun."""
-        self._pad_to, self._generator = pad_to, generator
         folder: Any = self.args.output_dir
-        self._ledger = Path(folder, "ledger.jsonl") if ledger is None else ledger
+        self._loop = HostLoop(Path(folder, "ledger.jsonl") if ledger is None else ledger, generator)
+        self._pad_to = pad_to
         self._resumed: Path | None = None
         self._settings: list[dict[str, Any]] = []
-        self._data: Data | None = None
-        self._batches: Iterator[Batch] = iter(())
-        self._end = 0
-        self.add_callback(_SaveStep(self))
+        self.add_callback(_SaveStep(self._loop))
+
+    @property
+    def private_step(self) -> PrivateStep | None:
+        """The private step, once training has begun."""
+        return self._loop.step
 
     def spent(self, delta: float | None = None) -> Guarantee:
         """(epsilon, delta) guarantee of all releases on the ledger.
@@ -119,16 +113,7 @@ class PrivateTrainer(Trainer):
         Args:
             delta: Delta of the guarantee; None: that of the run.
         """
-        if self.private_step is not None:
-            return self.private_step.ledger.epsilon(delta)
-        if isinstance(self._ledger, Ledger):
-            return self._ledger.epsilon(delta)
-        if not Path(self._ledger).exists():
-            raise LedgerError(
-                f"no step has been charged yet, and {self._ledger} does not exist: call train() first."
-            )
-        with Ledger(self._ledger, read_only=True) as ledger:
-            return ledger.epsilon(delta)
+        return self._loop.spent(delta)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Train privately, as in Trainer.
@@ -153,7 +138,7 @@ class PrivateTrainer(Trainer):
         if resumed is True:
             resumed = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
         self._resumed = Path(resumed) if resumed else None
-        self.private_step = None
+        self._loop.step = None
         try:
             output = super().train(resume_from_checkpoint, *args, **options)
             if self.private_step is not None:
@@ -161,11 +146,7 @@ class PrivateTrainer(Trainer):
                     self.private_step.adopt_weights()  # released before, chosen by evaluation records
                 self.private_step.spent()  # raises if anything else has changed them
         finally:
-            self._batches = iter(())
-            if isinstance(self._data, Source):
-                self._data.stop_workers()
-            if self.private_step is not None and not isinstance(self._ledger, Ledger):
-                self.private_step.ledger.close()
+            self._loop.close()
         return output._replace(training_loss=math.nan, metrics=_charged(output.metrics))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -173,12 +154,15 @@ class PrivateTrainer(Trainer):
         own = super().get_train_dataloader()
         records: Any = own.dataset
         check_columns(records, self.train_dataset, self.label_names)
-        self._data = batch_data(
+        tokenizer: Any = self.processing_class
+        token = getattr(tokenizer, "pad_token_id", None) or 0
+        kind = getattr(tokenizer, "pad_token_type_id", None) or 0
+        self._loop.data = batch_data(
             records,
             collate_fn=own.collate_fn,
             workers=own.num_workers,
             pad_to=self._pad_to,
-            pad_value=pad_values(self.processing_class),
+            pad_value={"input_ids": token, "token_type_ids": kind, "labels": -100},
         )
         accumulated = self.args.gradient_accumulation_steps
         items = math.ceil(len(own) / accumulated) * accumulated
@@ -207,11 +191,9 @@ class PrivateTrainer(Trainer):
         if self.private_step is None:
             self._begin()
         if self.accelerator.sync_gradients:
-            assert self.private_step is not None
             model.train()
-            if self.private_step.steps < self._end:
-                self.private_step(next(self._batches))
-            if self.private_step.steps >= self._end:
+            self._loop.advance()
+            if self._loop.done:
                 self.control.should_training_stop = True
         return torch.zeros((), device=self.args.device)
 
@@ -265,33 +247,21 @@ class PrivateTrainer(Trainer):
 
     def _begin(self) -> None:
         """Make the step with the current weights and optimizer, resumed or new."""
-        privacy = self._privacy()
-        if isinstance(self._ledger, Path):
-            self._ledger.parent.mkdir(parents=True, exist_ok=True)
-        optimizer: Any = self.optimizer
-        model: Any = self.model
-        assert self._data is not None
-        vectorize_attention(model)
-        step = PrivateStep(
-            BatchLoss(model, self._loss_of_record),
-            own_loss,
+        privacy, optimizer, model = self._privacy(), self.optimizer, self.model
+        Path(str(self.args.output_dir)).mkdir(parents=True, exist_ok=True)
+        vectorize_attention(model)  # type: ignore[arg-type]
+        self._loop.begin(
+            model,  # type: ignore[arg-type]
+            self._loss_of_record,
             getattr(optimizer, "optimizer", optimizer),  # Accelerate wraps it
             privacy.plan_for(self.state.max_steps),
-            records=privacy.records,
-            ledger=self._ledger,
-            randomness=Randomness(generator=self._generator),
-            execution=Execution(physical_batch=self.args.per_device_train_batch_size),
+            settings=self._settings,
+            budget=privacy.budget,
+            delta=privacy.delta_or_default,
+            steps=self.state.max_steps,
+            physical_batch=self.args.per_device_train_batch_size,
+            resumed=None if self._resumed is None else _read_name(self._resumed),
         )
-        self.private_step = step
-        delta = check_delta(privacy.delta_or_default, step.records, step.adjacency.unit)
-        step.optimizer_settings = self._settings
-        if self._resumed is not None:
-            load_step(step, _read_name(self._resumed), self._data, self._generator)
-        self._end = self.state.max_steps
-        if privacy.budget is not None:
-            self._end, _ = last_step(step, privacy.budget, self.state.max_steps)
-        self._batches = step.batches(self._data)
-        step.ledger.store_delta(delta)
 
     def _loss_of_record(self, batch: dict[str, Any]) -> Any:
         """Result of compute_loss for a batch of one record."""
@@ -316,14 +286,11 @@ class PrivateTrainer(Trainer):
 class _SaveStep(TrainerCallback):
     """Saves the private step with each checkpoint."""
 
-    def __init__(self, trainer: PrivateTrainer) -> None:
-        self._trainer = trainer
+    def __init__(self, loop: HostLoop) -> None:
+        self._loop = loop
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        step, data = self._trainer.private_step, self._trainer._data
-        assert step is not None
-        assert data is not None
-        name = save_step(step, data, self._trainer._generator)
+        name = self._loop.save()
         if args.should_save:
             path = Path(args.output_dir, f"checkpoint-{state.global_step}", _NAME)
             path.write_text(json.dumps(name) + "\n")
@@ -372,3 +339,28 @@ def _charged(metrics: dict[str, float]) -> dict[str, float]:
 def _empty(_: list[int]) -> dict[str, Any]:
     """Item of the training loader, without a record."""
     return {}
+
+
+def vectorize_attention(model: nn.Module) -> None:
+    """Let transformers models build their attention masks without reading them.
+
+    With `sdpa` attention, a model tests whether the mask masks anything, and skips it if not.
+    `torch.vmap` cannot run that test, so a private step would compute one record at a time. This sets an
+    attention implementation that is `sdpa` without the test. Other implementations are left as they are.
+
+    Args:
+        model: Model of the transformers library, or a module that contains some.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+    from transformers.masking_utils import sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    def mask(*args: Any, **kwargs: Any) -> Any:
+        kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return sdpa_mask(*args, **kwargs)
+
+    AttentionInterface.register(_ATTENTION, ALL_ATTENTION_FUNCTIONS["sdpa"])
+    AttentionMaskInterface.register(_ATTENTION, mask)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and module.config._attn_implementation == "sdpa":
+            module.set_attn_implementation(_ATTENTION)
