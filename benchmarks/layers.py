@@ -88,7 +88,9 @@ def of_convolution(
         term.norms(2.0)
         term.weighted_sum(weights)
 
-    variants = [lambda: geometry.weight_gradient(grad, x), written(2**60), written(0)]
+    like = torch.zeros(shape)
+    summed = lambda: geometry.backward(grad, x, like, 1, (False, True))  # noqa: E731
+    variants = [summed, written(2**60), written(0)]
     gram = x[0, 0].numel() <= 512  # beyond, the Gram matrices of pixels are out of all proportion
     plain, grouped, unfolded, *recorded = medians([*variants, *([factors] if gram else [])])
     ratio = shape.numel() / (x[0].numel() + grad[0].numel())

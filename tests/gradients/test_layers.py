@@ -404,5 +404,4 @@ def test_every_rule_is_run_by_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
         inputs = torch.randn(2, *shape) if shape else torch.randint(0, 11, (2, 6))
         record(model, lambda output, _: output.flatten(1).sum(1), inputs, torch.zeros(2))
     record(nn.Linear(4, 3), nn.CrossEntropyLoss(reduction="none"), torch.randn(2, 4), torch.arange(2))
-    # F.embedding_bag has no factors: its rule refuses max_norm and leaves the rest to the general way
-    assert applied == set(RULES) - {functional.embedding_bag}
+    assert applied == set(RULES)

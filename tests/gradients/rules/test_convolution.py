@@ -50,29 +50,6 @@ def example(geometry: ConvolutionShape, x: Tensor) -> tuple[ConvolutionFactors, 
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 
 
-@pytest.mark.parametrize(
-    ("geometry", "sizes"),
-    [
-        (ConvolutionShape(torch.Size((6, 1, 5, 5)), (1, 1), (2, 2), (1, 1), 6), (7, 7)),
-        (ConvolutionShape(torch.Size((6, 1, 5, 3)), (2, 1), (2, 0), (1, 2), 6), (14, 9)),
-        (ConvolutionShape(torch.Size((6, 1, 3)), (2,), (1,), (1,), 6), (20,)),
-    ],
-)
-def test_a_depthwise_convolution_is_a_product_for_each_channel(
-    geometry: ConvolutionShape, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torch.manual_seed(0)
-    x = torch.randn(4, 6, *sizes, dtype=torch.float64)
-    weight, bias = torch.randn(geometry.shape).double(), torch.randn(6).double()
-    expected = geometry.forward(x, weight, bias)
-    grad = torch.randn_like(expected)
-    gradient = geometry.input_gradient(grad, x, weight)
-    assert not geometry._multiplies(x), "torch's own kernels"
-    monkeypatch.setattr(ConvolutionShape, "_multiplies", lambda self, x: True)
-    torch.testing.assert_close(geometry.forward(x, weight, bias), expected)
-    torch.testing.assert_close(geometry.input_gradient(grad, x, weight), gradient)
-
-
 @pytest.mark.parametrize("where", DEVICES)
 @pytest.mark.parametrize(("geometry", "sizes"), SHAPES)
 def test_a_record_of_several_images_has_the_sum_of_their_gradients(
@@ -137,7 +114,9 @@ def gpu_example(
     term = ConvolutionFactors(grad, x, geometry, tf32)
     assert geometry.has_kernel(x)
     pairs = zip(grad.double().split(1), x.double().split(1), strict=True)
-    return term, torch.stack([geometry.weight_gradient(*pair) for pair in pairs])
+    like = torch.zeros(geometry.shape).to(x.double())
+    gradients = [geometry.backward(*pair, like, geometry.groups, (False, True))[1] for pair in pairs]
+    return term, torch.stack(gradients)
 
 
 @GPU

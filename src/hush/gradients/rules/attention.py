@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 from torch.nn import functional
 
 if TYPE_CHECKING:
@@ -66,10 +65,14 @@ def dot_product(
             shape = (*batch, own, *part.shape[-2:])
             flat.append((part if part.shape == shape else part.expand(shape)).flatten(0, -4))
         mask = flat[3] if len(flat) > 3 else None
-        with _without_cudnn():
+        cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(False)  # its backward pass cannot be deterministic
+        try:
             attended = functional.scaled_dot_product_attention(
                 flat[0], flat[1], flat[2], mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(cudnn)
         _make_backward_deterministic(attended, flat)
         output: Tensor = attended.unflatten(0, batch)
         return output.squeeze(-3) if query.dim() == 2 else output
@@ -85,19 +88,9 @@ def _align(part: Tensor, dims: int) -> Tensor:
     return part.reshape(len(part), *(1,) * missing, *part.shape[1:]) if missing else part
 
 
-@contextmanager
-def _without_cudnn() -> Iterator[None]:
-    """Context in which the kernel is none of cuDNN's, whose backward pass cannot be deterministic."""
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
-
-
 def _make_backward_deterministic(output: Tensor, inputs: list[Tensor]) -> None:
-    """Let the fused kernels between the inputs and the output be differentiated deterministically."""
+    """Turn on torch's deterministic algorithms in the backward passes of the fused kernels between the
+    inputs and the output."""
     visited = {part.grad_fn for part in inputs}
     nodes = [output.grad_fn]
     while nodes:
@@ -106,24 +99,20 @@ def _make_backward_deterministic(output: Tensor, inputs: list[Tensor]) -> None:
             continue
         visited.add(node)
         nodes += [previous for previous, _ in node.next_functions]
-        if node.name().startswith(_FUSED):
-            _run_deterministically(node)
+        if not node.name().startswith(_FUSED):
+            continue
+        before: list[tuple[bool, bool, bool]] = []
 
+        def begin(_: object, before: list[Any] = before) -> None:
+            before.append(_determinism())
+            # not torch.use_deterministic_algorithms, which loads a compiler
+            _set_determinism(True, False, False)
 
-def _run_deterministically(node: Node) -> None:
-    """Turn torch's deterministic algorithms on while this node of a graph runs."""
-    before: list[tuple[bool, bool, bool]] = []
+        def end(*_: object, before: list[Any] = before) -> None:
+            _set_determinism(*before.pop())
 
-    def begin(_: object) -> None:
-        before.append(_determinism())
-        # not torch.use_deterministic_algorithms, which loads a compiler
-        _set_determinism(True, False, False)
-
-    def end(*_: object) -> None:
-        _set_determinism(*before.pop())
-
-    node.register_prehook(begin)
-    node.register_hook(end)
+        node.register_prehook(begin)
+        node.register_hook(end)
 
 
 @contextmanager

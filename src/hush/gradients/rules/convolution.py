@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 _LARGE, _FEW_CHANNELS = 2**16, 4
 """From this many weights on, or below this many channels, unfolding beats one grouped convolution."""
 
-_MATRIX = 2**14
-"""Entries of a matrix up to which a depthwise convolution is a matrix product for each channel."""
-
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionShape:
@@ -53,21 +50,19 @@ class ConvolutionShape:
     groups: int
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not self._multiplies(x):
-            return self._convolve(x, weight, bias)
-        matrices, outputs = self._matrices(weight, x)
-        output: Tensor = _by_channel(x, matrices).unflatten(2, outputs)
-        return output if bias is None else output + bias.view(-1, *(1 for _ in outputs))
+        offset = (0,) * len(self.stride)
+        return torch.convolution(
+            x, weight, bias, self.stride, self.padding, self.dilation, False, offset, self.groups
+        )
 
-    def input_gradient(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        if self._multiplies(x):
-            return _by_channel(grad, self._matrices(weight, x)[0].mT).view(x.shape)
-        return self._backward(grad, x, weight, self.groups, [True, False, False])[0]
-
-    def weight_gradient(self, grad: Tensor, x: Tensor) -> Tensor:
-        """The gradient of the weight, summed over images."""
-        like = grad.new_empty(1).expand(self.shape)
-        return self._backward(grad, x, like, self.groups, [False, True, False])[1]
+    def backward(
+        self, grad: Tensor, x: Tensor, weight: Tensor, groups: int, needed: tuple[bool, bool]
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of the input and of the weight, the latter summed over images."""
+        offset = (0,) * len(self.stride)
+        shape = self.stride, self.padding, self.dilation, False, offset, groups
+        gradients = torch.ops.aten.convolution_backward(grad, x, weight, None, *shape, [*needed, False])
+        return gradients[0], gradients[1]
 
     def per_sample_weight_gradients(self, grad: Tensor, x: Tensor, *, tf32: bool = False) -> Tensor:
         """The gradient of the weight for each image: (images, *shape), in single precision at least.
@@ -95,7 +90,7 @@ class ConvolutionShape:
         # Strides afresh: those of one position could still say "channels last", and torch believes it.
         grads, inputs = (part.reshape(-1).view(1, -1, *part.shape[2:]) for part in (grad, x))
         like = grad.new_empty(1).expand(images * out, *self.shape[1:])
-        _, stacked, _ = self._backward(grads, inputs, like, images * self.groups, [False, True, False])
+        _, stacked = self.backward(grads, inputs, like, images * self.groups, (False, True))
         return stacked.view(images, *self.shape)
 
     def unfolded_at_once(self, grad: Tensor) -> int:
@@ -124,7 +119,7 @@ class ConvolutionShape:
         if math.prod(outputs) * math.prod(self.shape[1:]) < math.prod(sizes) ** 2:
             return gram(self.patches(x, outputs))
         pixels = x.flatten(2).mT @ x.flatten(2)
-        pixels = functional.pad(pixels.view(len(x), *sizes, *sizes), self._sides * 2)
+        pixels = functional.pad(pixels.view(len(x), *sizes, *sizes), _both_sides(self.padding) * 2)
         gram_matrix = x.new_zeros(len(x), *outputs, *outputs)
         for offset in itertools.product(*(range(size) for size in self.shape[2:])):
             axes = zip(offset, self.dilation, self.stride, outputs, strict=True)
@@ -151,31 +146,9 @@ class ConvolutionShape:
         """Whether it is a linear layer on the channels of each position."""
         return self.splits_input and math.prod(self.stride) == 1
 
-    def _multiplies(self, x: Tensor) -> bool:
-        """Whether it is depthwise, on images so small that a product with all pixels of each is faster.
-
-        torch's own kernels for depthwise convolutions take several times as long there.
-        """
-        small = math.prod(x.shape[2:]) ** 2 <= _MATRIX * math.prod(self.stride)
-        return x.is_cuda and 1 < self.groups == self.shape[0] == x.shape[1] and small
-
-    def _matrices(self, weight: Tensor, x: Tensor) -> tuple[Tensor, torch.Size]:
-        """A depthwise convolution as a matrix a channel, (channels, pixels, positions), and its output's
-        shape."""
-        pixels = math.prod(x.shape[2:])
-        ones = torch.eye(pixels, dtype=weight.dtype, device=weight.device)
-        images = ones.view(pixels, 1, *x.shape[2:]).expand(-1, self.groups, *x.shape[2:])
-        answers = self._convolve(images, weight, None)
-        return answers.flatten(2).movedim(0, 1), answers.shape[2:]
-
-    def _convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.convolution(
-            x, weight, bias, self.stride, self.padding, self.dilation, False, self._zero, self.groups
-        )
-
     def _windows(self, x: Tensor, outputs: torch.Size) -> Tensor:
         """View of the padded input: (images, in, *kernel, *positions)."""
-        padded = functional.pad(x, self._sides)
+        padded = functional.pad(x, _both_sides(self.padding))
         image, channel, *pixel = padded.stride()
         return padded.as_strided(
             (*x.shape[:2], *self.shape[2:], *outputs),
@@ -186,38 +159,6 @@ class ConvolutionShape:
                 *(a * b for a, b in zip(pixel, self.stride, strict=True)),
             ),
         )
-
-    @property
-    def _sides(self) -> list[int]:
-        """The padding as `pad` takes it: last dimension first, both of its sides."""
-        return [side for size in reversed(self.padding) for side in (size, size)]
-
-    @property
-    def _zero(self) -> tuple[int, ...]:
-        return (0,) * len(self.stride)
-
-    def _backward(
-        self, grad: Tensor, x: Tensor, weight: Tensor, groups: int, mask: list[bool]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        parts: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
-            grad,
-            x,
-            weight,
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            self._zero,
-            groups,
-            mask,
-        )
-        return parts
-
-
-def _by_channel(images: Tensor, matrices: Tensor) -> Tensor:
-    """Products of a matrix (channels, before, after) with each channel: (images, channels, after)."""
-    return torch.bmm(images.flatten(2).transpose(0, 1), matrices).transpose(0, 1).contiguous()
 
 
 _MATERIALISE_RATIO = {"cpu": 4, "cuda": 1}
@@ -255,8 +196,12 @@ class ConvolutionFactors(Term):
         return self._unfolded().of_units(count, scale)
 
     def norms(self, order: float) -> Tensor:
-        if self.geometry.has_kernel(self.x):
-            return self._kernel_norms(order)
+        if self.geometry.has_kernel(self.x):  # the sum's own addends, from the same program
+            if order != 2:
+                return materialised_norms(self, order, self.x.device)
+            from hush.gradients.kernels.convolution_kernel import squared_norms
+
+            return squared_norms(self.grad, self.x, self.geometry, tf32=self.tf32).sqrt().float()
         positions = math.prod(self.grad.shape[2:])
         if order != 2 or uses_kernels(self.x) or positions == 1:
             return torch.cat([part.norms(order) for _, part in self._chunks()])
@@ -275,14 +220,6 @@ class ConvolutionFactors(Term):
         squares = compare_grams(pairs, error)
         norms = squares.norms(product_error(precise(self.grad).flatten(2).mT))
         return finite_norms(norms, squares.lengths, precise_dtype(self.x))
-
-    def _kernel_norms(self, order: float) -> Tensor:
-        """Norms of what `weighted_sum` adds, formed by the same program: nothing to allow for."""
-        if order != 2:
-            return materialised_norms(self, order, self.x.device)
-        from hush.gradients.kernels.convolution_kernel import squared_norms
-
-        return squared_norms(self.grad, self.x, self.geometry, tf32=self.tf32).sqrt().float()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.geometry.has_kernel(self.x):
@@ -314,8 +251,8 @@ def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, record
 
     Several images may belong to a record.
     """
-    if len(x) != records and geometry.pointwise:
-        grad, x = (_side_by_side(part, records) for part in (grad, x))
+    if len(x) != records and geometry.pointwise:  # the images of a record are one, side by side
+        grad, x = (part.unflatten(0, (records, -1)).movedim(1, 2).flatten(2, 3) for part in (grad, x))
     outputs = grad.shape[2:]
     if geometry.splits_input and not (geometry.has_kernel(x) and math.prod(geometry.shape[2:]) == 1):
         left, right = grad.flatten(2).mT, geometry.patches(x, outputs)
@@ -329,12 +266,6 @@ def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, record
         return ConvolutionFactors(grad, x, geometry, tf32)
     by_image = geometry.per_sample_weight_gradients(grad, x, tf32=tf32)
     return Dense(by_image if len(x) == records else by_image.view(records, -1, *geometry.shape).sum(1))
-
-
-def _side_by_side(images: Tensor, records: int) -> Tensor:
-    """Each record's images as one: what looks at one position at a time does not tell the difference."""
-    stacked: Tensor = images.unflatten(0, (records, -1)).movedim(1, 2).flatten(2, 3)
-    return stacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,7 +292,8 @@ class Convolution:
             self.bias.terms.append(Dense(by_image.view(self.records, -1, by_image.shape[1]).sum(1)))
         if not needed[0]:
             return (None,)
-        return (self.geometry.input_gradient(grad, x, self.weight.value.to(x.dtype)),)
+        weight = self.weight.value.to(x.dtype)
+        return (self.geometry.backward(grad, x, weight, self.geometry.groups, (True, False))[0],)
 
 
 def convolution(
@@ -404,6 +336,11 @@ def convolution(
         return by_record
 
     return recording.run_batched(work, x)
+
+
+def _both_sides(padding: Sequence[int]) -> list[int]:
+    """The padding as `pad` takes it: last dimension first, both of its sides."""
+    return [side for size in reversed(padding) for side in (size, size)]
 
 
 def _per_axis(value: Any, axes: int) -> tuple[int, ...]:

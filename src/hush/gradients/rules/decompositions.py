@@ -1,6 +1,6 @@
 """Operations without a batching rule, as others that have one; and max pooling with channels last."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,18 +43,15 @@ def gru_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -
         return new + update * (hidden - new)
 
 
-def rnn_tanh_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -> Any:
-    """The rule for `torch.nn.RNNCell`."""
-    with recording:
-        from_input, from_state = _gates(x, hidden, *weights)
-        return torch.tanh(from_input + from_state)
+def rnn_cell(activation: Callable[[Tensor], Tensor]) -> Any:
+    """The rule for `torch.nn.RNNCell` with an activation."""
 
+    def rule(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -> Any:
+        with recording:
+            from_input, from_state = _gates(x, hidden, *weights)
+            return activation(from_input + from_state)
 
-def rnn_relu_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -> Any:
-    """The rule for `torch.nn.RNNCell` with relu."""
-    with recording:
-        from_input, from_state = _gates(x, hidden, *weights)
-        return torch.relu(from_input + from_state)
+    return rule
 
 
 def cross_entropy(

@@ -112,8 +112,13 @@ class RowFactors(Term):
         step = max(1, _ROW_CHUNK[weights.device.type] // max(1, self.right.shape[1:].numel()))
         for start in range(0, self.records, step):
             chunk = slice(start, start + step)
-            rows = self.right[chunk].double() * weights[chunk, None, None]
-            _add_rows(total, self.index[chunk].flatten(), rows.flatten(0, 1))
+            rows = (self.right[chunk].double() * weights[chunk, None, None]).flatten(0, 1)
+            index = self.index[chunk].flatten()
+            if total.is_cuda:
+                # sorted by index: added one by one, rows that are used often would wait
+                total += torch.ops.aten.embedding_dense_backward(rows, index, len(total), -1, False)
+            else:
+                total.index_add_(0, index, rows)
         return total
 
     def clamped_weighted_sum(
@@ -145,15 +150,6 @@ class RowFactors(Term):
     def _keys(self) -> Tensor:
         start = torch.arange(self.records, device=self.index.device) * self.shape[0]
         return (self.index + start[:, None]).flatten()
-
-
-def _add_rows(total: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Add rows to a table's at their indices, in double precision."""
-    if total.is_cuda:
-        # sorted by index: adding one by one would wait wherever a row is used often
-        total += torch.ops.aten.embedding_dense_backward(rows, index, len(total), -1, False)
-    else:
-        total.index_add_(0, index, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +184,12 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """The rule for `F.embedding`; `sparse` makes no difference to a sum that gets noise everywhere."""
-    _check_not_rescaled(max_norm)
+    """The rule for `F.embedding`; `sparse` does not matter, because every row gets noise."""
+    if max_norm is not None:  # torch rescales frozen rows also
+        raise Unsupported(
+            "an embedding with max_norm rescales the rows that a batch uses, so the weights show which "
+            "rows those were. Leave max_norm out."
+        )
     weights = recording.as_weights(weight)
     if weights is None or weights[0] is None:
         return NotImplemented
@@ -201,29 +201,6 @@ def embedding(
     padding = None if padding_idx is None else padding_idx % weight.shape[0]
     layer = Lookup(weights[0], padding)
     return recording.run_batched(partial(recording.capture, layer), index)
-
-
-def embedding_bag(
-    recording: "Recording",
-    index: Tensor,
-    weight: Tensor,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    *others: Any,
-    **options: Any,
-) -> Any:
-    """The rule for `F.embedding_bag`: the general way, once it is known to change no row."""
-    _check_not_rescaled(max_norm)
-    return NotImplemented
-
-
-def _check_not_rescaled(max_norm: float | None) -> None:
-    """Raise before torch rescales the rows in place, which it does to frozen ones too."""
-    if max_norm is not None:
-        raise Unsupported(
-            "an embedding with max_norm rescales the rows that a batch uses, so the weights show which "
-            "rows those were. Leave max_norm out."
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,25 +266,23 @@ class TiedFactors(Term):
 
 
 def merge_terms(terms: Sequence[Term]) -> Term:
-    """One term for all uses of a parameter, the sum of theirs."""
+    """One term for all uses of a parameter: the sum of their gradients."""
     outer = [term for term in terms if isinstance(term, OuterFactors)]
     rows = [term for term in terms if isinstance(term, RowFactors)]
     if len(outer) + len(rows) < len(terms):
         return Dense(sum((term.dense() for term in terms[1:]), start=terms[0].dense()))
-    if not (outer and rows):
-        return _merge_outer(outer) if outer else _merge_rows(rows)
-    return TiedFactors(_merge_rows(rows), _merge_outer(outer))
+    shape = terms[0].shape
+    if outer:
+        lefts, rights = [term.left for term in outer], [term.right for term in outer]
+        product = OuterFactors(_joined(lefts), _joined(rights), shape)
+    if rows:
+        indices, values = [term.index for term in rows], [term.right for term in rows]
+        lookup = RowFactors(_joined(indices), _joined(values), shape)
+    if outer and rows:
+        return TiedFactors(lookup, product)
+    return product if outer else lookup
 
 
-def _merge_outer(terms: Sequence[OuterFactors]) -> OuterFactors:
-    if len(terms) == 1:
-        return terms[0]
-    left, right = torch.cat([t.left for t in terms], 1), torch.cat([t.right for t in terms], 1)
-    return OuterFactors(left, right, terms[0].shape)
-
-
-def _merge_rows(terms: Sequence[RowFactors]) -> RowFactors:
-    if len(terms) == 1:
-        return terms[0]
-    index, right = torch.cat([t.index for t in terms], 1), torch.cat([t.right for t in terms], 1)
-    return RowFactors(index, right, terms[0].shape)
+def _joined(positions: Sequence[Tensor]) -> Tensor:
+    """The positions of several uses, one after another."""
+    return positions[0] if len(positions) == 1 else torch.cat(list(positions), 1)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.gradients.precision import precise
 from hush.gradients.products import uses_kernels
 from hush.gradients.terms import Dense
 
@@ -80,8 +79,9 @@ class GroupNorm:
     def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
         x, mean, scale = saved
         grad = grad.contiguous()
-        by_image = _channel_gradients(grad, x, mean, scale)
-        _append_by_record((self.weight, self.bias), by_image, self.records)
+        by_image = self._sums(grad, x, mean, scale)
+        by_record = by_image.unflatten(1, (self.records, len(x) // max(self.records, 1))).sum(2)
+        _append((self.weight, self.bias), by_record)
         if not needed[0]:
             return (None,)
         if self.weight is not None and uses_kernels(x):
@@ -96,35 +96,29 @@ class GroupNorm:
         )[0]
         return (inputs.to(x.dtype),)
 
+    def _sums(self, grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+        """The gradients of scale and shift by image: (2, images, channels).
 
-@dataclass(frozen=True, eq=False)
-class FrozenBatchNorm:
-    """Normalisation of each channel of (records * count, channels, *positions) by fixed statistics."""
+        Args:
+            grad: (images, channels, *positions), contiguous.
+            x: Input of the same shape, contiguous.
+            mean: (images, groups).
+            scale: (images, groups), factor of the normalisation.
+        """
+        if not x.numel():  # the mean and the scale of no positions are NaN
+            return mean.new_zeros(2, *x.shape[:2])
+        if uses_kernels(x):
+            from hush.gradients.kernels.normalisation_kernel import channel_gradients
 
-    records: int
-    weight: "Weight | None"
-    bias: "Weight | None"
-    mean: Tensor
-    variance: Tensor
-    eps: float
-
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        output = functional.batch_norm(
-            x, self.mean, self.variance, _value(self.weight, x), _value(self.bias, x), eps=self.eps
-        )
-        return output, (x, self.mean, self.variance)
-
-    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
-        x, mean, variance = saved  # saved: a change of the statistics since is noticed
-        grad = grad.contiguous()
-        scale = (precise(variance) + self.eps).rsqrt()
-        mean, scales = (part.expand(len(x), -1).contiguous() for part in (precise(mean), scale))
-        by_image = _channel_gradients(grad, x, mean, scales)
-        _append_by_record((self.weight, self.bias), by_image, self.records)
-        if not needed[0]:
-            return (None,)
-        factor = scale if self.weight is None else scale * self.weight.value
-        return ((grad * factor.view(-1, *[1] * (x.ndim - 2))).to(grad.dtype),)
+            return channel_gradients(grad, x, mean, scale, self.groups)
+        wide = torch.promote_types(grad.dtype, mean.dtype)
+        images, channels, positions = _sizes(x)
+        shape = images, self.groups, channels // self.groups, positions
+        grad, x = (part.to(wide).view(shape) for part in (grad, x))
+        # centred first: with a mean far from zero the difference of two sums loses precision
+        centred = (x - mean.view(images, self.groups, 1, 1)).mul_(grad)
+        by_image = centred.sum(-1) * scale.unsqueeze(-1)
+        return torch.stack([by_image.flatten(1), grad.sum(-1).flatten(1)])
 
 
 def layer_norm(
@@ -147,7 +141,7 @@ def layer_norm(
 
 
 def _on_images(recording: "Recording", work: Callable[[Tensor], Tensor], x: Tensor) -> Any:
-    """What `work` makes of the images of all records, a record's after another's."""
+    """The result of `work` on the images of all records, one record after another."""
     return recording.run_batched(
         lambda x: work(x.flatten(0, 1).contiguous()).unflatten(0, x.shape[:2]), x
     )
@@ -186,13 +180,13 @@ def batch_norm(
     if training or running_mean is None or running_var is None:
         return NotImplemented
     mean, variance = running_mean, running_var
-    if not recording.of_records_and_constants(x, mean, variance):
-        return NotImplemented
-    weights = recording.as_weights(weight, bias)
-    if weights is not None:
-        layer = FrozenBatchNorm(recording.records, weights[0], weights[1], mean, variance, eps)
-        return _on_images(recording, partial(recording.capture, layer), x)
-    if not recording.of_records_and_constants(x, weight, bias):
+    if weight is not None and recording.as_weights(weight, bias) is not None:
+        shape = (-1, *[1] * (x.dim() - 2))
+        with recording:  # scale and shift are per-sample copies
+            output = functional.batch_norm(x, mean, variance, eps=eps) * weight.view(shape)
+            return output if bias is None else output + bias.view(shape)
+    constants = [value for value in (mean, variance, weight, bias) if value is not None]
+    if not recording.of_records_and_constants(x, *constants):
         return NotImplemented
     return _on_images(
         recording, lambda x: functional.batch_norm(x, mean, variance, weight, bias, eps=eps), x
@@ -230,43 +224,8 @@ def rms_norm(
         return functional.rms_norm(x, normalized_shape, None, eps) * weight
 
 
-def _channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """The gradients of scale and shift by image, (2, images, channels).
-
-    Args:
-        grad: (images, channels, *positions), contiguous.
-        x: of the same shape, contiguous.
-        mean: (images, groups).
-        scale: (images, groups): what the norm multiplies with.
-    """
-    groups = mean.shape[1]
-    if not x.numel():  # the mean and scale of no positions are NaN
-        return mean.new_zeros(2, *x.shape[:2])
-    if uses_kernels(x):
-        from hush.gradients.kernels.normalisation_kernel import channel_gradients
-
-        return channel_gradients(grad, x, mean, scale, groups)
-    wide = torch.promote_types(grad.dtype, mean.dtype)
-    grad, x = grad.to(wide), x.to(wide)
-    images, channels, positions = _sizes(x)
-    grad, x = (part.view(images, groups, channels // groups, positions) for part in (grad, x))
-    # centred first: the difference of two sums loses what a mean far from zero takes
-    centred = (x - mean.view(images, groups, 1, 1)).mul_(grad)
-    by_image = centred.sum(-1) * scale.unsqueeze(-1)
-    return torch.stack([by_image.flatten(1), grad.sum(-1).flatten(1)])
-
-
-def _append_by_record(
-    weights: Iterable["Weight | None"], by_image: Iterable[Tensor], records: int
-) -> None:
-    """The gradients of scale and shift, (images, channels) each, to the terms of those trained."""
-    parts = list(by_image)
-    count = len(parts[0]) // max(records, 1)
-    _append(weights, [part.view(records, count, part.shape[1]).sum(1) for part in parts])
-
-
 def _append(weights: Iterable["Weight | None"], gradients: Iterable[Tensor]) -> None:
-    """Per-sample gradients to the terms of the weights that are trained."""
+    """Append per-sample gradients to the terms of the trained weights."""
     for weight, gradient in zip(weights, gradients, strict=True):
         if weight is not None and weight.terms is not None:
             weight.terms.append(Dense(gradient))
@@ -278,7 +237,7 @@ def _float(x: Tensor) -> Tensor:
 
 
 def _value(weight: "Weight | None", x: Tensor) -> Tensor | None:
-    """Scale or shift; one in half precision as autocast has it, in that of what it is applied to."""
+    """Scale or shift, in single precision if autocast applies a half-precision one to it."""
     if weight is None:
         return None
     half = weight.value.dtype in (torch.bfloat16, torch.float16)
