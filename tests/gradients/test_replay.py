@@ -177,7 +177,7 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
     assert captures() == 1
     weighed.weight = torch.tensor([1.0, 2.0, 3.0])
     assert captures() == 1
-    monkeypatch.setattr(cuda_graph, "replaced_generators", lambda: 1)
+    monkeypatch.setattr(cuda_graph, "_replaced_generators", 1)
     assert captures() == 1
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert captures() == 0  # not the GPU's

@@ -1,9 +1,9 @@
 """Clipped sums of physical batches on a GPU, captured once as CUDA graphs and replayed.
 
-Launching the kernels of a small model's private step takes longer than running them; a graph launches
-them at once. A batch is padded to a round size with copies of its first record at weight 0, so that few
+Launching the kernels of a small model's private step takes longer than running them. A graph launches
+them at once. A batch is padded to a round size with copies of its first record at weight 0, so a few
 graphs serve batches of random size. Work that makes the host wait for the GPU cannot be captured: torch
-is asked to raise before it waits, so that the capture ends in order and torch is left as it was.
+raises before it waits, and the capture ends in order.
 """
 
 import gc
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 _MOST_GRAPHS = 64
 _MOST_CHANGES = 16
-"""Changes of what the graphs take as given after which capturing them costs more than they save."""
+"""Changes of the captured state after which capturing costs more than it saves."""
 
 _SIZE_MULTIPLE = 64
 _SIZES_PER_OCTAVE = 16
@@ -43,7 +43,7 @@ _LONGEST_REASON = 300
 _PLAIN = frozenset((bool, int, float, str))
 
 _replaced_generators = 0
-"""How often a failed capture took torch's generator along: graphs of before would draw from the old."""
+"""Number of failed captures that replaced the state of torch's generator; it voids earlier graphs."""
 
 
 class CaptureError(Exception):
@@ -52,13 +52,13 @@ class CaptureError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class CapturedGraph(Generic[T]):
-    """Work that was captured, to be replayed on the memory that it read and wrote."""
+    """Captured work, replayed on the memory that it read and wrote."""
 
     replay: Callable[[], None]
     output: T
     """Overwritten by each replay."""
     read: list[torch.UntypedStorage]
-    """Memory from before that the work reads: a graph knows addresses, and must not outlive it."""
+    """Memory that the work did not allocate. A graph holds addresses, so this keeps it alive."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +70,10 @@ class BatchGraph:
     targets: Any
     present: Tensor
     occupied: list[int]
-    """How many slots from the first on hold a record, if `present` says so now."""
+    """Number of leading slots that hold a record, if `present` is such a prefix; else empty."""
 
     def fill(self, inputs: Any, targets: Any, present: Tensor | None) -> None:
-        """Write a batch into the graph's memory, padded with copies of its first record.
-
-        Args:
-            inputs: of the batch, records first.
-            targets: of the batch.
-            present: whether each slot holds a record; None: all do.
-        """
+        """Write a batch into the graph's memory, padded with copies of its first record."""
         records = records_of(inputs)
         memories, given = tree_leaves((self.inputs, self.targets)), tree_leaves((inputs, targets))
         for memory, rows in zip(memories, given, strict=True):
@@ -95,18 +89,18 @@ class BatchGraph:
 
 
 class Replay:
-    """Clipped sums of batches in padded layout, by replaying a captured CUDA graph where there is one.
+    """Clipped sums of batches in padded layout, by replaying a captured CUDA graph if there is one.
 
-    **Guarantee.** The layout, places and shapes by which kernels round, follows from the number of slots
-    alone: a batch that is computed without a graph is padded like any other. That is one with a record
-    whose gradient is not finite, or whose ghost norm would be recomputed, and one of a shape that could
-    not be captured. See docs/guarantees/tape.md, 8.
+    **Guarantee.** The layout (places and shapes, by which kernels round) is a function of the number of
+    slots. A batch that is computed without a graph is padded alike: one of a shape that could not be
+    captured, with a record whose gradient is not finite, or whose ghost norm would be recomputed. See
+    docs/guarantees/tape.md, 8.
 
     Graphs are captured anew when a parameter or buffer moves, is frozen or unfrozen, when autocast or an
     allowed precision changes, or when a number, string or truth value in an attribute of a module does
-    (training mode, a dropout probability). Other changes to what forward() does, such as a global,
-    are not seen. Random numbers that the model draws on the GPU, and sampled coordinates, are
-    fresh in every replay.
+    (training mode, a dropout probability). Other changes of forward(), such as a global variable, are
+    not noticed. Random numbers that the model draws on the GPU, and sampled coordinates, are fresh in
+    every replay.
     """
 
     def __init__(
@@ -120,42 +114,40 @@ class Replay:
         required: bool = True,
         capture: Callable[..., CapturedGraph[Any]] | None = None,
     ) -> None:
-        """Replay of a model's clipped sums, before anything is captured.
+        """Replay of a model's clipped sums, before the first capture.
 
         Args:
-            model: the trained one.
-            loss: one value per record.
-            clipping: in one block.
-            views: of each record, whose mean gradient is clipped.
-            most_records: physical batch: no batch is padded beyond it.
-            required: raise where a batch cannot be captured; otherwise warn once and do without.
-            capture: makes graphs; None: `capture_graph`.
+            model: Trained model.
+            loss: One value per record.
+            clipping: Clipping in one block.
+            views: Views of each record, whose mean gradient is clipped.
+            most_records: Physical batch; no batch is padded beyond it.
+            required: Raise if a batch cannot be captured; otherwise warn once and compute it.
+            capture: Function that makes graphs; None: `capture_graph`.
         """
         self._model = model
         self._loss = loss
         self._clipping = clipping
         self._views = views
-        # graphs materialise every record that may be clamped, and the others' sums must not round
-        # otherwise for one that makes a graph's result useless
+        # graphs materialise each record that may be clamped: sums without a graph must round alike
         self._materialise = (lambda values: values) if isinstance(clipping, (Linf, L2Linf)) else None
         self._most_records = most_records
         self._required = required
         self._capture_graph = capture or capture_graph
         self._graphs: dict[Any, BatchGraph | None] = {}
-        # one after the other, the graphs share their memory
-        self._pool: Any = None
+        self._pool: Any = None  # shared by the graphs, which run one after another
         self._given: Any = None
         self._trained: set[tuple[int, int]] = set()
-        """Address and size of the parameters that the graphs give sums for."""
+        """Address and size of the parameters whose gradients the graphs sum."""
         self._unconfirmed = False
-        """Whether graphs were replayed since what they take as given was last compared."""
+        """Whether graphs were replayed since the captured state was last compared."""
         self._stale = False
-        """Whether such a replay turned out to be of what is no longer given."""
+        """Whether such a replay was of an outdated state."""
         self._generator: torch.Generator | None = None
         self._changes = 0
         self._explained = False
         self._finite: Tensor | None = None
-        """Whether all sums replayed since the last question were of finite gradients."""
+        """Whether all sums replayed since the last `failed` were of finite gradients."""
 
     def __call__(
         self,
@@ -171,19 +163,18 @@ class Replay:
         """The clipped sum of one batch.
 
         Args:
-            inputs: of the batch, records first: a tensor or a tree of them.
-            targets: of the batch.
-            mask: zeroes coordinates at random, for plans that sample them.
-            generator: the one that `mask` draws from.
-            present: whether each slot holds a record; all of them if left out.
-            randomness: context that seeds torch's generators; with `host=False` only the GPU's.
-            verify: see that what a graph takes as given has not changed before it is replayed, wait for
-                the GPU to say that the replay can be used, and compute the batch without one if not.
-                Otherwise `failed` says so later, and the sum must not be used then; only for parameters
-                that `fits`.
+            inputs: Inputs of the batch, records first: a tensor or a tree of them.
+            targets: Targets of the batch.
+            mask: Zeroes coordinates at random, for plans that sample them.
+            generator: Generator of `mask`.
+            present: Whether each slot holds a record; None: all do.
+            randomness: Context that seeds torch's generators; with `host=False` only the GPU's.
+            verify: Compare the captured state before the replay, wait for the GPU, and compute the batch
+                without a graph if the replay is invalid. If False, `failed` reports it later and the sum
+                must not be used then; only for parameters that `fits`.
 
         Returns:
-            The clipped sum; it may be the graph's own memory, overwritten by the next replay.
+            The clipped sum. It may be the memory of the graph, which the next replay overwrites.
         """
         mask = mask or self._materialise
         self._generator = generator
@@ -212,7 +203,7 @@ class Replay:
             graph.captured.replay()
             if not verify or not self.failed():
                 return graph.captured.output
-            # in the same places and shapes, by which kernels round, and with the same random numbers
+            # the same places and shapes, by which kernels round, and the same random numbers
             for source, state in zip(sources, before, strict=True):
                 source.set_state(state)
             return self.clip_padded(graph.inputs, graph.targets, graph.present, mask)
@@ -223,20 +214,16 @@ class Replay:
         return any(graph is not None for graph in self._graphs.values())
 
     def fits(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether the graphs, if there are any, give sums for these parameters and no others."""
+        """Whether the graphs, if there are any, sum the gradients of exactly these parameters."""
         return {(value.data_ptr(), value.numel()) for value in parameters} == self._trained
 
-    def confirm(self) -> None:
-        """Compare what replays without `verify` took as given, for `failed`; the GPU works meanwhile."""
-        if self._unconfirmed:
-            self._forget_if_changed()
-
     def failed(self) -> bool:
-        """Whether a replay since the last question cannot be used; waits for the GPU.
+        """Whether a replay since the last call is invalid; waits for the GPU.
 
-        It met what is not finite, or something that it takes as given had changed.
+        A replay is invalid if a gradient was not finite, or if the captured state had changed.
         """
-        self.confirm()
+        if self._unconfirmed:  # compared while the GPU works
+            self._forget_if_changed()
         stale, self._stale = self._stale, False
         if self._finite is None or bool(self._finite):
             return stale
@@ -246,7 +233,7 @@ class Replay:
     def clip_padded(
         self, inputs: Any, targets: Any, present: Tensor, mask: CoordinateMask | None
     ) -> ClippedSum:
-        """The clipped sum without a graph, of a batch that is padded already."""
+        """The clipped sum of a padded batch, without a graph."""
         tape = record(self._model, self._loss, inputs, targets, self._views)
         return self._clipping.clip(MaskedTape(tape, present), mask)
 
@@ -258,13 +245,13 @@ class Replay:
         mask: CoordinateMask | None,
         generator: torch.Generator | None,
     ) -> BatchGraph | None:
-        """Graph of batches of this shape; None where there is to be none."""
+        """Graph of batches of this shape; None if they are computed without one."""
         if not self._required and self._changes > _MOST_CHANGES:
-            self._explain("what forward() reads from the model's attributes changes again and again")
+            self._explain("attributes of the model that forward() reads change in most steps")
             return None
         if not self._required and len(self._graphs) >= _MOST_GRAPHS:
             return None
-        # memory of the graph's own, which is not to be the batch's
+        # memory of the graph, apart from that of the batch
         rows, labels = (
             tree_map(part, lambda value: pad(value[:1], size).clone()) for part in (inputs, targets)
         )
@@ -273,14 +260,14 @@ class Replay:
         if self._finite is None:
             self._finite = torch.ones((), device=device, dtype=torch.bool)
         all_finite = self._finite
-        before = all_finite.clone()  # of replays of this step that nobody has asked about yet
+        before = all_finite.clone()  # of earlier replays of this step
 
         def work() -> ClippedSum:
-            """The clipped sum, zero where a gradient or what an empty slot holds is not finite."""
+            """The clipped sum, zero if a gradient or the content of an empty slot is not finite."""
             tape = record(self._model, self._loss, rows, labels, self._views)
             clipped = self._clipping.clip(MaskedTape(tape, present), mask)
             total = {name: part.contiguous() for name, part in clipped.total.items()}
-            # an empty slot is not skipped, and what it holds times a weight of 0 may not be finite
+            # an empty slot is not skipped, and its content times a weight of 0 may not be finite
             lengths = torch.stack([norm.double() for norm in torch._foreach_norm(list(total.values()))])
             finite = lengths.isfinite().all() & (clipped.skipped == 0)
             all_finite.logical_and_(finite)
@@ -288,8 +275,10 @@ class Replay:
                 part.masked_fill_(~finite, 0.0)
             return replace(clipped, total=total)
 
+        if self._pool is None and torch.cuda.is_available():
+            self._pool = torch.cuda.graph_pool_handle()
         try:
-            captured = self._capture_graph(work, self._memory(), generator)
+            captured = self._capture_graph(work, self._pool, generator)
         except CaptureError as error:
             self._pool = None
             self._explain(str(error))
@@ -299,29 +288,24 @@ class Replay:
         return BatchGraph(captured, rows, labels, present, [size])
 
     def _explain(self, reason: str) -> None:
-        """Raise, or warn the first time, that a batch cannot be replayed."""
+        """Raise an error, or warn the first time, that a batch cannot be replayed."""
         if self._required:
             raise Unsupported(
                 f"replay=True records the work of a batch as a CUDA graph, and this model's cannot be "
-                f"recorded: {reason}. Leave replay out, and steps are computed without."
+                f"recorded: {reason}. Leave replay out to compute steps without a graph."
             )
         if self._explained:
             return
         self._explained = True
         warnings.warn(
             f"the GPU waits for Python in this model's steps, and they cannot be replayed as a CUDA "
-            f"graph: {reason}. They are computed without one; replay=False says that this is meant.",
+            f"graph: {reason}. They are computed without one; replay=False silences this warning.",
             PerformanceWarning,
             stacklevel=2,
         )
 
-    def _memory(self) -> Any:
-        if self._pool is None and torch.cuda.is_available():
-            self._pool = torch.cuda.graph_pool_handle()
-        return self._pool
-
     def _forget_if_changed(self) -> None:
-        """Drop all graphs if something that they take as given has changed."""
+        """Drop all graphs if the state that they were captured in has changed."""
         unconfirmed, self._unconfirmed = self._unconfirmed, False
         now = (*given(self._model, self._loss), self._generator)
         if now == self._given:
@@ -336,24 +320,18 @@ class Replay:
         self._trained = {(value.data_ptr(), value.numel()) for value in trained}
         self._graphs.clear()
         self._given = now
-        # memory of its own, in case something of the old graphs is still in use
-        self._pool = None
+        self._pool = None  # memory of the old graphs may still be in use
 
 
 def padded_size(records: int, most: int | None = None) -> int:
-    """Round size that a batch is padded to, a function of its number of slots.
-
-    Args:
-        records: slots of the batch.
-        most: the physical batch, beyond which none is padded.
-    """
+    """Size to which a batch is padded, from its number of slots and the physical batch."""
     multiple = max(_SIZE_MULTIPLE, (1 << records.bit_length() >> 1) // _SIZES_PER_OCTAVE)
     size: int = -(-records // multiple) * multiple
     return size if most is None else max(records, min(size, most))
 
 
 def pad(rows: Tensor, size: int) -> Tensor:
-    """The rows, and copies of the first up to a number of them."""
+    """The rows, padded with copies of the first."""
     return torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
 
 
@@ -374,7 +352,7 @@ def signature(value: Any) -> Any:
 
 
 def given(model: nn.Module, loss: Any) -> tuple[Any, ...]:
-    """What a captured graph takes as given."""
+    """State in which a graph is captured."""
     criterion = getattr(loss, "loss", loss)
     modules = submodules(model) + (submodules(criterion) if isinstance(criterion, nn.Module) else [])
     own = [table for m in modules for table in (m._parameters, m._buffers) if table]
@@ -384,7 +362,7 @@ def given(model: nn.Module, loss: Any) -> tuple[Any, ...]:
         [(id(module), id(module.__dict__.get("forward"))) for module in modules],
         [value for module in modules for value in module.__dict__.values() if type(value) in _PLAIN],
         [(value.data_ptr(), value.requires_grad) for value in values],
-        replaced_generators(),
+        _replaced_generators,
         torch.is_autocast_enabled("cuda"),
         torch.get_autocast_dtype("cuda"),
         torch.get_float32_matmul_precision(),
@@ -407,16 +385,16 @@ def capture_graph(
 ) -> CapturedGraph[T]:
     """Captured CUDA graph of work on the current device.
 
-    The random states of torch, numpy and Python are left as they were: a replay, or work that is done
-    without a graph in its place, draws what it would have drawn.
+    The random states of torch, NumPy and Python are restored: a replay, or a computation without the
+    graph, draws the same numbers as without the capture.
 
     Args:
-        work: launches kernels that read and write the same memory every time.
-        pool: handle of the graphs' memory; of no use any more if this raises.
-        generator: one that the work draws from, besides torch's own.
+        work: Launches kernels that read and write the same memory every time.
+        pool: Handle of the graphs' memory; unusable after an error.
+        generator: Generator that the work draws from, besides torch's own.
 
-    Returns:
-        The graph; raises `CaptureError` where the work cannot be replayed.
+    Raises:
+        CaptureError: The work cannot be replayed.
     """
     device = torch.cuda.current_device()
     shared = torch.cuda.default_generators[device]
@@ -429,17 +407,18 @@ def capture_graph(
                 before = _host_states()
                 for _ in range(_WARM_UP - 1):
                     work()
-                read = external_memory(work)
+                with _ExternalMemory() as memory:
+                    work()
                 if before != _host_states():
                     raise CaptureError(
                         "the model draws random numbers on the CPU, which a graph would repeat"
                     )
                 undraw()
                 graph, output = _captured(work, pool, generator, shared)
-                return CapturedGraph(graph.replay, output, read)
+                return CapturedGraph(graph.replay, output, list(memory.external.values()))
         except CaptureError:
             raise
-        except Exception as error:  # of the model, the driver or the allocator: the graph is what fails
+        except Exception as error:  # of the model, the driver or the allocator
             first = str(error).split("\n", maxsplit=1)[0]
             raise CaptureError(shorten(first, _LONGEST_REASON)) from error
         finally:
@@ -449,20 +428,25 @@ def capture_graph(
 def _captured(
     work: Callable[[], T], pool: Any, generator: torch.Generator | None, shared: torch.Generator
 ) -> tuple[torch.cuda.CUDAGraph, T]:
-    """The graph and the output of work on the current stream, which has done it before."""
+    """The graph and the output of work that has run before on the current stream."""
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
     fresh = shared.clone_state()
     torch.cuda.synchronize()
-    torch.cuda.empty_cache()  # memory that the warm-up left is of no use to the graph
-    # other threads may do what they like meanwhile, such as loading data
+    torch.cuda.empty_cache()  # the graph cannot use memory of the warm-up
+    # other threads, such as those that load data, are not restricted
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         with _no_waiting():
             output = work()
     except BaseException:
-        _abandon(graph, pool, shared, fresh)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about a graph without kernels
+                graph.capture_end()
+        except RuntimeError:  # the driver has ended the capture
+            _restore_torch(pool, shared, fresh)
         raise
     try:
         graph.capture_end()
@@ -472,15 +456,8 @@ def _captured(
     return graph, output
 
 
-def external_memory(work: Callable[[], object]) -> list[torch.UntypedStorage]:
-    """Memory that work reads and did not itself allocate: weights, buffers, what a loss closes over."""
-    with _ExternalMemory() as memory:
-        work()
-    return list(memory.external.values())
-
-
 class _ExternalMemory(TorchDispatchMode):
-    """Notes arguments of all operations that are not results of others."""
+    """Memory that work reads and did not allocate: weights, buffers, tensors in a closure."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -508,38 +485,22 @@ def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
             yield value.untyped_storage()
 
 
-def _abandon(
-    graph: torch.cuda.CUDAGraph, pool: Any, shared: torch.Generator, fresh: torch.Generator
-) -> None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a graph without kernels is of no use
-            graph.capture_end()
-    except RuntimeError:  # the driver has given the capture up
-        _restore_torch(pool, shared, fresh)
-
-
 def _restore_torch(pool: Any, shared: torch.Generator, fresh: torch.Generator) -> None:
-    """Undo what torch keeps of a capture that the driver gave up.
+    """Restore torch's allocator and generator after a capture that the driver has ended.
 
-    Its allocator would go on taking memory from the graph's pool, and its generator would refuse to draw
-    outside of a capture: it gets a state of its own, and all graphs that know the old one are void.
+    The allocator would still use the graph's pool, and the generator would not draw outside of a
+    capture. The generator gets a fresh state, which voids all graphs that use the old one.
     """
     global _replaced_generators
-    with suppress(RuntimeError):  # it may have ended
+    with suppress(RuntimeError):  # the allocator may have left the pool
         torch._C._cuda_endAllocateToPool(shared.device.index, pool)
     shared.graphsafe_set_state(fresh)
     _replaced_generators += 1
 
 
-def replaced_generators() -> int:
-    """Number that changes when graphs captured before no longer draw from torch's generator."""
-    return _replaced_generators
-
-
 @lru_cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    """Stream on which graphs are captured: one, as libraries keep memory for each."""
+    """Stream of all captures on a device: libraries keep memory for each stream."""
     return torch.cuda.Stream(device)
 
 
@@ -548,7 +509,7 @@ def _no_waiting() -> Iterator[None]:
     """Context in which torch raises before the host waits for the GPU."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it does not know every way to wait
+        warnings.simplefilter("ignore")  # torch does not detect every way to wait
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -558,10 +519,8 @@ def _no_waiting() -> Iterator[None]:
 
 @contextmanager
 def _capturable() -> Iterator[None]:
-    """Context without autocast's cache of weights and without garbage collection.
-
-    A graph would use old weights forever, and a freed graph of another step would spoil this one.
-    """
+    """Context without autocast's cache, whose weights a graph would keep, and without garbage
+    collection, because freeing the graph of another step spoils a capture."""
     cached, collecting = torch.is_autocast_cache_enabled(), gc.isenabled()
     torch.set_autocast_cache_enabled(False)
     gc.disable()
@@ -575,7 +534,7 @@ def _capturable() -> Iterator[None]:
 
 @contextmanager
 def _undrawn(generators: list[torch.Generator]) -> Iterator[Callable[[], None]]:
-    """Give the block a function that sets generators back; they are as before at the end as well."""
+    """Context with a function that restores generators, which are also restored at its end."""
     states = [generator.get_state() for generator in generators]
 
     def undraw() -> None:
