@@ -35,6 +35,7 @@ with gradients computed one record at a time, and fails where no case runs a rul
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -166,10 +167,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     functional.max_pool2d: decompositions.max_pool2d,
     functional.multi_head_attention_forward: attention.multi_head,
     functional.scaled_dot_product_attention: attention.dot_product,
-    torch._VF.lstm: recurrent.lstm,
-    torch._VF.gru: recurrent.gru,
-    torch._VF.rnn_tanh: recurrent.rnn_tanh,
-    torch._VF.rnn_relu: recurrent.rnn_relu,
+    torch._VF.lstm: partial(recurrent.recurrent, "lstm"),
+    torch._VF.gru: partial(recurrent.recurrent, "gru"),
+    torch._VF.rnn_tanh: partial(recurrent.recurrent, "rnn_tanh"),
+    torch._VF.rnn_relu: partial(recurrent.recurrent, "rnn_relu"),
     torch._VF.lstm_cell: decompositions.lstm_cell,
     torch._VF.gru_cell: decompositions.gru_cell,
     torch._VF.rnn_tanh_cell: decompositions.rnn_cell(torch.tanh),

@@ -6,7 +6,6 @@ on P, through PyTorch's own kernel with the identity in place of W_ih, and hands
 LSTM on the CPU is a layer of its own (`LSTMScan`). Sequences are (steps, sequences, size) in here.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -242,34 +241,29 @@ def _run_layers(
     ends: list[tuple[Tensor, ...]] = []
     for directions in layers:
         start = [state[len(ends) : len(ends) + len(directions)] for state in starts]
-        run = _scan_directions if kind == "lstm" and not x.is_cuda else _run_directions
-        flow, own = run(recording, kind, records, directions, flow, start)
-        ends += own
+        if kind == "lstm" and not x.is_cuda:
+            scan = LSTMScan(records, [tuple(weights) for weights in directions])  # type: ignore[misc]
+            flow, cells = recording.capture(scan, flow, *start)
+            parts = flow.chunk(len(directions), dim=-1)
+            last = [part[0] if backwards else part[-1] for backwards, part in enumerate(parts)]
+            ends += zip(last, cells, strict=True)
+        else:
+            flow, own = _run_directions(recording, kind, records, directions, flow, start)
+            ends += own
         if dropout and directions is not layers[-1]:
             flow = functional.dropout(flow, dropout)
     whole = flow.unflatten(1, first.shape[1:3])
-    last = [
+    stacked = [
         torch.stack(part).unflatten(1, first.shape[1:3]).transpose(0, 1)
         for part in zip(*ends, strict=True)
     ]
-    return (whole.permute(1, 2, 0, 3) if batch_first else whole.transpose(0, 1), *last)
-
-
-def _scan_directions(
-    recording: "Recording", kind: str, records: int, directions: Any, x: Tensor, start: list[Tensor]
-) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """The states of an LSTM's layer at all steps, and its last ones in each direction."""
-    layer = LSTMScan(records, [tuple(weights) for weights in directions])
-    states, cells = recording.capture(layer, x, *start)
-    parts = states.chunk(len(directions), dim=-1)
-    last = [part[0] if backwards else part[-1] for backwards, part in enumerate(parts)]
-    return states, list(zip(last, cells, strict=True))
+    return (whole.permute(1, 2, 0, 3) if batch_first else whole.transpose(0, 1), *stacked)
 
 
 def _run_directions(
     recording: "Recording", kind: str, records: int, directions: Any, x: Tensor, start: list[Tensor]
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """The states of a layer at all steps, and its last ones in each direction, by PyTorch's kernels."""
+    """The states of a layer at all steps, and the last ones in each direction, by PyTorch's kernels."""
     outputs, ends = [], []
     for backwards, weights in enumerate(directions):
         gates, own = Gates(kind, records, *weights), [state[backwards] for state in start]
@@ -302,45 +296,36 @@ def _torch_kernel(gates: Gates, inputs: Tensor, start: list[Tensor]) -> tuple[Te
     return (states, *(state.squeeze(0) for state in end))
 
 
-def _recurrent(kind: str) -> Any:
-    def rule(
-        recording: "Recording",
-        x: Tensor,
-        states: Any,
-        parameters: Any,
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool = False,
-    ) -> Any:
-        if isinstance(parameters, bool):  # a packed sequence, which runs one record at a time
-            return NotImplemented
-        weights = recording.as_weights(*parameters)
-        directions = 2 if bidirectional else 1
-        if weights is None or len(weights) != num_layers * directions * (4 if has_biases else 2):
-            return NotImplemented  # with proj_size there is a third weight
-        if not x.numel():
-            raise DataError(
-                "a recurrent layer got a sequence of no steps: pad every record to one at least."
-            )
-        count = 4 if has_biases else 2
-        runs = [[*weights[i : i + count], None, None][:4] for i in range(0, len(weights), count)]
-        layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
-        initial_states: Sequence[Tensor] = states if kind == "lstm" else (states,)
+def recurrent(
+    kind: str,
+    recording: "Recording",
+    x: Tensor,
+    states: Any,
+    parameters: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+) -> Any:
+    """The rule for `torch.nn.LSTM`, `GRU` and `RNN`, by kind."""
+    if isinstance(parameters, bool):  # a packed sequence, which runs one record at a time
+        return NotImplemented
+    weights = recording.as_weights(*parameters)
+    directions, count = 2 if bidirectional else 1, 4 if has_biases else 2
+    if weights is None or len(weights) != num_layers * directions * count:
+        return NotImplemented  # with proj_size there is a third weight
+    if not x.numel():
+        raise DataError("a recurrent layer got a sequence of no steps: pad each record to one at least.")
+    runs = [[*weights[i : i + count], None, None][:4] for i in range(0, len(weights), count)]
+    layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
 
-        def work(*tensors: Tensor) -> tuple[Tensor, ...]:
-            # recurrences run in the weights' own precision, whatever autocast says
-            first, *initial = (part.to(parameters[0].dtype) for part in tensors)
-            with torch.autocast(x.device.type, enabled=False):
-                rate = dropout if train else 0.0
-                return _run_layers(recording, kind, layers, rate, batch_first, first, *initial)
+    def work(*tensors: Tensor) -> tuple[Tensor, ...]:
+        # recurrences run in the weights' own precision under autocast
+        first, *initial = (part.to(parameters[0].dtype) for part in tensors)
+        with torch.autocast(x.device.type, enabled=False):
+            rate = dropout if train else 0.0
+            return _run_layers(recording, kind, layers, rate, batch_first, first, *initial)
 
-        return recording.run_batched(work, x, *initial_states)
-
-    rule.__doc__ = f"The rule for `torch.nn.{kind.upper()}`."
-    return rule
-
-
-lstm, gru, rnn_tanh, rnn_relu = map(_recurrent, ("lstm", "gru", "rnn_tanh", "rnn_relu"))
+    return recording.run_batched(work, x, *(states if kind == "lstm" else (states,)))
