@@ -96,7 +96,7 @@ def gram(factor: Tensor) -> Tensor:
         factor: (records, positions, entries).
     """
     if uses_kernels(factor):
-        from hush.gradients.kernels.gram_kernel import gram as on_tensor_cores
+        from hush.gradients.kernels.product_kernel import gram as on_tensor_cores
 
         return on_tensor_cores(factor)
     wide = factor.double()
@@ -108,7 +108,7 @@ def gram_error(factor: Tensor) -> float:
     what comparing it with another one adds."""
     if not uses_kernels(factor):
         return double_gram_error(factor.shape)
-    from hush.gradients.kernels.gram_kernel import GRAM_RUN
+    from hush.gradients.kernels.product_kernel import GRAM_RUN
 
     entries, run = factor.shape[2], GRAM_RUN[factor.element_size()]
     left_out = 0.0 if factor.dtype in _HALF else _THREE_TF32
@@ -132,7 +132,7 @@ def gram_squares(left: Tensor, right: Tensor) -> GramSquares:
     left, right = left.to(dtype), right.to(dtype)
     error = gram_error(left) + gram_error(right)
     if uses_kernels(left):
-        from hush.gradients.kernels.gram_kernel import compare_grams as on_tensor_cores
+        from hush.gradients.kernels.product_kernel import compare_grams as on_tensor_cores
 
         sums = on_tensor_cores(left, right).sum(2)
         return GramSquares(sums, 1.01 * error, _UNDERFLOW[torch.float32])

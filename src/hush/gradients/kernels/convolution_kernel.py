@@ -1,26 +1,24 @@
-"""Per-sample weight gradients of convolutions on a GPU, in Triton: loaded only where there is one.
+"""Per-sample weight gradients of convolutions on a GPU, in Triton: loaded only if there is one.
 
 A record's gradient is one matrix product: (out, positions) by (positions, in * kernel). The right
-factor, the input patches, is not written out: each of its columns is a run of numbers in an input that
+factor, the input patches, is not materialised: each of its columns is a run of numbers in an input that
 is unfolded along its width alone (an implicit GEMM). One program forms a tile of a record's gradient,
 and measures it or adds it to a weighted sum over records. Materialised gradients, norms and sums all
-come from it, so that what is measured is what is added, in any precision: norms need no allowance for
-rounding (docs/guarantees/tape.md, 5).
+come from it, so the norm is that of the addend in any precision (docs/guarantees/tape.md, 5).
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 import triton
+from torch import Tensor
 from triton import language as tl
 
-from hush.gradients.kernels.unfolding_kernel import unfold_width
-
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hush.gradients.rules.convolution import ConvolutionShape
+
 
 _PROGRAMS = 1056
 """Programs that keep a large GPU evenly busy: eight for each of its processors."""
@@ -33,14 +31,14 @@ _RECORDS = 2**15
 
 
 def weighted_block_sums(
-    grad: "Tensor",
-    x: "Tensor",
-    weights: "Tensor",
+    grad: Tensor,
+    x: Tensor,
+    weights: Tensor,
     geometry: "ConvolutionShape",
     most: int,
     *,
     tf32: bool,
-) -> "Tensor":
+) -> Tensor:
     """Sums over blocks of at most `most` records of weight times gradient: (blocks, *shape).
 
     In single precision. With blocks of one record and weights of 1: the materialised gradients.
@@ -53,8 +51,6 @@ def weighted_block_sums(
         most: records a block.
         tf32: whether numbers in single precision may be multiplied in TensorFloat-32.
     """
-    import torch
-
     parts = []
     for rows, work in _chunks(grad, x, geometry, tf32):
         per_block = min(most, work.per_block)
@@ -66,7 +62,7 @@ def weighted_block_sums(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def squared_norms(grad: "Tensor", x: "Tensor", geometry: "ConvolutionShape", *, tf32: bool) -> "Tensor":
+def squared_norms(grad: Tensor, x: Tensor, geometry: "ConvolutionShape", *, tf32: bool) -> Tensor:
     """Squared Euclidean norms of the gradients that `weighted_block_sums` adds, in double precision.
 
     Args:
@@ -75,8 +71,6 @@ def squared_norms(grad: "Tensor", x: "Tensor", geometry: "ConvolutionShape", *, 
     Returns:
         (records,).
     """
-    import torch
-
     parts = []
     unused = x.new_empty(1, dtype=torch.float32)
     for _, work in _chunks(grad, x, geometry, tf32):
@@ -109,9 +103,9 @@ def _tile(rows: int, columns: int, size: int) -> _Tile:
 class _Work:
     """Operands of the kernel for some records. The same tiles whatever they are for."""
 
-    grad: "Tensor"
+    grad: Tensor
     """(records, out, height, pitch): rows filled up with zeros to a multiple of 4 numbers."""
-    unfolded: "Tensor"
+    unfolded: Tensor
     """(records, kernel width, phases, in, rows, pitch): see `unfold_width`."""
     kernel: tuple[int, ...]
     """Height and width."""
@@ -128,7 +122,7 @@ class _Work:
         return self.unfolded.shape[3] * self.kernel[0] * self.kernel[1]
 
     @property
-    def tile(self) -> "_Tile":
+    def tile(self) -> _Tile:
         return _tile(self.grad.shape[1], self.columns, self.grad.element_size())
 
     @property
@@ -142,10 +136,8 @@ class _Work:
         return max(1, int(triton.cdiv(self.records, triton.cdiv(_PROGRAMS, self.tiles))))
 
     def run(
-        self, weights: "Tensor", out: "Tensor", squares: "Tensor", per_block: int, *, measuring: bool
+        self, weights: Tensor, out: Tensor, squares: Tensor, per_block: int, *, measuring: bool
     ) -> None:
-        import torch
-
         if not self.records:
             return
         tile = self.tile
@@ -181,8 +173,8 @@ class _Work:
 
 
 def _chunks(
-    grad: "Tensor", x: "Tensor", geometry: "ConvolutionShape", tf32: bool
-) -> "Iterator[tuple[slice, _Work]]":
+    grad: Tensor, x: Tensor, geometry: "ConvolutionShape", tf32: bool
+) -> Iterator[tuple[slice, _Work]]:
     """Some records after others, so that what is unfolded of them is bounded."""
     kernel, stride, padding, dilation = (
         tuple(values) if len(values) == 2 else (alone, *values)
@@ -294,3 +286,99 @@ def _weighted_sum(
     if measuring == 0:
         place = (block * rows + m[:, None]) * columns + n[None, :]
         tl.store(out + place, total, mask=(m < rows)[:, None] & (n < columns)[None, :])
+
+
+_COPIED = 2048
+"""Entries that a program unfolds."""
+
+
+def unfold_width(
+    x: Tensor,
+    shape: tuple[int, ...],
+    outputs: int,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: int,
+) -> Tensor:
+    """The pixels that each column of a convolution's kernel sees, by output column.
+
+    Of the rows every stride-th is by itself, so that those that one row of the kernel sees lie side by
+    side: the input patches' entries at one place of the kernel are a run of numbers, position by
+    position.
+
+    Args:
+        x: (images, in, height, width), contiguous.
+        shape: of what is returned, (images, kernel width, phases, in, rows, output columns): of the
+            rows of phase p, those that are p more than a multiple of the stride. Output columns
+            beyond the last are zero, and make a multiple of 4.
+        outputs: output columns that there are.
+        stride: down and across.
+        padding: down and across.
+        dilation: across.
+    """
+    out = x.new_empty(shape)
+    images, kernel_width, phases, channels, rows, pitch = shape
+    wide = min(_COPIED, triton.next_power_of_2(pitch))
+    high = _COPIED // wide
+    tiles = triton.cdiv(channels * rows, high) * triton.cdiv(pitch, wide)
+    if out.numel():
+        with torch.cuda.device(x.device):
+            _copy_columns[(tiles, kernel_width * phases, images)](
+                x,
+                out,
+                channels,
+                x.shape[2],
+                x.shape[3],
+                rows,
+                pitch // 4,
+                phases,
+                outputs,
+                *stride,
+                *padding,
+                dilation,
+                high,
+                wide,
+                num_warps=4,
+            )
+    return out
+
+
+@triton.jit
+def _copy_columns(
+    x,
+    out,
+    channels,
+    height,
+    width,
+    rows,
+    quarter,
+    phases,
+    outputs,
+    stride_down,
+    stride_across,
+    padding_down,
+    padding_across,
+    dilation,
+    high: tl.constexpr,
+    wide: tl.constexpr,
+):
+    pitch = quarter * 4  # so that the compiler knows: numbers are stored four at a time
+    across = tl.cdiv(pitch, wide)
+    q = (tl.program_id(0) // across) * high + tl.arange(0, high)
+    t = (tl.program_id(0) % across) * wide + tl.arange(0, wide)
+    phase = tl.program_id(1) % phases
+    offset = tl.program_id(1) // phases
+    image = tl.program_id(2).to(tl.int64)
+    channel = q // rows
+    h = (q - channel * rows) * stride_down + phase - padding_down
+    w = t * stride_across + offset * dilation - padding_across
+    inside = (q < channels * rows) & (h >= 0) & (h < height)
+    # columns first: of two dimensions that are not contiguous, the compiler gives neighbours the first
+    mask = inside[None, :] & ((t < outputs) & (w >= 0) & (w < width))[:, None]
+    start = channel * (height * width) + h * width
+    value = tl.load(
+        x + image * channels * height * width + (start[None, :] + w[:, None]), mask=mask, other=0.0
+    )
+    base = out + (image * tl.num_programs(1) + tl.program_id(1)) * (channels * rows) * pitch
+    mask = (q < channels * rows)[None, :] & (t < pitch)[:, None]
+    tl.store(base + (q[None, :] * pitch + t[:, None]), value, mask=mask)

@@ -1,17 +1,14 @@
-"""Gradients of normalisations on a GPU, in Triton: loaded only where there is one.
+"""Gradients of normalisations on a GPU, in Triton: loaded only if there is one.
 
 The per-sample gradients of scale and shift are two sums over positions: one pass over the gradient and
-the input gives both. The backward pass of a group norm needs them too, and a second pass gives the
+the input gives both. The backward pass of a group norm needs them also, and a second pass computes the
 gradient of its input from them.
 """
 
-from typing import TYPE_CHECKING
-
+import torch
 import triton
+from torch import Tensor
 from triton import language as tl
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _ENTRIES = 2048
 """Entries that a program loads at once."""
@@ -20,7 +17,7 @@ _WIDE = 128
 """Columns that a program adds up over positions."""
 
 
-def column_gradients(grad: "Tensor", x: "Tensor", mean: "Tensor", scale: "Tensor") -> "Tensor":
+def column_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """Gradients of a layer norm's scale and of its shift by record, (2, records, columns), in single
     precision.
 
@@ -30,8 +27,6 @@ def column_gradients(grad: "Tensor", x: "Tensor", mean: "Tensor", scale: "Tensor
         mean: of each position, contiguous.
         scale: likewise: what the norm multiplies with.
     """
-    import torch
-
     records, positions, columns = x.shape
     out = x.new_empty(2, records, columns, dtype=torch.float32)
     if not out.numel():
@@ -43,9 +38,7 @@ def column_gradients(grad: "Tensor", x: "Tensor", mean: "Tensor", scale: "Tensor
     return out
 
 
-def channel_gradients(
-    grad: "Tensor", x: "Tensor", mean: "Tensor", scale: "Tensor", groups: int
-) -> "Tensor":
+def channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, groups: int) -> Tensor:
     """Gradients of scale and of shift by image, (2, images, channels), in single precision.
 
     Args:
@@ -55,8 +48,6 @@ def channel_gradients(
         scale: (images, groups): what the norm multiplies with.
         groups: of channels.
     """
-    import torch
-
     images, channels = x.shape[:2]
     positions = x.shape[2:].numel()
     out = x.new_empty(2, images, channels, dtype=torch.float32)
@@ -73,14 +64,14 @@ def channel_gradients(
 
 
 def input_gradient(
-    grad: "Tensor",
-    x: "Tensor",
-    mean: "Tensor",
-    scale: "Tensor",
-    weight: "Tensor",
-    by_channel: "Tensor",
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    by_channel: Tensor,
     groups: int,
-) -> "Tensor":
+) -> Tensor:
     """The gradient of the input, of its shape and dtype.
 
     Args:
@@ -88,8 +79,6 @@ def input_gradient(
         weight: (channels,).
         by_channel: what `channel_gradients` returns.
     """
-    import torch
-
     out = torch.empty_like(x)
     if not out.numel():
         return out

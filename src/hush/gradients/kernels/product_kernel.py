@@ -1,19 +1,187 @@
-"""Weighted sums of outer products on a GPU, in Triton: loaded only where there is one.
+"""Gram matrices and weighted sums of outer products on a GPU, in Triton: loaded only if there is one.
 
-They multiply on tensor cores, in half precision, and add in single precision in an order that is written
-here, so that its rounding is known (docs/guarantees/tape.md, 5 and 6).
+They multiply on tensor cores, in half precision or TensorFloat-32, and add in single precision in an
+order that is written here, which bounds their rounding (docs/guarantees/tape.md, 5 and 6).
 """
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
+import torch
 import triton
+from torch import Tensor, device
 from triton import language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from hush.gradients.kernels.descriptors import describe
+_ALIGNMENT = 16
+"""Bytes of which addresses of rows have to be multiples."""
 
-if TYPE_CHECKING:
-    from torch import Tensor, device
+
+def describe(factor: Tensor, positions: int, entries: int) -> TensorDescriptor:
+    """A factor, (records, positions, entries), for tiles of one record, so many positions and entries.
+
+    It is copied if its rows are not aligned in memory.
+    """
+    records, length, width = factor.shape
+    pitch = width + -width % (_ALIGNMENT // factor.element_size())
+    if pitch != width or factor.data_ptr() % _ALIGNMENT or not factor.is_contiguous():
+        rows = factor.new_empty(records, length, pitch)
+        rows[:, :, :width] = factor
+        factor = rows
+    return TensorDescriptor(
+        factor, [records, length, width], [length * pitch, pitch, 1], [1, positions, entries]
+    )
+
+
+GRAM_RUN = {2: 64, 4: 32}
+"""Entries that a Gram matrix multiplies and adds on tensor cores at once, by bytes an entry."""
+
+
+def gram(factor: Tensor) -> Tensor:
+    """The Gram matrix of each record's positions, (records, positions, positions), in single precision.
+
+    Args:
+        factor: (records, positions, entries), in half precision or single.
+    """
+    records, positions, _ = factor.shape
+    size, tiles, alone = _tiles(factor)
+    out = factor.new_empty(records, positions, positions, dtype=torch.float32)
+    run = GRAM_RUN[factor.element_size()]
+    with torch.cuda.device(factor.device):
+        _gram[(records, tiles * (tiles + 1) // 2)](
+            describe(factor, size, run),
+            out,
+            positions,
+            factor.shape[2],
+            tiles,
+            size,
+            run,
+            alone,
+            num_warps=size // 16,
+            num_stages=3,
+        )
+    return out
+
+
+def compare_grams(left: Tensor, right: Tensor) -> Tensor:
+    """Of the Gram matrices of two factors: (3, records, tiles) parts of sums in double precision.
+
+    The sum of the product of the two matrices, and of the products and the sums of the roots of their
+    diagonals. Nothing is written out.
+
+    Args:
+        left: (records, positions, rows), in half precision or single.
+        right: (records, positions, columns), of the same precision.
+    """
+    size, tiles, alone = _tiles(left)
+    out = left.new_empty(3, len(left), tiles * (tiles + 1) // 2, dtype=torch.float64)
+    run = GRAM_RUN[left.element_size()]
+    with torch.cuda.device(left.device):
+        _compare[(len(left), out.shape[2])](
+            describe(left, size, run),
+            describe(right, size, run),
+            out,
+            left.shape[2],
+            right.shape[2],
+            tiles,
+            size,
+            run,
+            alone,
+            num_warps=size // 16,
+            num_stages=3,
+        )
+    return out
+
+
+def _tiles(factor: Tensor) -> tuple[int, int, bool]:
+    """Positions of a tile, the number of tiles, and whether there is one alone."""
+    positions = factor.shape[1]
+    size = 128 if positions > 64 and factor.element_size() == 2 else 64
+    tiles = triton.cdiv(positions, size)
+    return size, tiles, tiles == 1
+
+
+@triton.jit
+def _place(tiles):
+    """Row and column of a tile among those on and above the diagonal."""
+    across = tl.program_id(1)
+    down = 0
+    while across >= tiles - down:
+        across -= tiles - down
+        down += 1
+    return down, down + across
+
+
+@triton.jit
+def _gram_tile(
+    factor, record, top, side, entries, size: tl.constexpr, run: tl.constexpr, alone: tl.constexpr
+):
+    total = tl.zeros((size, size), dtype=tl.float32)
+    for start in range(0, entries, run):
+        a = factor.load([record, top, start]).reshape(size, run)
+        b = a if alone else factor.load([record, side, start]).reshape(size, run)
+        # a product of its own for each run: what tensor cores lose grows with what they add
+        if a.dtype == tl.float32:
+            total += tl.dot(a, tl.trans(b), input_precision="tf32x3")
+        else:
+            total += tl.dot(a, tl.trans(b))
+    return total
+
+
+@triton.jit
+def _gram(
+    factor,
+    out,
+    positions,
+    entries,
+    tiles,
+    size: tl.constexpr,
+    run: tl.constexpr,
+    alone: tl.constexpr,
+):
+    down, across = _place(tiles)
+    record = tl.program_id(0)
+    values = _gram_tile(factor, record, down * size, across * size, entries, size, run, alone)
+    s = down * size + tl.arange(0, size)
+    t = across * size + tl.arange(0, size)
+    # the square of the positions may be beyond 2**31
+    base = out + record.to(tl.int64) * positions * positions
+    inside = (s < positions)[:, None] & (t < positions)[None, :]
+    tl.store(base + s[:, None].to(tl.int64) * positions + t[None, :], values, mask=inside)
+    if across != down:
+        tl.store(base + t[None, :].to(tl.int64) * positions + s[:, None], values, mask=inside)
+
+
+@triton.jit
+def _compare(
+    left,
+    right,
+    out,
+    rows,
+    columns,
+    tiles,
+    size: tl.constexpr,
+    run: tl.constexpr,
+    alone: tl.constexpr,
+):
+    down, across = _place(tiles)
+    record = tl.program_id(0)
+    left_gram = _gram_tile(left, record, down * size, across * size, rows, size, run, alone)
+    right_gram = _gram_tile(right, record, down * size, across * size, columns, size, run, alone)
+    square = tl.sum(tl.sum(left_gram.to(tl.float64) * right_gram.to(tl.float64), 1), 0)
+    s = down * size + tl.arange(0, size)
+    t = across * size + tl.arange(0, size)
+    diagonal = s[:, None] == t[None, :]
+    # clamped: rounding may have left a square below zero
+    left_norms = tl.sum(tl.where(diagonal, left_gram, 0.0), 1)
+    right_norms = tl.sum(tl.where(diagonal, right_gram, 0.0), 1)
+    left_norms = tl.sqrt(tl.where(left_norms < 0, 0.0, left_norms).to(tl.float64))
+    right_norms = tl.sqrt(tl.where(right_norms < 0, 0.0, right_norms).to(tl.float64))
+    place = out + record.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    step = tl.num_programs(0).to(tl.int64) * tl.num_programs(1)
+    tl.store(place, tl.where(down == across, square, 2 * square))
+    tl.store(place + step, tl.sum(left_norms * right_norms, 0))
+    tl.store(place + 2 * step, tl.sum(left_norms + right_norms, 0))
+
 
 SUM_RUN = 128
 """Positions that a sum multiplies and adds on tensor cores at once."""
@@ -26,8 +194,8 @@ _PROGRAMS = 264
 
 
 def weighted_block_sums(
-    left: "Tensor", right: "Tensor", weights: "Tensor", most: int, *, halves: bool
-) -> "Tensor":
+    left: Tensor, right: Tensor, weights: Tensor, most: int, *, halves: bool
+) -> Tensor:
     """Sums over blocks of at most `most` records of weight times outer product: (blocks, rows, columns).
 
     Each record's product is formed by itself, in single precision, and then added to the sum.
@@ -40,8 +208,6 @@ def weighted_block_sums(
         halves: whether `left` and `right` are (2, records, ...), numbers and what half precision left
             of them: the sum of both, without the product of the two small ones, is multiplied.
     """
-    import torch
-
     records, positions, rows = left.shape[-3:]
     columns = right.shape[-1]
     high, wide = _power(rows, _TILE), _power(columns, _TILE)
@@ -79,16 +245,14 @@ def _power(size: int, most: int) -> int:
 
 
 @lru_cache
-def _stages(where: "device", size: int) -> int:
+def _stages(where: device, size: int) -> int:
     """How many loads of so many bytes a GPU's shared memory holds ahead, 3 at most."""
     found = triton.runtime.driver.active.utils.get_device_properties(where.index or 0)
     return max(1, min(3, int(found["max_shared_mem"]) // size))
 
 
-def split_halves(values: "Tensor") -> "Tensor":
+def split_halves(values: Tensor) -> Tensor:
     """Numbers in single precision as two in bfloat16, the second what the first left: (2, *shape)."""
-    import torch
-
     out = values.new_empty(2, *values.shape, dtype=torch.bfloat16)
     with torch.cuda.device(values.device):
         _split[(triton.cdiv(values.numel(), 2048),)](values, out, values.numel(), 2048)
