@@ -61,7 +61,7 @@ def test_plans_survive_being_written(clipping: Any) -> None:
         (lambda: hush.Subspaces(ranks=(1, 2), l2=(1.0,)), "l2=.* must have 2 numbers"),
         (lambda: hush.Subspaces(ranks=(1.5, 2), l2=(1.0, 1.0)), "whole number"),  # type: ignore[arg-type]
         (lambda: hush.Subspaces(ranks=(1, 2), l2=(1.0, 1.0), linf=(1.0,)), "linf=.* must have 2"),
-        (lambda: hush.Subspaces(ranks=(3,), l2=(1.0,), bases=hush.Principal()), "at least two ranks"),
+        (lambda: hush.Subspaces(ranks=(3,), l2=(1.0,), bases=hush.Principal()), "at least two numbers"),
         (lambda: hush.BlockGaussian(multipliers=()), "multipliers="),
         (lambda: hush.BlockGaussian(multipliers=(1.0, 0.0)), "multipliers=0.0"),
     ],

@@ -68,7 +68,6 @@ def test_a_number_out_of_range_says_what_would_be_right(bad: object) -> None:
 @pytest.mark.parametrize(
     ("plain", "key"),
     [
-        ({}, "sampling"),
         ({"sampling": {"kind": "Poisson"}}, "sampling.rate"),
         ({"sampling": {"kind": "Poisson", "rate": 0}}, "sampling.rate"),
         ({"sampling": {"kind": "Poisson", "rate": 0.1, "q": 1}}, "sampling.q"),
@@ -80,8 +79,13 @@ def test_a_number_out_of_range_says_what_would_be_right(bad: object) -> None:
 )
 def test_plain_data_that_is_no_plan_names_the_key(plain: dict[str, object], key: str) -> None:
     with pytest.raises(HushError) as caught:
-        hush.Plan.from_plain(plain)
+        hush.Plan.from_plain({**plan().to_plain(), **plain})
     assert caught.value.key == key
+
+
+def test_a_plan_without_a_part_names_it() -> None:
+    with pytest.raises(HushError, match="'sampling' of Plan is missing"):
+        hush.Plan.from_plain({})
 
 
 PLAN = hush.Plan(

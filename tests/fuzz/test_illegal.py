@@ -179,7 +179,7 @@ def plain(pick: Random, folder: Path) -> Mistake:
     wrong: object = pick.choice([3, "text", None, [], [1], 0.5, True])
     match pick.randrange(5):
         case 0:
-            data[part], named = wrong, repr(part)
+            data[part], named = wrong, part
         case 1:
             data[part], named = {**data[part], "kind": wrong}, repr(wrong)
         case 2:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from hush.clipping.norms import NORM
-from hush.core.errors import HushError, InvalidValue, short_repr
+from hush.core.errors import InvalidValue, short_repr
 from hush.core.parts import Clipping, SensitivitySet
-from hush.core.value import Value, as_list, count, each
+from hush.core.value import Value, as_list, count, each, nested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Subspaces(Clipping):
     ranks: Sequence[int] = field(metadata=each(_SIZE))
     l2: Sequence[float] = field(metadata=each(NORM))
     linf: Sequence[float] | None = field(default=None, metadata=each(NORM))
-    bases: Principal | None = None
+    bases: Principal | None = field(default=None, metadata=nested(Principal))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,16 +98,11 @@ class Subspaces(Clipping):
                     "the ranks: a subspace without a bound would not be hidden.",
                     key=name,
                 )
-        if isinstance(self.bases, dict):  # of a plan file
-            try:
-                object.__setattr__(self, "bases", Principal.from_plain(self.bases))
-            except HushError as error:
-                raise type(error)(str(error), key=f"bases.{error.key}") from None
-        if self.bases is not None and (not isinstance(self.bases, Principal) or len(self.ranks) < 2):
+        if self.bases is not None and len(self.ranks) < 2:
             raise InvalidValue(
-                f"bases={short_repr(self.bases)} must be Principal(...), with at least two ranks: the "
-                "last one is the complement of the principal directions.",
-                key="bases",
+                f"ranks={self.ranks} must have at least two numbers with bases: the last one is the "
+                "rank of the complement of the principal directions.",
+                key="ranks",
             )
 
     @property

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Literal, NoReturn, Self
 
 from hush.core.errors import InvalidValue, PrivacyWarning
-from hush.core.value import Value, check_count, count, number
+from hush.core.value import Value, check_count, count, nested, number
 
 DELTA = number(
     above=0,
@@ -97,6 +97,16 @@ class Neighbours(StrEnum):
             key="neighbours",
         )
 
+    @classmethod
+    def check(cls, name: str, value: Any) -> Self:
+        """Adjacency relation of a field.
+
+        Args:
+            name: Name of the field.
+            value: Name of the relation.
+        """
+        return cls(value)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Adjacency(Value):
@@ -112,7 +122,7 @@ class Adjacency(Value):
             `ADD_REMOVE`, and must not be stored.
     """
 
-    neighbours: Neighbours = Neighbours.ZERO_OUT
+    neighbours: Neighbours = field(default=Neighbours.ZERO_OUT, metadata={"range": Neighbours})
     per_unit: int | Literal["all"] | None = None
     group: int = field(
         default=1,
@@ -127,7 +137,6 @@ class Adjacency(Value):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
         if self.per_unit is not None and self.per_unit != "all":
             why = "a drawn user takes part with one record at least"
             object.__setattr__(self, "per_unit", check_count("per_unit", self.per_unit, why, 1, 1))
@@ -264,27 +273,16 @@ class Guarantee(Value):
         sensitive: Whether the numbers depend on the records and must not be published.
     """
 
-    epsilon: Bound
+    epsilon: Bound = field(metadata=nested(Bound))
     delta: float = field(metadata=DELTA)
     notion: Literal["dp", "per-instance", "fisher"] = "dp"
-    neighbours: Neighbours = Neighbours.ZERO_OUT
+    neighbours: Neighbours = field(default=Neighbours.ZERO_OUT, metadata={"range": Neighbours})
     unit: str = "one record"
     basis: Literal["proved", "published"] = "proved"
     arithmetic: Arithmetic = "proved"
     randomness: Secrecy = "secret"
     records: int | None = field(default=None, compare=False)
     sensitive: bool = False
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """The guarantee that `to_plain` wrote.
-
-        Args:
-            plain: Dictionary of its fields.
-        """
-        bound = Bound.from_plain(plain["epsilon"])
-        neighbours = Neighbours(plain["neighbours"])
-        return super().from_plain({**plain, "epsilon": bound, "neighbours": neighbours})
 
     def __float__(self) -> float:
         return self.epsilon.upper

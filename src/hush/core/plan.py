@@ -4,16 +4,16 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from hush.core.atomic_files import replace_file
-from hush.core.errors import HushError, InvalidPlan, Unproved, short_repr
+from hush.core.errors import HushError, InvalidPlan, Unproved
 from hush.core.parts import Always, Clipping, Noise, Part, Proof, Release, Sampling
-from hush.core.value import Value
+from hush.core.value import Value, nested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,47 +36,10 @@ class Plan(Value):
     True
     """
 
-    sampling: Sampling
-    clipping: Clipping
-    noise: Noise
-    release: Release = Always()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, kind in STAGES.items():
-            part = getattr(self, name)
-            if not isinstance(part, kind):
-                raise InvalidPlan(
-                    f"{name}={short_repr(part)} is not a {kind.__name__}: a plan is charged by what "
-                    f"each of its four parts proves. Choose from {', '.join(sorted(kind.kinds))}.",
-                    key=name,
-                )
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """The plan that `to_plain` wrote.
-
-        Args:
-            plain: Dictionary of parts, each with its kind and settings.
-        """
-        parts = {}
-        if not isinstance(plain, dict):
-            raise InvalidPlan(
-                f"{short_repr(plain)} is not a plan as plain data: that is a dictionary with the parts "
-                f"{', '.join(STAGES)}."
-            )
-        for name, part in plain.items():
-            if name not in STAGES or not isinstance(part, dict):
-                raise InvalidPlan(
-                    f"{short_repr(name)} is not a part of a plan; the parts are the tables "
-                    f"{', '.join(STAGES)}.",
-                    key=name,
-                )
-            try:
-                parts[name] = STAGES[name].from_plain(part)
-            except HushError as error:
-                raise type(error)(str(error), key=f"{name}.{error.key}") from None
-        return super().from_plain({"release": Always(), **parts})
+    sampling: Sampling = field(metadata=nested(Sampling))
+    clipping: Clipping = field(metadata=nested(Clipping))
+    noise: Noise = field(metadata=nested(Noise))
+    release: Release = field(default=Always(), metadata=nested(Release))
 
     @cached_property
     def digest(self) -> str:

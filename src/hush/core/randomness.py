@@ -5,14 +5,14 @@ import os
 import secrets
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic
-from hush.core.value import check_kind
+from hush.core.value import OneOf, check_kind
 
 if TYPE_CHECKING:
     import torch
@@ -81,9 +81,11 @@ class Stream:
         return [int(word) for word in np.frombuffer(stream, dtype="<i8")]
 
     def _encryptor(self, nonce: int, counter: int = 0) -> "CipherContext":
-        cipher, chacha20 = _cipher()
+        # imported when it is first used, as importing it takes long
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
         start = counter.to_bytes(4, "little") + nonce.to_bytes(12, "little")
-        return cast("CipherContext", cipher(chacha20(self.key, start), None).encryptor())
+        return Cipher(algorithms.ChaCha20(self.key, start), None).encryptor()
 
     def reserve(self, count: int) -> int:
         """A new nonce, for a call for `count` words."""
@@ -135,12 +137,7 @@ def source_for(
     """
     import torch
 
-    if arithmetic not in ("proved", "assumed"):
-        raise InvalidValue(
-            f'arithmetic={arithmetic!r} must be "proved" or "assumed": the guarantee states which one '
-            'holds. Leave it out for exact noise, or pass "assumed" for torch\'s faster draws.',
-            key="arithmetic",
-        )
+    OneOf(words=get_args(Arithmetic), why="the guarantee states it").check("arithmetic", arithmetic)
     check_kind("secure", secure, bool)  # "no" would be taken for yes
     if generator is not None:
         check_kind("generator", generator, torch.Generator)
@@ -279,14 +276,6 @@ def fill_state(generator: "torch.Generator", source: RandomSource) -> None:
         )
     words[:] = random_words(len(words) // 2, source).view(np.uint32)
     generator.set_state(torch.from_numpy(state))
-
-
-@lru_cache(maxsize=1)
-def _cipher() -> tuple[Any, Any]:
-    """The classes of the ChaCha20 cipher; importing them when they are first used keeps imports fast."""
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
-    return Cipher, algorithms.ChaCha20
 
 
 @lru_cache(maxsize=1)

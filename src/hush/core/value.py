@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from hush.core.errors import InvalidPlan, InvalidValue, short_repr
+from hush.core.errors import HushError, InvalidPlan, InvalidValue, short_repr
 
 MOST = 10**12
 """Largest count: beyond it, rounding errors add up to more than the bounds allow for."""
@@ -81,6 +81,26 @@ class Each:
         return tuple(self.item.check(name, item) for item in as_list(name, value))
 
 
+@dataclass(frozen=True)
+class Nested:
+    """Values of a class, or the plain data of one."""
+
+    kind: "type[Value]"
+
+    def check(self, name: str, value: object) -> "Value":
+        """Return a value of the class, or raise an error whose key begins with `name`."""
+        if isinstance(value, dict):
+            try:
+                return self.kind.from_plain(value)
+            except HushError as error:
+                raise type(error)(str(error), key=f"{name}.{error.key}") from None
+        if not isinstance(value, self.kind):
+            known = ", ".join(sorted(getattr(self.kind, "kinds", ()))) or self.kind.__name__
+            text = f"{name}={short_repr(value)} is not {with_article(self.kind.__name__)}: pass {known}."
+            raise InvalidPlan(text, key=name)
+        return value
+
+
 def number(**limits: Any) -> Mapping[str, Range]:
     """Field metadata that declares a range; `Value` checks it, and allows None if it is the default."""
     return {"range": Range(**limits)}
@@ -89,6 +109,11 @@ def number(**limits: Any) -> Mapping[str, Range]:
 def each(item: Mapping[str, Range]) -> Mapping[str, Each]:
     """Field metadata that declares a list of numbers in the same range."""
     return {"range": Each(item=item["range"])}
+
+
+def nested(kind: "type[Value]") -> Mapping[str, Nested]:
+    """Field metadata that declares a `Value`."""
+    return {"range": Nested(kind)}
 
 
 def one_of(words: object, why: str) -> Mapping[str, OneOf]:
