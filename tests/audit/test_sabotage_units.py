@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.audit import self_test
-from hush.audit.draws import Check, batch_of_units, draws_independent, fresh_test_batches, largest_units
+from hush.audit.draws import Check, batch_of_units, draws_independent, fresh_test_batches
 from hush.audit.noise import noise_at_any_size, noise_scale, observe
 from hush.audit.run_self_test import influence, length_hidden
 from hush.core.errors import Unsupported
@@ -58,12 +58,12 @@ def step_of(seed: int = 0, release: Release | None = None, **options: Any) -> hu
 
 
 def one_owner(step: hush.PrivateStep) -> Check:
-    batch = batch_of_units(step, torch.arange(6), records(), 30)
+    batch = batch_of_units(step, 6, records(), 30)
     return influence(step, batch, places=(0, 5))
 
 
 def in_small_batches(step: hush.PrivateStep) -> Check:
-    batch = batch_of_units(step, largest_units(step, 2), records(), 2)
+    batch = batch_of_units(step, 2, records(), 2)
     return influence(step, batch, lengths=(1e4,))
 
 
@@ -124,7 +124,7 @@ def test_records_clipped_apart_are_caught_where_they_cancel(monkeypatch: pytest.
         step.model[1].weight.zero_()  # type: ignore[index]
         step.model[1].bias.copy_(torch.tensor([9.0, 9.0, -9.0, -9.0, -9.0]))  # type: ignore[index]
     step.adopt_weights()
-    batch = batch_of_units(step, torch.arange(1), data, 2)
+    batch = batch_of_units(step, 1, data, 2)
     sabotage_units.records_clipped_one_by_one(monkeypatch)
     assert float(step.clipped_sum(batch).norm()) < 0.1
     assert not influence(step, batch).passed

@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import stats
-from torch import Tensor
 
 from hush.core.guarantee import Neighbours
-from hush.core.value import check_count
 from hush.training.data import Batch, Data
 from hush.training.methods.selective import trials_of
 from hush.training.rehearsal import rehearsal
@@ -54,7 +52,6 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
         data: Records that the step is for.
         draws: Number of batches.
     """
-    check_count("draws", draws, "they are counted", at_least=2)
     empty = Batch(torch.arange(0), data, 1)
     with rehearsal(step):
         drawn = [units_drawn(step, gathered(step, step.draw(empty))) for _ in range(draws)]
@@ -73,7 +70,6 @@ def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Ch
         draws: Number of pairs of batches.
     """
     trials = trials_of(step)
-    check_count("draws", draws, "they are counted", at_least=2)
     empty, overlap, tested = Batch(torch.arange(0), data, 1), 0, []
     with rehearsal(step):
         for _ in range(draws):
@@ -101,7 +97,6 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
     """
     trials = trials_of(step)
     release = trials.release
-    check_count("tries", tries, "they are counted", at_least=1)
     deviation = release.multiplier * release.clip * (2 if release.test == "mean" else 1)
     by_side = []
     with rehearsal(step):
@@ -127,20 +122,13 @@ def public_divisor(step: PrivateStep, data: Data) -> float:
     return step.plan.sampling.expected(step.records if private else number_of_units(step, data))
 
 
-def largest_units(step: PrivateStep, number: int) -> Tensor:
-    """Numbers of the units with the most records."""
+def batch_of_units(step: PrivateStep, number: int, data: Data, physical: int) -> Batch:
+    """Batch of the units with the most records, with as many of their records as a step takes."""
     if step.units is None:
-        return torch.arange(number)
-    return step.units.counts.argsort(descending=True, stable=True)[:number]
-
-
-def batch_of_units(step: PrivateStep, drawn: Tensor, data: Data, physical: int) -> Batch:
-    """Batch of these units, with as many of their records as a step takes."""
-    batch = Batch(drawn, data, physical)
-    if step.units is None:
-        return batch
-    slots, counts = step.units.draw(drawn, step.generator)
-    return replace(batch, indices=slots, counts=counts)
+        return Batch(torch.arange(number), data, physical)
+    largest = step.units.counts.argsort(descending=True, stable=True)[:number]
+    slots, counts = step.units.draw(largest, step.generator)
+    return Batch(slots, data, physical, counts=counts)
 
 
 def gathered(step: PrivateStep, batch: Batch) -> Batch:
@@ -172,12 +160,10 @@ def units_drawn(step: PrivateStep, batch: Batch) -> UnitNumbers | None:
 
 def _coin_table(drawn: Sequence[UnitNumbers | None], units: int, rate: float) -> float:
     """P-value of draws that are independent coins of each unit; 0 for a repeated unit or None."""
-    taken = np.zeros((len(drawn), units), dtype=np.int64)
-    for row, numbers in zip(taken, drawn, strict=True):
-        if numbers is None:
-            return 0.0
-        np.add.at(row, numbers, 1)
-    return coins(taken > 0, rate) if taken.max(initial=0) <= 1 else 0.0
+    counts = [None if numbers is None else np.bincount(numbers, minlength=units) for numbers in drawn]
+    if any(row is None or row.max(initial=0) > 1 for row in counts):
+        return 0.0
+    return coins(np.array(counts) > 0, rate)
 
 
 def coins(table: npt.NDArray[np.bool_], rate: float) -> float:

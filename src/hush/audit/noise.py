@@ -3,7 +3,7 @@
 The data must need no protection. docs/guarantees/audit.md lists the errors that each check can detect.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +22,8 @@ from hush.audit.draws import (
 )
 from hush.clipping import Subspaces
 from hush.core.errors import Unsupported
-from hush.core.parts import Noise
 from hush.core.randomness import SystemSource
 from hush.core.release import Selective
-from hush.core.value import check_count
 from hush.training.data import Batch, Data
 from hush.training.rehearsal import rehearsal
 from hush.training.step import PrivateStep
@@ -52,20 +50,18 @@ def observe(step: PrivateStep, data: Data, steps: int) -> ObservedNoise:
         data: Records that the step is for, which need no protection.
         steps: Number of steps, at least two.
     """
-    check_count("steps", steps, "one step says nothing of another", at_least=2)
-    exponent, scales = noise_law_of(step)
     if isinstance(step.plan.release, Selective):
         raise Unsupported(
             "A selective step shows accepted proposals only, whose noise has another law. Check its "
             "noise with noise_at_any_size."
         )
-    noise = []
-    for batch in step.batches(data, steps=steps):
-        total = sum_before_noise(step, batch)
+
+    def update(batch: Batch) -> Tensor:
         step(batch)
         assert step.update is not None
-        noise.append(_noise(step, batch, step.update, total, scales))
-    return ObservedNoise(noise=np.array(noise), exponent=exponent)
+        return step.update
+
+    return _observed(step, step.batches(data, steps=steps), update)
 
 
 def observe_proposals(step: PrivateStep, batches: list[Batch]) -> ObservedNoise:
@@ -75,13 +71,21 @@ def observe_proposals(step: PrivateStep, batches: list[Batch]) -> ObservedNoise:
         step: Private step.
         batches: Batches of data that need no protection.
     """
-    exponent, scales = noise_law_of(step)
-    noise = []
     with rehearsal(step):
-        for batch in batches:
-            total = sum_before_noise(step, batch)
-            noise.append(_noise(step, batch, step.private_gradient(batch), total, scales))
-    return ObservedNoise(noise=np.array(noise), exponent=exponent)
+        return _observed(step, batches, step.private_gradient)
+
+
+def _observed(
+    step: PrivateStep, batches: Iterable[Batch], update: Callable[[Batch], Tensor]
+) -> ObservedNoise:
+    """Difference of the noisy sum that follows from each update and the sum before noise."""
+    exponent, scales = noise_law_of(step)
+    rows = []
+    for batch in batches:
+        total = sum_before_noise(step, batch)
+        noisy = _whole(step, update(batch)) * public_divisor(step, batch.data)
+        rows.append((noisy - total).numpy() / scales)
+    return ObservedNoise(noise=np.array(rows), exponent=exponent)
 
 
 def noise_scale(observed: ObservedNoise) -> Check:
@@ -106,12 +110,11 @@ def noise_at_any_size(
         repeats: Number of private gradients at each size.
         sizes: Numbers of units drawn. None: none, one, half of them and all.
     """
-    check_count("repeats", repeats, "they are counted", at_least=1)
     units, by_size = number_of_units(step, data), []
     with rehearsal(step):
         physical = step.probe(data)
         for size in (0, 1, units // 2, units) if sizes is None else sizes:
-            batch = batch_of_units(step, torch.arange(size), data, physical)
+            batch = batch_of_units(step, size, data, physical)
             by_size.append(noise_scale(observe_proposals(step, [batch] * repeats)).p_value)
     return Check(name="noise at any batch size", p_value=bonferroni(np.array(by_size)))
 
@@ -132,19 +135,14 @@ def noise_law(observed: ObservedNoise) -> Check:
 def noise_fresh(observed: ObservedNoise) -> Check:
     """Check that the noise is independent across coordinates and steps, at every distance.
 
+    Entries of every two steps are compared at every distance along the step. For any symmetric law the
+    products of signs at one distance are independent fair coins, exactly: each includes a sign that the
+    ones before it do not. A Fourier transform computes all distances at once.
+
     Args:
         observed: Noise of some steps. A repeat after k steps shows in more than k of them.
     """
-    return Check(name="fresh noise", p_value=repeats(observed.noise))
-
-
-def repeats(noise: Array) -> float:
-    """P-value of noise whose entries are independent, for pairs at every distance.
-
-    Entries of every two rows (steps) are compared at every distance along the row. For any symmetric law
-    the products of signs at one distance are independent fair coins, exactly: each includes a sign that
-    the ones before it do not. A Fourier transform computes all distances at once.
-    """
+    noise = observed.noise
     steps, numbers = noise.shape
     shape = 2 * steps, 2 * numbers  # padded with zeros against wrapping around
     spectrum = np.fft.rfft2(np.where(noise < 0, -1.0, 1.0), shape)
@@ -159,7 +157,8 @@ def repeats(noise: Array) -> float:
     # exact p-values of the most extreme distances; the others count in the correction
     extreme = np.argsort(excess**2 / thrown)[-_EXTREME:]
     p_values = two_sided_coins((excess + thrown)[extreme] / 2, thrown[extreme], 0.5)
-    return float(min(1.0, thrown.size * p_values.min(initial=1.0)))
+    p_value = min(1.0, float(thrown.size * p_values.min(initial=1.0)))
+    return Check(name="fresh noise", p_value=p_value)
 
 
 def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
@@ -179,7 +178,10 @@ def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
 
 def observable(step: PrivateStep) -> bool:
     """Whether the noise of a step is the difference of its release and a clipped sum."""
-    return not _in_bases(step) and all(noise.exponential_power(1.0) for noise, _ in _noises(step))
+    try:
+        return bool(noise_law_of(step))
+    except Unsupported:
+        return False
 
 
 def noise_law_of(step: PrivateStep) -> tuple[float, Array]:
@@ -188,14 +190,15 @@ def noise_law_of(step: PrivateStep) -> tuple[float, Array]:
     Raises:
         Unsupported: If noise is not added to a clipped sum.
     """
-    if _in_bases(step):
+    if isinstance(step.plan.clipping, Subspaces) and step.plan.clipping.bases is not None:
         raise Unsupported(
             "With public bases the clipped sum is not in the coordinates of the release, so their "
             "difference is not the noise. hush_recipes.audit.whole_steps.attack_steps audits such plans."
         )
-    exponents, scales = set(), []
-    blocks = step.plan.clipping.sensitivity(step.size)
-    for block, (noise, norm) in zip(blocks, _noises(step), strict=True):
+    exponents, scales, clipping = set(), [], step.plan.clipping
+    blocks = clipping.sensitivity(step.size)
+    noises = step.plan.noise.per_block(blocks, clipping.reference_norm)
+    for block, (noise, norm) in zip(blocks, noises, strict=True):
         law = noise.exponential_power(1.0)
         if law is None:
             raise Unsupported(
@@ -208,24 +211,8 @@ def noise_law_of(step: PrivateStep) -> tuple[float, Array]:
     return exponents.pop(), np.concatenate(scales)
 
 
-def _noises(step: PrivateStep) -> list[tuple[Noise, float]]:
-    """Noise and norm of each block of the clipping."""
-    clipping = step.plan.clipping
-    return step.plan.noise.per_block(clipping.sensitivity(step.size), clipping.reference_norm)
-
-
-def _in_bases(step: PrivateStep) -> bool:
-    clipping = step.plan.clipping
-    return isinstance(clipping, Subspaces) and clipping.bases is not None
-
-
 def _whole(step: PrivateStep, vector: Tensor) -> Tensor:
     """Copy of a step's vector on the CPU, with the shards of all ranks."""
     if step.reducer.modules is None:
         return vector.cpu().clone()
     return torch.cat(step.reducer.gather("the shards of a vector", vector.cpu()))
-
-
-def _noise(step: PrivateStep, batch: Batch, update: Tensor, total: Tensor, scales: Array) -> Array:
-    noisy = _whole(step, update) * public_divisor(step, batch.data)
-    return np.asarray((noisy - total).numpy() / scales)

@@ -15,7 +15,6 @@ from hush.audit.draws import (
     batch_of_units,
     draws_independent,
     fresh_test_batches,
-    largest_units,
     noisy_verdicts,
     number_of_units,
 )
@@ -31,7 +30,6 @@ from hush.audit.noise import (
 from hush.core.errors import PrivacyWarning, Unsupported
 from hush.core.guarantee import Neighbours
 from hush.core.randomness import SystemSource, source_for
-from hush.core.value import check_count
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.data import Batch, Data, count, pair_of, take
 from hush.training.methods.selective import Trials
@@ -101,12 +99,12 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
         fewer = replace(observed, noise=observed.noise[:, :_MOST_NUMBERS])
         yield noise_law(fewer)
         yield noise_fresh(fewer)
-    batch = batch_of_units(step, largest_units(step, some), data, physical)
+    batch = batch_of_units(step, some, data, physical)
     yield influence(step, batch, places=sorted({0, some // 2, some - 1}), lengths=(1.0,))
     yield influence(step, batch, places=(some - 1,), lengths=(1e4, 1e8))
     if per_unit > 1:
         # physical batches smaller than a unit: none may be split
-        few = batch_of_units(step, largest_units(step, min(2, units)), data, per_unit // 2)
+        few = batch_of_units(step, min(2, units), data, per_unit // 2)
         yield influence(step, few, places=(len(few) - 1,), lengths=(1e4,))
     if step.adjacency.neighbours is Neighbours.ADD_REMOVE and units > 1:
         yield length_hidden(step, data)
@@ -154,12 +152,7 @@ def influence(
     def as_bounded(length: float) -> bool:
         factor = 1.0 if length == 1 else length * step.plan.clipping.reference_norm
         step.gradients.loss = lambda outputs, targets: factor * loss(outputs, targets)
-        whole = total(data, slots >= 0)
-        return all(
-            _own_share(step, whole, total, data, unit == place)
-            and (counts[place] == 1 or _share_of_copies(step, total, data, unit == place))
-            for place in emptied
-        )
+        return all(_own_share(step, total, data, unit == place) for place in emptied)
 
     loss = step.gradients.loss
     try:
@@ -180,7 +173,6 @@ def charged(step: PrivateStep, data: Data, steps: int) -> Check:
         data: Records that the step is for.
         steps: Number of steps.
     """
-    check_count("steps", steps, "they are counted", at_least=1)
     before = step.ledger.counts.get(step.plan, 0)
     for batch in step.batches(data, steps=steps):
         step(batch)
@@ -214,12 +206,17 @@ def length_hidden(step: PrivateStep, data: Data) -> Check:
             "neighbours=ADD_REMOVE and without secure=True, and data of at least two units."
         )
     rows = count(data) - (1 if units is None else int(units.counts[-1]))
+    pair = pair_of(data)
+    if pair is None:
+        first: Data = Subset(data, range(rows))  # type: ignore[arg-type]
+    else:
+        first = tree_map(tuple(pair), lambda values: values[:rows])
     # the batch is empty, so the owners of the remaining rows do not matter
     fewer = None if units is None else replace(units, order=torch.arange(rows), counts=units.counts[:-1])
     update = _update_of_nobody(step, data)
     try:
         step.units = fewer
-        of_fewer = _update_of_nobody(step, _first_rows(data, rows))
+        of_fewer = _update_of_nobody(step, first)
     finally:
         step.units = units
     return Check(name="length of the data", p_value=float(torch.equal(update, of_fewer)))
@@ -236,48 +233,46 @@ def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
         data: Records that the step is for.
         steps: Number of steps.
     """
-    check_count("steps", steps, "they are counted", at_least=1)
     unchanged = True
     for batch in step.batches(data, steps=steps):
         before = [value.clone() for value in _other_tensors(step)]
         step(batch)
         after = _other_tensors(step)
-        unchanged &= len(before) == len(after) and all(map(_equal_bits, before, after))
+        unchanged &= len(before) == len(after) and all(
+            a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
+            for a, b in zip(before, after, strict=True)
+        )
     return Check(name="what a step keeps", p_value=float(unchanged))
 
 
 def _own_share(
-    step: PrivateStep,
-    whole: Tensor,
-    total: Callable[[Data, Tensor], Tensor],
-    data: Data,
-    only: Tensor,
-) -> bool:
-    """Whether some slots add one clipped gradient to a sum, and the rest does not depend on them."""
-    without, alone = total(data, ~only), total(data, only)
-    places = only.nonzero().squeeze(1)
-    exchanged = tree_map(data, _filled(places, (places + len(places)) % len(only)))
-    moved = whole - without
-    if not torch.equal(without, total(exchanged, ~only)) or not bool(moved.isfinite().all()):
-        return False
-    blocks = step.plan.clipping.sensitivity(step.size)
-    sizes = [block.dimension or len(whole) for block in blocks]
-    more = 1 + step.rounding
-    return all(
-        float(torch.linalg.vector_norm(part, block.p)) <= block.norm * more
-        and float(part.abs().max()) <= block.max_entry * more
-        and float((part - own).abs().max()) <= block.norm * step.rounding
-        for part, own, block in zip(moved.split(sizes), alone.split(sizes), blocks, strict=True)
-    )
-
-
-def _share_of_copies(
     step: PrivateStep, total: Callable[[Data, Tensor], Tensor], data: Data, only: Tensor
 ) -> bool:
-    """`_own_share` of an owner with copies of one record, whose shares add up if clipped separately."""
+    """Whether some slots add one clipped gradient to a sum, and the rest does not depend on them.
+
+    The slots of an owner are also filled with copies of one record: shares that are clipped separately
+    add up.
+    """
     places = only.nonzero().squeeze(1)
-    copies = tree_map(data, _filled(places, places[:1].expand(len(places))))
-    return _own_share(step, total(copies, only | ~only), total, copies, only)
+    contents = [data]
+    if len(places) > 1:
+        contents.append(tree_map(data, _filled(places, places[:1].expand(len(places)))))
+    blocks, more = step.plan.clipping.sensitivity(step.size), 1 + step.rounding
+    for content in contents:
+        without, alone = total(content, ~only), total(content, only)
+        exchanged = tree_map(content, _filled(places, (places + len(places)) % len(only)))
+        moved = total(content, only | ~only) - without
+        if not torch.equal(without, total(exchanged, ~only)) or not bool(moved.isfinite().all()):
+            return False
+        sizes = [block.dimension or len(moved) for block in blocks]
+        for part, own, block in zip(moved.split(sizes), alone.split(sizes), blocks, strict=True):
+            if not (
+                float(torch.linalg.vector_norm(part, block.p)) <= block.norm * more
+                and float(part.abs().max()) <= block.max_entry * more
+                and float((part - own).abs().max()) <= block.norm * step.rounding
+            ):
+                return False
+    return True
 
 
 def _filled(places: Tensor, sources: Tensor) -> Callable[[Tensor], Tensor]:
@@ -304,15 +299,6 @@ def _update_of_nobody(step: PrivateStep, data: Data) -> Tensor:
         return step.private_gradient(replace(batch, indices=batch.indices[:0], counts=nobody)).clone()
 
 
-def _first_rows(data: Data, rows: int) -> Data:
-    """Data of the first slots."""
-    pair = pair_of(data)
-    if pair is None:
-        return Subset(data, range(rows))  # type: ignore[arg-type]
-    inputs, targets = tree_map(tuple(pair), lambda values: values[:rows])
-    return inputs, targets
-
-
 def _other_tensors(step: PrivateStep) -> list[Tensor]:
     """Every tensor of the model that is not a trained weight, in a fixed order."""
     trained = {id(value) for value in step.trainable().values()}
@@ -321,7 +307,3 @@ def _other_tensors(step: PrivateStep) -> list[Tensor]:
     gradients = [value.grad for value in step.model.parameters() if value.grad is not None]
     # recurrent layers list their weights again
     return [value.detach() for value in tree_leaves([attributes, gradients]) if id(value) not in trained]
-
-
-def _equal_bits(before: Tensor, after: Tensor) -> bool:
-    return before.dtype == after.dtype and torch.equal(before.nan_to_num(), after.nan_to_num())
