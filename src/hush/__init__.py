@@ -95,46 +95,32 @@ __all__ += clipping.__all__
 __all__ += noise.__all__
 
 _LAZY = {
-    "Attacker": "accounting.attacker",
-    "Checkpoints": "training.options",
-    "Choice": "training.tuning.trial",
-    "Confident": "pate.argmax",
-    "Ledger": "accounting.ledger",
-    "NoisyLeastSquares": "training.methods.least_squares",
-    "Distributed": "training.options",
-    "Execution": "training.options",
-    "Logging": "training.options",
-    "LogUniform": "training.tuning.trial",
-    "NoisyMax": "pate.argmax",
-    "NoisyMoments": "training.methods.moments",
-    "NoisyQuantile": "training.methods.statistics",
-    "NoisyWhitening": "training.methods.moments",
-    "PrivateStep": "training.step",
-    "Randomness": "training.options",
-    "RenyiFilter": "accounting.filters",
-    "Risk": "accounting.attacker",
-    "Uniform": "training.tuning.trial",
-    "Units": "training.options",
-    "Source": "training.source",
-    "calibrate": "accounting.calibrate",
-    "epsilon": "accounting.epsilon",
-    "fisher": "accounting.per_instance",
-    "fit_noise": "accounting.shaping",
-    "individual_mean": "training.methods.statistics",
-    "individual_rdp": "accounting.per_instance",
-    "mean": "training.methods.statistics",
-    "rdp": "accounting.epsilon",
-    "train": "training.loop",
-    "tune": "training.tuning.tune",
+    "accounting.attacker": ("Attacker", "Risk"),
+    "accounting.calibrate": ("calibrate",),
+    "accounting.epsilon": ("epsilon", "rdp"),
+    "accounting.filters": ("RenyiFilter",),
+    "accounting.ledger": ("Ledger",),
+    "accounting.per_instance": ("fisher", "individual_rdp"),
+    "accounting.shaping": ("fit_noise",),
+    "pate.argmax": ("Confident", "NoisyMax"),
+    "training.source": ("Source",),
+    "training.loop": ("train",),
+    "training.methods.least_squares": ("NoisyLeastSquares",),
+    "training.methods.moments": ("NoisyMoments", "NoisyWhitening"),
+    "training.methods.statistics": ("NoisyQuantile", "individual_mean", "mean"),
+    "training.options": ("Checkpoints", "Distributed", "Execution", "Logging", "Randomness", "Units"),
+    "training.step": ("PrivateStep",),
+    "training.tuning.trial": ("Choice", "LogUniform", "Uniform"),
+    "training.tuning.tune": ("tune",),
 }
-
-
+"""Names that need SciPy or torch, by module."""
 _modules = lazy_modules(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
     return _modules(name)
 
 

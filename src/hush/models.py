@@ -9,7 +9,6 @@ from torch import nn
 
 from hush.core.errors import Unsupported
 from hush.core.extensions import choices, extensions
-from hush.core.value import check_count
 
 HIDDEN = 32
 
@@ -68,7 +67,7 @@ _OWN = {
 
 def networks() -> dict[str, Network]:
     """All networks by name; imports the modules of other distributions."""
-    return {**_OWN, **{name: point.load() for name, point in extensions("models").items()}}
+    return _OWN | {name: point.load() for name, point in extensions("models").items()}
 
 
 def default_model(data: str, features: str | None = None) -> str:
@@ -108,17 +107,14 @@ def build(
     if name not in _OWN and point is None:
         raise Unsupported(f"No network is called {name!r}. There are {choices('models', *_OWN)}")
     network: Network = _OWN[name] if point is None else point.load()
-    check_count("classes", classes, "a network that tells classes apart needs two", at_least=2)
     record = tuple(shape)
     tokens = network.tokens if dtype is None else not dtype.is_floating_point
     if not network.takes(record, tokens):
         # records of unknown type fit networks of both kinds
         kinds = (tokens,) if dtype is not None else (True, False)
-        fitting = [
-            name
-            for name, candidate in networks().items()
-            if any(candidate.takes(record, kind) for kind in kinds)
-        ]
+        fitting = (
+            name for name, other in networks().items() if any(other.takes(record, k) for k in kinds)
+        )
         source = f" ({network.features} features of the data)" if network.features else ""
         raise Unsupported(
             f"{name} takes records of {_in_words(network.shape, network.tokens)}{source}, not "
@@ -131,5 +127,4 @@ def _in_words(shape: Sequence[int | None] | None, tokens: bool) -> str:
     kind = "token ids" if tokens else "numbers"
     if shape is None or shape == (None,):
         return f"{kind}, {'in any number' if shape else 'of any shape'}"
-    sizes = " x ".join("any" if size is None else str(size) for size in shape)
-    return f"{sizes} {kind}" if sizes else "a single number"
+    return f"{' x '.join('any' if size is None else str(size) for size in shape) or '1'} {kind}"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import CheckpointError
-from hush.data.views import flips_and_shifts
+from hush.data import flips_and_shifts
 from hush.gradients.recording import record
 from hush.gradients.tree import Views, expand_views
 from tests.gradients.oracle import flat

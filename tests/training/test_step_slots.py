@@ -12,7 +12,7 @@ import hush
 from hush.core.errors import LedgerError
 from hush.core.plan import Plan
 from hush.core.randomness import Stream
-from hush.data.views import flips_and_shifts
+from hush.data import flips_and_shifts
 from hush.gradients.probe import Probed
 from hush.gradients.recording import record
 from hush.training.data import Batch

@@ -13,7 +13,7 @@ from torch import nn
 
 import hush
 from hush.core.guarantee import Arithmetic
-from hush.data.views import flips_and_shifts
+from hush.data import flips_and_shifts
 from hush.training.methods.moments import NoisyWhitening
 from hush.training.methods.statistics import NoisyQuantile
 from hush_recipes.bounded.linear import LinearDescent

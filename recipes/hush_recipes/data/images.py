@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data.dataset import Dataset, unit_pixels
+from hush.data.dataset import Dataset
 from hush_recipes.data.formats import parse_idx, parse_npz
 from hush_recipes.data.published import (
     CIFAR10_PIXELS,
@@ -38,9 +38,9 @@ def read_mnist(directory: str | Path | None = None, name: str = "mnist") -> Data
     )
     return Dataset(
         name=name,
-        x_train=unit_pixels(x_train)[:, np.newaxis],
+        x_train=_unit_pixels(x_train)[:, np.newaxis],
         y_train=y_train.astype(np.int64),
-        x_test=unit_pixels(x_test)[:, np.newaxis],
+        x_test=_unit_pixels(x_test)[:, np.newaxis],
         y_test=y_test.astype(np.int64),
         classes=10,
     )
@@ -58,9 +58,9 @@ def read_cifar10(directory: str | Path | None = None) -> Dataset:
     x_train, y_train, x_test, y_test = _from_npz(path) if path.is_file() else _decoded(folder)
     return Dataset(
         name="cifar10",
-        x_train=unit_pixels(x_train.transpose(0, 3, 1, 2)),
+        x_train=_unit_pixels(x_train.transpose(0, 3, 1, 2)),
         y_train=y_train.astype(np.int64),
-        x_test=unit_pixels(x_test.transpose(0, 3, 1, 2)),
+        x_test=_unit_pixels(x_test.transpose(0, 3, 1, 2)),
         y_test=y_test.astype(np.int64),
         classes=10,
     )
@@ -140,3 +140,13 @@ def decode_images(residuals: NDArray[np.uint8]) -> NDArray[np.uint8]:
     green, red, blue = planes[:, :, 0], planes[:, :, 1], planes[:, :, 2]
     channels = [red - np.uint8(128) + green, green, blue - np.uint8(128) + green]
     return np.ascontiguousarray(np.stack(channels, axis=-1).transpose(2, 0, 1, 3))
+
+
+def _unit_pixels(images: NDArray[Any]) -> NDArray[np.float32]:
+    """Images as float32 in [0, 1].
+
+    The mean of the data set is not subtracted: it is a statistic of the private records.
+    """
+    scaled = images.astype(np.float32, order="C")
+    scaled /= np.float32(255)
+    return scaled

@@ -19,7 +19,7 @@ from torch import nn
 
 from hush.clipping import Subspaces
 from hush.core.guarantee import Budget
-from hush.data.views import flips_and_shifts
+from hush.data import flips_and_shifts
 from hush.sampling import Twice
 from hush.training.loop import train
 from hush.training.options import Logging, Randomness

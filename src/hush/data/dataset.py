@@ -1,6 +1,7 @@
-"""Data sets by name, and the owners of their records from a file."""
+"""Data sets by name, the owners of their records from a file, and views of images."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,27 +37,18 @@ class Dataset:
     """Labels are 0 to classes - 1."""
 
     def __post_init__(self) -> None:
-        for part, x, y in (
-            ("training", self.x_train, self.y_train),
-            ("test", self.x_test, self.y_test),
-        ):
-            if y.ndim != 1 or x.ndim < 2 or len(x) != len(y):
+        parts = {"training": (self.x_train, self.y_train), "test": (self.x_test, self.y_test)}
+        for part, (x, y) in parts.items():
+            if y.ndim != 1 or x.ndim < 2 or not len(x) == len(y) > 0:
                 raise DataError(
                     f"{self.name}: {part} inputs {x.shape} and labels {y.shape} do not belong "
                     "together. Pass one row of inputs and one label per record."
                 )
-            if len(y) == 0:
-                raise DataError(f"{self.name}: there are no {part} records.")
             if y.min() < 0 or y.max() >= self.classes:
                 raise DataError(
                     f"{self.name}: {part} labels go from {y.min()} to {y.max()}, "
                     f"but {self.classes} classes are numbered 0 to {self.classes - 1}."
                 )
-        if self.x_train.shape[1:] != self.x_test.shape[1:]:
-            raise DataError(
-                f"{self.name}: training records are {self.x_train.shape[1:]} but test records "
-                f"{self.x_test.shape[1:]}; a model can take only one shape."
-            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -137,14 +129,11 @@ def tensors(dataset: Dataset) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
     Args:
         dataset: Data set, as `load` or `with_features` returns it.
     """
-    import torch  # readers need no torch
+    import torch
 
-    return (
-        torch.from_numpy(dataset.x_train),
-        torch.from_numpy(dataset.y_train),
-        torch.from_numpy(dataset.x_test),
-        torch.from_numpy(dataset.y_test),
-    )
+    arrays = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
+    x_train, y_train, x_test, y_test = map(torch.from_numpy, arrays)
+    return x_train, y_train, x_test, y_test
 
 
 def public_order(count: int) -> NDArray[np.int64]:
@@ -158,24 +147,14 @@ def public_order(count: int) -> NDArray[np.int64]:
     return np.argsort(words, kind="stable").astype(np.int64)
 
 
-def unit_pixels(images: NDArray[Any], brightest: int = 255) -> NDArray[np.float32]:
-    """Images as float32 in [0, 1], divided by the largest possible pixel.
-
-    The mean of the data set is not subtracted: it is a statistic of the private records.
-    """
-    scaled = images.astype(np.float32, order="C")
-    scaled /= np.float32(brightest)
-    return scaled
-
-
 def _digits() -> Dataset:
     """1,437 training and 360 test images of 1 x 8 x 8 in [0, 1]; the split is fixed and public."""
     from sklearn.datasets import load_digits
 
     bundled = load_digits()
     order = public_order(len(bundled.target))
-    # Pixels count the dark points of a 4 x 4 patch, so 16 is the largest value.
-    images = unit_pixels(bundled.images[order], brightest=16)[:, np.newaxis]
+    # pixels count the dark points of a 4 x 4 patch
+    images = bundled.images[order].astype(np.float32, order="C")[:, np.newaxis] / np.float32(16)
     labels = bundled.target[order].astype(np.int64)
     return Dataset(
         name="digits",
@@ -202,44 +181,57 @@ def read_owners(path: str | os.PathLike[str], records: int) -> NDArray[Any]:
     """
     path = Path(path)
     try:
-        owners = _from_npy(path) if path.suffix == ".npy" else _from_lines(path)
-    except OSError as error:
+        if path.suffix == ".npy":
+            owners = np.load(path, allow_pickle=False)
+        else:
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
+            owners = np.asarray([line.strip() for line in lines], dtype=np.str_)
+    except (OSError, ValueError, EOFError) as error:
         raise DataError(
-            f"{path} cannot be read ({error.strerror or error}). Name a file with one id per "
-            "line, in the order of the records."
+            f"{path} cannot be read ({shorten(str(error), 300)}). Pass a text file in UTF-8 with one id "
+            "per line, in the order of the records, or an array of np.save without objects."
         ) from None
+    if owners.dtype.kind == "U":
+        for number, line in enumerate(owners.flat, start=1):
+            if not line or any(separator in line for separator in _SEPARATORS):
+                kind = "a row of several columns" if line else "empty"
+                raise DataError(
+                    f"{path}, line {number}, is {kind}. Such ids would split a user into several who "
+                    "are protected separately. Write one id per line."
+                )
     if owners.shape != (records,):
         raise DataError(
             f"{path} has ids of shape {owners.shape} and there are {records} training records: the ids "
             "decide which records are clipped together. Write one id per record, without a heading."
         )
-    return owners
+    return np.asarray(owners)
 
 
-def _from_npy(path: Path) -> NDArray[Any]:
-    try:
-        with path.open("rb") as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise DataError(
-            f"{path} is no .npy file of integers or names ({shorten(str(error), 300)}). Objects are not "
-            "loaded, as reading them could run code. Write it with np.save(path, np.asarray(ids))."
-        ) from None
+def flips_and_shifts(count: int, *, shift: int = 4) -> "Callable[[Tensor], Tensor]":
+    """Augmented views of an image, for `PrivateStep(..., views=)`.
 
+    A per-sample gradient is averaged over the views before clipping: one record, however many views, has
+    one gradient.
 
-def _from_lines(path: Path) -> NDArray[Any]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # without a byte-order mark before the first id
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is no text in UTF-8 ({error.reason} at byte {error.start}). Write one id per line."
-        ) from None
-    lines = [line.strip() for line in text.splitlines()]
-    for number, line in enumerate(lines, start=1):
-        if not line or any(separator in line for separator in _SEPARATORS):
-            kind = "a row of several columns" if line else "empty"
-            raise DataError(
-                f"{path}, line {number}, is {kind}. Such ids would split a user into several who are "
-                "protected separately. Write one id per line."
-            )
-    return np.asarray(lines, dtype=np.str_)
+    Args:
+        count: Number of views of an image.
+        shift: Largest shift in pixels in each direction; half of the views are mirrored.
+
+    Returns:
+        A function from (channels, height, width) to (count, channels, height, width).
+    """
+    import torch
+
+    def views(image: "Tensor") -> "Tensor":
+        _, height, width = image.shape
+        padded = torch.nn.functional.pad(image, [shift] * 4)
+        place = torch.randint(0, 2 * shift + 1, (2, count, 1), device=image.device)
+        rows = place[0] + torch.arange(height, device=image.device)
+        columns = place[1] + torch.arange(width, device=image.device)
+        shifted = padded[:, rows[:, :, None], columns[:, None, :]].movedim(1, 0)
+        mirrored = torch.rand(count, 1, 1, 1, device=image.device) < 0.5
+        return torch.where(mirrored, shifted.flip(-1), shifted)
+
+    # identifies the views of a resumed run
+    views.__qualname__ = f"flips_and_shifts({count}, shift={shift})"
+    return views

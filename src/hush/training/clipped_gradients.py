@@ -92,7 +92,7 @@ class ClippedGradients:
         if views is not None and not callable(views):
             raise InvalidValue(
                 f"views={views!r} cannot be called: it is to turn one record's inputs into several. "
-                "Pass e.g. hush.data.views.flips_and_shifts(4)."
+                "Pass e.g. hush.data.flips_and_shifts(4)."
             )
         if check_kind("execution", execution, Execution).physical_batch is not None:
             check_count("physical_batch", execution.physical_batch, "it is a number of records", 1)

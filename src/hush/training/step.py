@@ -98,7 +98,7 @@ class PrivateStep:
             neighbours: Adjacency relation that is charged: docs/guarantees/neighbours.md.
             ledger: Ledger to charge, or the path of one of this plan alone; None: one in memory.
             views: Function from the inputs of one record to several views of it, along a new first
-                dimension; the record's gradient is their mean, before it is clipped (hush.data.views).
+                dimension; the record's gradient is their mean, before it is clipped.
             public: Records that need no protection, for `Subspaces(bases=Principal(...))`; no private
                 ones among them.
             randomness: Source of sampling and noise.
