@@ -244,7 +244,7 @@ def stale_loss(patch: pytest.MonkeyPatch) -> None:
 def no_clipping_far_out(patch: pytest.MonkeyPatch) -> None:
     """Gradients longer than a thousand norms are added as they are."""
 
-    def weights(norm: float, norms: Tensor) -> Tensor:
+    def weights(norm: float, norms: Tensor, **_: bool) -> Tensor:
         return torch.where(norms > 1e3 * norm, torch.ones_like(norms), WEIGHTS(norm, norms))
 
     patch.setattr(lp, "clipping_weights", weights)

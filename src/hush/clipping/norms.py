@@ -24,21 +24,19 @@ _NEGLIGIBLE = 1e-6
 
 def clip_whole(tape: Tape, order: float, norm: float) -> ClippedSum:
     """Sum of the per-sample gradients, each scaled to an l_order norm of at most `norm`."""
+    import torch
+
     norms = tape.norms(order)
-    if norms.is_cpu and len(norms) and float(norms.max()) <= _far(norm):  # false for NaN
-        import torch
-
-        weights = (norm / norms).clamp(max=1.0)  # equals `clipping_weights` bit for bit
-        none = torch.zeros((), dtype=torch.int64)
-        return ClippedSum(total=tape.weighted_sum(weights), skipped=none)
-    weights = clipping_weights(norm, norms)
-    return ClippedSum(total=tape.weighted_sum(weights), skipped=(~norms.isfinite()).sum())
+    usual = norms.is_cpu and len(norms) > 0 and float(norms.max()) <= _far(norm)  # false for NaN
+    total = tape.weighted_sum(clipping_weights(norm, norms, tapered=not usual))
+    skipped = torch.zeros((), dtype=torch.int64) if usual else (~norms.isfinite()).sum()
+    return ClippedSum(total=total, skipped=skipped)
 
 
-def clipping_weights(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
+def clipping_weights(norm: float, norms: "torch.Tensor", *, tapered: bool = True) -> "torch.Tensor":
     """Clipping weights min(1, norm / norms) of per-sample gradients, tapered; 0 if not finite."""
-    weights = (norm / norms).clamp(max=1.0) * taper(norm, norms)
-    return weights.where(norms.isfinite(), 0.0)
+    weights = (norm / norms).clamp(max=1.0)
+    return (weights * taper(norm, norms)).where(norms.isfinite(), 0.0) if tapered else weights
 
 
 def taper(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
