@@ -59,6 +59,15 @@ CLAIMS = (
         test="test_claims.py::test_selection_costs_more_than_its_test",
     ),
     Claim(
+        source="DPSUR, Lemma 2.7",
+        statement="RDP of order a converts to epsilon R + ln(1/(a-1)) - (ln delta + ln a)/(a-1)",
+        case="Gaussian, deviation 1, order 5, delta 1e-5: epsilon; Eq. 26 of the paper contradicts it",
+        printed=3.590,
+        true=4.377,
+        charged="ln((a-1)/a) in place of ln(1/(a-1)), as in Eq. 26 (Canonne, Kamath and Steinke 2020)",
+        test="test_claims.py::test_a_conversion_without_its_numerator",
+    ),
+    Claim(
         source="Generalized Gaussian, Appendix B.2",
         statement="the cost under l_beta sensitivity does not depend on the dimension",
         case="beta 4, scale 3, order 2, a change of norm 1 spread over 1000 coordinates: factor",

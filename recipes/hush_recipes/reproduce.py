@@ -54,7 +54,8 @@ def reproduce(
 ) -> None:
     """Compute a paper's figure or table again; write a CSV and a plot, print the table.
 
-    Without a name, lists the recipes. They are complete by default; those that train can be shortened.
+    Without a name, list the recipes. Recipes marked "CPU:" run a shortened version on a CPU, and all
+    cells with --device cuda. Recipes that train accept --epochs, --seeds, --epsilons and others.
 
     Example: hush reproduce gg-dimension
     """

@@ -108,6 +108,20 @@ def generalized(beta: float, scale: float, shift: float, order: float) -> float:
     return math.log1p(float(excess)) / (order - 1)
 
 
+def test_a_conversion_without_its_numerator() -> None:
+    order, delta = 5.0, 1e-5
+    renyi = order / 2
+    printed = renyi + math.log(1 / (order - 1)) - (math.log(delta) + math.log(order)) / (order - 1)
+    # the exact curve of the Gaussian mechanism of deviation 1 (Balle and Wang 2018)
+    low, high = 0.0, 10.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        spent = norm.cdf(0.5 - middle) - math.exp(middle) * norm.cdf(-0.5 - middle)
+        low, high = (middle, high) if spent > delta else (low, middle)
+    check(printed, high)
+    assert printed + math.log((order - 1) ** 2 / order) > high  # Eq. 26 is a bound
+
+
 def test_spreading_a_change_costs_more() -> None:
     spread = 1000 * generalized(4.0, 3.0, 1000 ** (-1 / 4), 2.0)
     check(1.0, spread / generalized(4.0, 3.0, 1.0, 2.0))

@@ -23,7 +23,7 @@ Records = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Split:
-    """Indices of four disjoint parts, 2:1:2:1 (paper 001, section 6.4.2)."""
+    """Indices of four disjoint parts, 2:1:2:1 (DPSUR paper, section 6.4.2)."""
 
     target_train: Tensor
     target_test: Tensor
@@ -98,7 +98,7 @@ def loss_threshold(
 def black_box_shadow(
     model: nn.Module, candidates: Candidates, shadow: nn.Module, own: Candidates
 ) -> Verdict:
-    """A classifier of posteriors and correctness, trained on a shadow model (paper 001, 6.4.1)."""
+    """A classifier of posteriors and correctness, trained on a shadow model (DPSUR, 6.4.1)."""
     log_odds = _classifier(posteriors(shadow, own.members), posteriors(shadow, own.others))
     members, others = (
         log_odds(posteriors(model, part)) for part in (candidates.members, candidates.others)

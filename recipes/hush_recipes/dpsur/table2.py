@@ -111,7 +111,9 @@ def marked(rows: list[list[Any]]) -> None:
             max(sound, key=lambda line: float(line[3]))[10] = "best"
 
 
-_SUMMARY = "Accuracy of each method at sound epsilons, on {}."
+_SUMMARY = (
+    "Accuracy of each method at proved epsilons, on {}. CPU: linear layers, 10 epochs, epsilon 1 and 3."
+)
 dpsur_table2 = variant(table2, _SUMMARY.format("Fashion-MNIST"), "fashion-mnist")
 dpsur_table2_mnist = variant(table2, _SUMMARY.format("MNIST"), "mnist")
 dpsur_table2_cifar10 = variant(table2, _SUMMARY.format("CIFAR-10"), "cifar10")

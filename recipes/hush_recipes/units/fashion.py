@@ -57,7 +57,7 @@ def units_fashion(
     per_unit: Sequence[int] = (1, 5, 20),
     processes: int = 1,
 ) -> Figure:
-    """Accuracy at epsilon 3 for one image, and for one owner of up to 50 images."""
+    """Accuracy at epsilon 3 for one image, and for one owner of up to 50 images. CPU: 30 steps."""
     lengths = (steps,) if steps else (30,) if device == "cpu" else (300, 1000)
     batches: dict[int | None, int] = {None: 2048, **dict.fromkeys(per_unit, 1024)}
     rows: list[list[Any]] = []
