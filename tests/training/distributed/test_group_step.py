@@ -104,6 +104,10 @@ def another_loss(folder: Path) -> None:
     hush.PrivateStep(model, torch.nn.CrossEntropyLoss(weight), optimizer, plan_of(), records=RECORDS)
 
 
+def wrapped(folder: Path) -> None:
+    step_of(torch.nn.parallel.DistributedDataParallel(model_of()))
+
+
 def a_ledger_of_its_own(folder: Path) -> None:
     with hush.Ledger(folder / f"{dist.get_rank()}.jsonl") as ledger:
         step_of(ledger=ledger)
@@ -235,6 +239,17 @@ def test_a_rank_that_differs_is_refused_on_every_rank(name: str, words: list[str
         assert isinstance(raised, Raised), raised
         assert raised.kind == "ProcessFailed"
         for word in ("ranks 0 and 1 differ in", *words):
+            assert word in raised.text
+
+
+def test_a_model_in_ddp_is_refused_with_the_module_to_pass() -> None:
+    for raised in result("wrapped"):
+        assert raised.kind == "Unsupported"
+        for word in (
+            "DistributedDataParallel, which averages",
+            "before they are clipped",
+            "model.module",
+        ):
             assert word in raised.text
 
 

@@ -92,7 +92,7 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     watch(hush.L2, "clip")
     watch(hush.PrivateStep, "clipped_sum")
     watch(LinearDescent, "_clamped")
-    watch(hush.NoisyQuantile, "counts")
+    watch(hush.NoisyQuantile, "_counts")
     return seen
 
 

@@ -48,7 +48,7 @@ def test_the_sum_is_that_of_outer_products_one_record_at_a_time() -> None:
     inputs, targets = table(1030)  # two blocks
     inputs[::7] *= 10  # some beyond the bounds
     expected = sum(vector_of(row, value) for row, value in zip(inputs, targets, strict=True))
-    assert SOLVER.clipped_sum(inputs, targets).numpy() == pytest.approx(expected, rel=1e-12, abs=1e-10)
+    assert SOLVER._clipped_sum(inputs, targets).numpy() == pytest.approx(expected, rel=1e-12, abs=1e-10)
 
 
 RECORD = st.lists(st.floats(-1e6, 1e6), min_size=5, max_size=5)
@@ -58,8 +58,8 @@ RECORD = st.lists(st.floats(-1e6, 1e6), min_size=5, max_size=5)
 def test_one_record_moves_the_sum_by_the_bound_at_most(record: list[float]) -> None:
     inputs, targets = table(20)
     one = torch.tensor(record, dtype=torch.float64)
-    before = SOLVER.clipped_sum(inputs, targets)
-    after = SOLVER.clipped_sum(torch.cat([inputs, one[None, :3]]), torch.cat([targets, one[None, 3:]]))
+    before = SOLVER._clipped_sum(inputs, targets)
+    after = SOLVER._clipped_sum(torch.cat([inputs, one[None, :3]]), torch.cat([targets, one[None, 3:]]))
     assert float((after - before).norm()) <= BOUND * (1 + 2**-16)
 
 
@@ -67,7 +67,7 @@ def test_the_bound_is_attained_within_the_declared_norms() -> None:
     """Noise for a smaller bound would be too little."""
     row = torch.tensor([[1.0, 0.5, 0.0]], dtype=torch.float64)  # with the constant: norm 1.5
     value = torch.tensor([[0.3, 0.4]], dtype=torch.float64)  # norm 0.5
-    assert float(SOLVER.clipped_sum(row, value).norm()) == pytest.approx(BOUND)
+    assert float(SOLVER._clipped_sum(row, value).norm()) == pytest.approx(BOUND)
     assert SOLVER.plan.clipping.reference_norm == pytest.approx(BOUND)
 
 
@@ -75,13 +75,13 @@ def test_a_sum_without_the_weight_moves_by_more(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(least_squares, "clipping_weights", lambda _, norms: torch.ones_like(norms))
     inputs, targets = table(20)
     beyond = torch.full((1, 3), 3.0, dtype=torch.float64)
-    moved = SOLVER.clipped_sum(torch.cat([inputs, beyond]), torch.cat([targets, targets[:1]]))
-    assert float((moved - SOLVER.clipped_sum(inputs, targets)).norm()) > 4 * BOUND
+    moved = SOLVER._clipped_sum(torch.cat([inputs, beyond]), torch.cat([targets, targets[:1]]))
+    assert float((moved - SOLVER._clipped_sum(inputs, targets)).norm()) > 4 * BOUND
 
 
 def released(solver: NoisyLeastSquares, seed: int, records: tuple[Tensor, Tensor]) -> np.ndarray:
-    """Noisy sum as drawn, in the order of `clipped_sum`."""
-    actual = solver.statistics(*records, hush.Ledger(), generator=seeded(seed))
+    """Noisy sum as drawn, in the order of `_clipped_sum`."""
+    actual = solver._statistics(*records, hush.Ledger(), generator=seeded(seed))
     size = len(actual.gram)
     first, second = np.triu_indices(size)
     triangle = actual.gram[first, second] * np.where(first == second, 1.0, 2**0.5)
@@ -91,12 +91,12 @@ def released(solver: NoisyLeastSquares, seed: int, records: tuple[Tensor, Tensor
 
 def test_the_noise_is_the_noise_that_is_charged() -> None:
     records = table(50, columns=20, targets=3)
-    location = SOLVER.clipped_sum(*records).numpy()
+    location = SOLVER._clipped_sum(*records).numpy()
     draws = np.concatenate([released(SOLVER, seed, records) - location for seed in range(8)])
     deviation = SOLVER.multiplier * BOUND
     assert stats.kstest(draws / deviation, "norm").pvalue > 1e-3
     assert stats.kstest(draws / (0.7 * deviation), "norm").pvalue < 1e-6
-    both = SOLVER.statistics(*records, hush.Ledger(), generator=seeded())
+    both = SOLVER._statistics(*records, hush.Ledger(), generator=seeded())
     assert both.gram == pytest.approx(both.gram.T, abs=0)
     assert both.gram_deviation == pytest.approx(deviation, rel=1e-4)
     assert both.moment_deviation == pytest.approx(deviation / 3, rel=1e-4)
@@ -120,7 +120,7 @@ def test_a_distinguisher_stays_within_the_charge(share: float, monkeypatch: pyte
     score = np.array([released(SOLVER, seed, with_it) @ direction for seed in range(300)])
     # the slot is empty in the other world: what the record adds is taken out of its sum
     monkeypatch.setattr(
-        NoisyLeastSquares, "clipped_sum", lambda _, rows, values: _sum_without_last(rows, values)
+        NoisyLeastSquares, "_clipped_sum", lambda _, rows, values: _sum_without_last(rows, values)
     )
     other = np.array([released(SOLVER, 1000 + seed, empty) @ direction for seed in range(300)])
     # separation of two normal laws, four standard errors down: 1/multiplier is what is charged
@@ -129,7 +129,7 @@ def test_a_distinguisher_stays_within_the_charge(share: float, monkeypatch: pyte
     assert (separation <= 1 / SOLVER.multiplier) == (share == 1)
 
 
-_HONEST = NoisyLeastSquares.clipped_sum
+_HONEST = NoisyLeastSquares._clipped_sum
 
 
 def _sum_without_last(rows: Tensor, values: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def test_the_posterior_mean_is_that_of_the_joint_normal_law(noise: float) -> Non
 def test_a_ledger_of_users_is_refused_before_anything_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = hush.Ledger()
     ledger.charge(SOLVER.plan, run="a", step=1, release="x", adjacency=hush.Adjacency(per_unit=2))
-    monkeypatch.setattr(NoisyLeastSquares, "clipped_sum", lambda *_: pytest.fail("summed"))
+    monkeypatch.setattr(NoisyLeastSquares, "_clipped_sum", lambda *_: pytest.fail("summed"))
     with pytest.raises(LedgerError, match="do not add up"):
         SOLVER(*table(10), ledger)
 

@@ -167,7 +167,7 @@ def test_one_record_moves_either_sum_of_whitening_by_its_norm_at_most(
         assert moved <= norm * (1 + 1e-3)
     # a version that takes the products of what was not held is caught
     if math.isfinite(strange):
-        _, products = noisy.vectors(next(finite_records(record)))
+        _, products = noisy._vectors(next(finite_records(record)))
         assert float(products.norms(2)) > 0.25
 
 
@@ -190,7 +190,7 @@ def test_one_record_more_does_not_make_others_vanish(monkeypatch: pytest.MonkeyP
     more = torch.cat([torch.zeros(1, 200, 3), many])
 
     def products_norms(inputs: Tensor) -> Tensor:
-        return NoisyWhitening(multiplier=1.0).vectors(next(finite_records(inputs)))[1].norms(2)
+        return NoisyWhitening(multiplier=1.0)._vectors(next(finite_records(inputs)))[1].norms(2)
 
     edge = float(products_norms(many)[0]) * 2.0**-126
     steps = [edge * (1 + k * 2.0**-52) for k in range(-4, 5)]
@@ -198,7 +198,7 @@ def test_one_record_more_does_not_make_others_vanish(monkeypatch: pytest.MonkeyP
     def moved() -> float:
         def total(inputs: Tensor, square_norm: float) -> Tensor:
             noisy = NoisyWhitening(multiplier=1.0, square_norm=square_norm)
-            return list(noisy.clipped_sums(inputs))[1][1]
+            return list(noisy._clipped_sums(inputs))[1][1]
 
         return max(float((total(more, step) - total(many, step)).norm()) / step for step in steps)
 

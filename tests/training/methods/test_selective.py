@@ -463,7 +463,7 @@ def test_a_crash_after_the_charge_is_repeated_not_paid_again(
 
 
 def test_impossible_acceptance_is_refused_beforehand(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValue, match=r"between m=.* and M=.*: in 20 trials"):
+    with pytest.raises(InvalidValue, match=r"between m=.* and M=.*none of 20 trials"):
         train(plan(multiplier=0.5, threshold=-8.0), steps=20, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(InvalidValue, match=r"between m=.* and M=.*hidden trials"):

@@ -92,6 +92,21 @@ def test_what_is_no_number_is_refused_without_being_shown(records: Any) -> None:
         hush.mean(records, EVERY[0], delta=1e-5)
 
 
+def test_masked_entries_are_refused_and_a_mask_of_none_is_not() -> None:
+    """`np.asarray` drops a mask: entries that a user has hidden would be summed."""
+    each = plan(hush.L2(norm=2.0), hush.Gaussian(multiplier=4.0))
+    hidden = np.ma.masked_greater(np.array([[0.5, 9.0], [0.2, 0.1]]), 5.0)
+    assert np.asarray(hidden)[0, 1] == 9.0
+    for function in (hush.mean, individual_mean):
+        with pytest.raises(DataError, match=r"masked entries.*filled"):
+            function(hidden, each, delta=1e-3)
+    filled = np.ma.masked_array(hidden.filled(0.0), mask=False)
+    values = [
+        hush.mean(rows, each, delta=1e-3, generator=seeded()).value for rows in (filled, filled.data)
+    ]
+    assert values[0].tolist() == values[1].tolist()
+
+
 def test_a_mean_is_not_charged_as_a_release_that_hides() -> None:
     always = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0))
     rarely = hush.Selective(rate=0.01, clip=1.0, multiplier=1.0, threshold=-8.0, test="mean")
@@ -141,7 +156,7 @@ def test_one_record_changes_one_count_of_each_block_by_one(
     norms = torch.tensor(rows, dtype=torch.float64)
     gone = data.draw(st.integers(0, len(rows) - 1))
     fewer = torch.cat([norms[:gone], norms[gone + 1 :]])
-    change = quantile.counts(norms) - quantile.counts(fewer)
+    change = quantile._counts(norms) - quantile._counts(fewer)
     assert change.shape == (2, quantile.bins)
     for block in change:
         assert sorted(block.tolist()) == [0.0] * (quantile.bins - 1) + [1.0]
@@ -153,7 +168,7 @@ def test_counts_against_numpy() -> None:
     edges = np.geomspace(0.1, 10.0, 9)
     edges[0], edges[-1] = 0, np.inf
     expected = [np.histogram(column, edges)[0] for column in values.T]
-    assert quantile.counts(torch.from_numpy(values)).numpy() == pytest.approx(np.array(expected))
+    assert quantile._counts(torch.from_numpy(values)).numpy() == pytest.approx(np.array(expected))
 
 
 def noise_of(multiplier: float, monkeypatch: pytest.MonkeyPatch) -> Tensor:
@@ -168,7 +183,7 @@ def noise_of(multiplier: float, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     quantile = NoisyQuantile(multiplier=multiplier, bins=8000)
     norms = torch.ones(50, 3)
     quantile(norms, 0.5, hush.Ledger(), generator=seeded())
-    return (released[0] - quantile.counts(norms)).flatten()
+    return (released[0] - quantile._counts(norms)).flatten()
 
 
 def test_the_noise_is_the_noise_charged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hush.clipping.norms import clipping_weights
 from hush.core.errors import DataError
 from hush.core.guarantee import Guarantee
 from hush.core.plan import Plan
-from hush.core.value import Value, check_kind, number
+from hush.core.value import Value, number
 from hush.noise import Gaussian
 from hush.noise.gaussian import MULTIPLIER
 from hush.sampling import FullBatch
@@ -108,7 +108,7 @@ class NoisyLeastSquares(Value):
         """(epsilon, delta) guarantee of the release, on its own.
 
         Args:
-            delta: of the guarantee.
+            delta: Failure probability.
         """
         return epsilon(self.plan, 1, delta)
 
@@ -134,10 +134,10 @@ class NoisyLeastSquares(Value):
             Coefficients and intercept that may be published with the guarantee.
         """
         return posterior_mean(
-            self.statistics(inputs, targets, ledger, generator=generator, secure=secure)
+            self._statistics(inputs, targets, ledger, generator=generator, secure=secure)
         )
 
-    def statistics(
+    def _statistics(
         self,
         inputs: Tensor,
         targets: Tensor,
@@ -146,22 +146,23 @@ class NoisyLeastSquares(Value):
         generator: torch.Generator | None = None,
         secure: bool = False,
     ) -> SufficientStatistics:
-        """Noisy sufficient statistics, charged before they are returned.
-
-        Args:
-            inputs: records of shape (records, columns), without a constant.
-            targets: targets of shape (records, targets).
-            ledger: ledger to charge, once.
-            generator: seed of the noise, for tests.
-            secure: draw noise from the operating system.
-
-        Returns:
-            Gram matrix and moments that may be published with the guarantee.
-        """
-        rows, values = _checked(inputs, targets)
+        """Noisy sufficient statistics, charged before they are returned."""
+        shapes = tuple(inputs.shape), tuple(targets.shape)
+        matrices = inputs.ndim == targets.ndim == 2 and len(inputs) == len(targets)
+        if not matrices or not inputs.numel() or not targets.numel():
+            raise DataError(
+                f"inputs of shape {shapes[0]} and targets of shape {shapes[1]} must be two matrices "
+                "with a row per record. Pass e.g. targets[:, None] for one target."
+            )
+        rows, values = (part.detach().to("cpu", torch.float64) for part in (inputs, targets))
+        if not bool(rows.isfinite().all()) or not bool(values.isfinite().all()):
+            raise DataError(
+                "inputs or targets are not all finite (which is private and not shown), and their "
+                "influence is not bounded. Fix or drop such records, each independently."
+            )
         size, outputs = rows.shape[1] + 1, values.shape[1]
         norm = self.plan.clipping.reference_norm * (1 + ROUNDING)
-        sums = ((norm, self.clipped_sum(*part)) for part in [(rows, values)])
+        sums = ((norm, self._clipped_sum(*part)) for part in [(rows, values)])
         (noisy,) = release(
             self, self.plan, sums, ledger, records=len(rows), generator=generator, secure=secure
         )
@@ -180,18 +181,11 @@ class NoisyLeastSquares(Value):
             target_norm=self.target_norm,
         )
 
-    def clipped_sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the records' weighted vectors (sensitive).
+    def _clipped_sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Sum of the records' weighted vectors, flat, in double precision (sensitive).
 
         A record's vector is the upper triangle of x x^T, entries off the diagonal times sqrt(2), and
         x t^T times row_norm / target_norm: the Euclidean norm of the first is |x|^2.
-
-        Args:
-            inputs: of shape (records, columns), finite, without a constant.
-            targets: of shape (records, targets), finite.
-
-        Returns:
-            Flat vector in double precision.
         """
         limit = self.plan.clipping.reference_norm
         size = inputs.shape[1] + 1
@@ -253,22 +247,3 @@ def posterior_mean(statistics: SufficientStatistics) -> LinearFit:
     shrunk = prior[best] * along / variance[best]
     coefficients = directions @ (shrunk[:, None] * rotated)
     return LinearFit(coefficients=coefficients, intercept=target_means - means @ coefficients)
-
-
-def _checked(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and targets in double precision, a row a record each."""
-    parts = check_kind("inputs", inputs, Tensor), check_kind("targets", targets, Tensor)
-    shapes = tuple(inputs.shape), tuple(targets.shape)
-    matrices = inputs.ndim == targets.ndim == 2 and len(inputs) == len(targets)
-    if not matrices or not inputs.numel() or not targets.numel():
-        raise DataError(
-            f"inputs of shape {shapes[0]} and targets of shape {shapes[1]} must be two matrices with a "
-            "row per record. Pass e.g. targets[:, None] for one target."
-        )
-    rows, values = (part.detach().to("cpu", torch.float64) for part in parts)
-    if not bool(rows.isfinite().all()) or not bool(values.isfinite().all()):
-        raise DataError(
-            "inputs or targets are not all finite (which is private and not shown), and their influence "
-            "is not bounded. Fix or drop such records, each independently."
-        )
-    return rows, values

@@ -27,8 +27,6 @@ from hush.sampling import FullBatch
 from hush.training.methods.statistics import ROUNDING, release
 
 Statistics = TypeVar("Statistics")
-Pair = tuple[Term, Term]
-"""Vectors that each record adds to the two sums."""
 
 _AT_ONCE = 1024
 _CANCELLING = 2.0**10
@@ -47,11 +45,6 @@ class NoisySums(Value, ABC, Generic[Statistics]):
 
     **Guarantee.** Two full-batch Gaussian mechanisms, and post-processing of their releases:
     docs/guarantees/baselines.md. The clipping norms must not depend on the records.
-
-    Args:
-        multiplier: noise multiplier of either sum.
-        norm: l2 clipping norm of a record's first vector.
-        square_norm: l2 clipping norm of its second vector.
     """
 
     multiplier: float = field(metadata=MULTIPLIER)
@@ -62,35 +55,24 @@ class NoisySums(Value, ABC, Generic[Statistics]):
     def plan(self) -> Plan:
         """Plan of one of the two releases, which cost the same."""
         return Plan(
-            sampling=FullBatch(),
-            clipping=L2(norm=1.0),
-            noise=Gaussian(multiplier=self.multiplier),
+            sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=self.multiplier)
         )
 
     def guarantee(self, delta: float) -> Guarantee:
         """(epsilon, delta) guarantee of both releases, on their own.
 
         Args:
-            delta: delta of the guarantee.
+            delta: Failure probability.
         """
         return epsilon(self.plan, 2, delta)
 
     @abstractmethod
-    def vectors(self, values: Tensor) -> Pair:
-        """Vectors that each record adds to the two sums (sensitive).
-
-        Args:
-            values: finite records of shape (records, channels, places).
-        """
+    def _vectors(self, values: Tensor) -> tuple[Term, Term]:
+        """Vectors that finite records (records, channels, places) add to the two sums (sensitive)."""
 
     @abstractmethod
-    def statistics(self, means: list[Tensor], shape: torch.Size) -> Statistics:
-        """Post-processing of the two noisy means, which are public.
-
-        Args:
-            means: noisy means of the records' vectors.
-            shape: shape of the inputs.
-        """
+    def _statistics(self, means: list[Tensor], shape: torch.Size) -> Statistics:
+        """Post-processing of the two noisy means of inputs of a shape."""
 
     def __call__(
         self,
@@ -103,10 +85,10 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         """Statistics of the inputs, charged before they are returned.
 
         Args:
-            inputs: records of shape (records, channels, places...).
-            ledger: ledger to charge, twice.
-            generator: seed of the noise, for tests.
-            secure: draw noise from the operating system.
+            inputs: Records of shape (records, channels, places...).
+            ledger: Ledger to charge, twice.
+            generator: Seed of the noise, for tests.
+            secure: Draw noise from the operating system.
 
         Returns:
             Statistics that may be published with the guarantee.
@@ -117,25 +99,24 @@ class NoisySums(Value, ABC, Generic[Statistics]):
                 f"inputs of shape {tuple(inputs.shape)} and type {inputs.dtype} must be floating-point "
                 "numbers, records x channels x places, at least one of each. Pass e.g. inputs.float()."
             )
-        sums = ((norm * (1 + ROUNDING), total) for norm, total in self.clipped_sums(inputs))
         means = release(
             self,
             self.plan,
-            sums,
+            ((norm * (1 + ROUNDING), total) for norm, total in self._clipped_sums(inputs)),
             ledger,
             records=len(inputs),
             generator=generator,
             secure=secure,
             divisor=len(inputs),
         )
-        return self.statistics(means, inputs.shape)
+        return self._statistics(means, inputs.shape)
 
-    def clipped_sums(self, inputs: Tensor) -> Iterator[tuple[float, Tensor]]:
+    def _clipped_sums(self, inputs: Tensor) -> Iterator[tuple[float, Tensor]]:
         """Clipping norm and clipped sum of either vector (sensitive)."""
         norms = self.norm, self.square_norm
         totals = [torch.zeros((), dtype=torch.float64)] * 2
         for values in finite_records(inputs):
-            for place, rows in enumerate(self.vectors(values)):
+            for place, rows in enumerate(self._vectors(values)):
                 tape = GradientTape({"rows": rows}, values.device)
                 totals[place] = totals[place] + L2(norm=norms[place]).clip(tape).total["rows"].cpu()
         yield from zip(norms, totals, strict=True)
@@ -178,26 +159,14 @@ class NoisyMoments(NoisySums[Moments]):
 
     floor: float = field(default=1e-5, metadata=_FLOOR)
 
-    def vectors(self, values: Tensor) -> Pair:
-        """Mean of each channel of each record, and mean of its squares.
-
-        The rounding of a mean whose terms cancel may depend on the other records. The means of a record
-        fall to 0 if their terms are more than a thousand times `norm` long.
-
-        Args:
-            values: finite records of shape (records, channels, places).
-        """
+    def _vectors(self, values: Tensor) -> tuple[Term, Term]:
+        # the rounding of a mean whose terms cancel may depend on the other records: the means of a
+        # record fall to 0 if their terms are more than a thousand times `norm` long
         terms = vector_norms(values.abs().mean(2), 2.0)
         trust = (2 - terms / (_CANCELLING * self.norm)).clamp(min=0.0, max=1.0).nan_to_num()
         return Dense(values.mean(2) * trust[:, None]), Dense(values.square().mean(2))
 
-    def statistics(self, means: list[Tensor], shape: torch.Size) -> Moments:
-        """Mean and variance of each channel of the inputs.
-
-        Args:
-            means: noisy means of the records' channel means, and of their squares.
-            shape: shape of the inputs.
-        """
+    def _statistics(self, means: list[Tensor], shape: torch.Size) -> Moments:
         first, second = means
         return Moments(mean=first, variance=(second - first**2).clamp(min=self.floor))
 
@@ -239,23 +208,12 @@ class NoisyWhitening(NoisySums[FrozenWhitening]):
     not amplified.
     """
 
-    def vectors(self, values: Tensor) -> Pair:
-        """Features of each record, and the outer products of its channels averaged over its places.
-
-        Args:
-            values: finite records of shape (records, channels, places).
-        """
+    def _vectors(self, values: Tensor) -> tuple[Term, Term]:
         channels, places = values.shape[1:]
         products = outer_product_term(values.mT, values.mT / places, torch.Size([channels, channels]))
         return Dense(values.flatten(1)), products
 
-    def statistics(self, means: list[Tensor], shape: torch.Size) -> FrozenWhitening:
-        """Whitening layer for inputs of a shape.
-
-        Args:
-            means: noisy means of the records' features, and of their channels' outer products.
-            shape: shape of the inputs.
-        """
+    def _statistics(self, means: list[Tensor], shape: torch.Size) -> FrozenWhitening:
         mean, products = means
         records, channels, places = shape[0], shape[1], shape[2:].numel()
         centre = mean.view(channels, places)

@@ -44,24 +44,18 @@ class BasisSchedule:
     """
 
     def __init__(self, model: nn.Module, loss: Loss, public: Data, clipping: Subspaces) -> None:
-        assert clipping.bases is not None
         self.public = public
-        self._model = model
-        self._loss = loss
-        self._ranks = clipping.ranks
-        self._principal = clipping.bases
+        self._model, self._loss, self._clipping = model, loss, clipping
         self.current: PublicBasis | None = None
         self._inputs: dict[str, Any] = {}
 
     def at(self, step: int, generator: RandomSource) -> PublicBasis:
         """Public basis of a step, counted from 0; a new one draws its seed from the generator."""
-        if self.current is None or (
-            step % self._principal.every == 0 and step != self._inputs.get("step")
-        ):
-            weights = {name: value.detach().clone() for name, value in self._parameters().items()}
-            seed = seed_from(generator)
-            self._inputs = {"step": step, "seed": seed, "weights": weights}
-            self.current = self._compute(seed)
+        assert self._clipping.bases is not None
+        due = step % self._clipping.bases.every == 0 and step != self._inputs.get("step")
+        if self.current is None or due:
+            self._inputs = {"step": step, "seed": seed_from(generator), "weights": self._weights()}
+            self.current = self._compute()
         return self.current
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,24 +68,24 @@ class BasisSchedule:
         self._inputs, self.current = state, None
         if not state:
             return
-        current = {name: value.detach().clone() for name, value in self._parameters().items()}
+        current = self._weights()
         try:
-            self._set(state["weights"])
-            self.current = self._compute(state["seed"])
+            for name, value in self._model.named_parameters():
+                value.copy_(state["weights"][name])
+            self.current = self._compute()
         finally:
-            self._set(current)
+            for name, value in self._model.named_parameters():
+                value.copy_(current[name])
 
-    def _compute(self, seed: int) -> PublicBasis:
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self._model.named_parameters()}
+
+    def _compute(self) -> PublicBasis:
         device = next(self._model.parameters()).device
-        own = torch.Generator(device).manual_seed(seed)
-        return principal_basis(self._model, self._loss, self.public, self._ranks, self._principal, own)
-
-    def _parameters(self) -> dict[str, nn.Parameter]:
-        return dict(self._model.named_parameters())
-
-    def _set(self, weights: dict[str, Tensor]) -> None:
-        for name, value in self._parameters().items():
-            value.copy_(weights[name])
+        own = torch.Generator(device).manual_seed(self._inputs["seed"])
+        ranks, principal = self._clipping.ranks, self._clipping.bases
+        assert principal is not None
+        return principal_basis(self._model, self._loss, self.public, ranks, principal, own)
 
 
 def basis_schedule(
@@ -131,7 +125,6 @@ def principal_basis(
     Deterministic for a given model and generator state. Only one group's gradients are in memory.
     """
     groups, columns = check_enough(model, public, ranks, principal)
-    needed = max(map(sum, columns))
     seed = seed_from(generator)
     own = torch.Generator(next(model.parameters()).device).manual_seed(seed)
     parts = []
@@ -139,7 +132,7 @@ def principal_basis(
         with own_randomness(own, own.device):
             rows = finite_rows(gradient_rows(model, loss, public, group))
         if len(rows) < sum(split):
-            raise _too_few(len(rows), needed, len(groups))
+            raise _too_few(len(rows), max(map(sum, columns)), len(groups))
         with full_precision(own.device):
             basis = principal_directions(rows, split, principal.iterations, own)
         parts.append(Group(group, basis, split))
@@ -159,7 +152,13 @@ def check_enough(
             f"{dimension - 1}).",
             key="ranks",
         )
-    groups = _groups_of(list(sizes), list(sizes.values()), principal.groups)
+    # consecutive groups of about equal total size, or fewer
+    ends = list(accumulate(sizes.values(), initial=0))
+    members: dict[int, list[str]] = {}
+    for name, (start, end) in zip(sizes, pairwise(ends), strict=True):
+        place = int(principal.groups * ((start + end) / 2) / max(1, dimension))
+        members.setdefault(min(principal.groups - 1, place), []).append(name)
+    groups = [tuple(run) for run in members.values()]
     totals = [sum(sizes[name] for name in group) for group in groups]
     shares = [webster_apportionment(total, totals) for total in accumulate(ranks[:-1], initial=0)]
     needed = max(shares[-1])
@@ -244,21 +243,11 @@ def _gram(columns: Tensor) -> Tensor:
     return total
 
 
-def _groups_of(names: list[str], sizes: list[int], groups: int) -> list[tuple[str, ...]]:
-    """Names in `groups` consecutive groups of about equal total size, or in fewer."""
-    ends = list(accumulate(sizes, initial=0))
-    middles = [(a + b) / 2 for a, b in pairwise(ends)]
-    members: dict[int, list[str]] = {}
-    for name, middle in zip(names, middles, strict=True):
-        members.setdefault(min(groups - 1, int(groups * middle / max(1, ends[-1]))), []).append(name)
-    return [tuple(run) for run in members.values()]
-
-
 def _too_few(records: int, needed: int, groups: int) -> DataError:
     return DataError(
-        f"{records} public records with finite gradients cannot span the {needed} directions that the "
-        f"ranks ask for in the largest of {groups} groups of parameters. Pass at least {needed} public "
-        "records, or lower the ranks, or split into more groups."
+        f"{records} public records with finite gradients cannot span the {needed} directions of the "
+        f"largest of {groups} groups of parameters. Pass at least {needed} public records, lower the "
+        "ranks, or split into more groups."
     )
 
 

@@ -44,7 +44,14 @@ class Trials:
         """
         release = step.plan.release
         assert isinstance(release, Selective)
-        check_hidden_trials(release, step.records)
+        if release.most_trials > _MAX_HIDDEN_TRIALS:
+            lowest, highest = release.acceptance(Poisson(rate=release.rate).expected(step.records))
+            raise InvalidValue(
+                f"a proposal is accepted with a probability between m={lowest:.3g} and M={highest:.3g}, "
+                f"so an update could take more than {_MAX_HIDDEN_TRIALS:g} hidden trials. Raise the "
+                'threshold or the noise of the test, or use accounting="per-trial".',
+                key="threshold",
+            )
         self.step = step
         self.release = release
         self.sampling = Poisson(rate=release.rate)
@@ -137,10 +144,7 @@ class Trials:
         present: Tensor | None,
         counts: Tensor | None,
     ) -> Tensor:
-        """Per-sample losses, worked out as on the tape; 0 of an empty slot, before and after.
-
-        Where units own the records, the mean over those of each unit that are present.
-        """
+        """Per-sample losses, 0 for an empty slot; means over units that own several records."""
         gradients = self.step.gradients
         with own_randomness(source, self.step.device):
             losses = per_sample_losses(
@@ -162,24 +166,20 @@ class Trials:
         return sums / filled.to(sums.device).clamp(min=1)
 
     def bounded_rise(self, new: Tensor, old: Tensor) -> Tensor:
-        """Test statistic: bounded rise of the loss (sensitive); one that is not finite is the worst.
-
-        Of several ranks, over the records of all of them.
-        """
+        """Bounded rise of the loss of all ranks (sensitive); a rise that is not finite is the worst."""
         worst = torch.full_like(new, torch.inf)
         new, old = torch.where(new.isfinite(), new, worst), torch.where(old.isfinite(), old, worst)
         rises = torch.where(new == old, torch.zeros_like(new), new - old)
         clip = self.release.clip
+        own = rises.clamp(-clip, clip).sum() if self.release.test == "summed" else rises.sum()
+        shares = self.step.reducer.exchange("the test", float(own))
+        # added in the order of ranks: all have the same number
+        total = own.new_tensor(math.fsum(shares) if all(map(math.isfinite, shares)) else sum(shares))
         if self.release.test == "summed":
-            return self._over_ranks(rises.clamp(-clip, clip).sum())
-        mean = self._over_ranks(rises.sum()) / self.sampling.expected(self.step.records)
+            return total
+        mean = total / self.sampling.expected(self.step.records)
         # both a loss that became infinite and one that ceased to be: worst
         return torch.where(mean.isnan(), torch.full_like(mean, clip), mean).clamp(-clip, clip)
-
-    def _over_ranks(self, total: Tensor) -> Tensor:
-        """Sum over the ranks, in their order, so that all have the same number."""
-        shares = self.step.reducer.exchange("the test", float(total))
-        return total.new_tensor(math.fsum(shares) if all(map(math.isfinite, shares)) else sum(shares))
 
     def noisy_verdict(self, rise: Tensor) -> bool:
         """Whether the proposal is accepted, by a bounded rise of the loss under Gaussian noise."""
@@ -196,9 +196,9 @@ class Trials:
         if (1 - highest) ** steps > 0.5 and release.accounting == "per-trial":
             raise InvalidValue(
                 f"threshold={release.threshold:g} with noise {release.multiplier:g} accepts a proposal "
-                f"with a chance between m={lowest:.3g} and M={highest:.3g}: in {steps} trials, all "
-                "there are, most likely none would be accepted, and the privacy would be spent on "
-                "nothing. Raise the threshold, or change the noise of the test.",
+                f"with a probability between m={lowest:.3g} and M={highest:.3g}: most likely none of "
+                f"{steps} trials would be accepted. Raise the threshold, or change the noise of the "
+                "test.",
                 key="threshold",
             )
 
@@ -217,19 +217,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def check_hidden_trials(release: Selective, records: int) -> None:
-    """Raise if one update could take more hidden trials than end in reasonable time."""
-    lowest, highest = release.acceptance(Poisson(rate=release.rate).expected(records))
-    if release.most_trials > _MAX_HIDDEN_TRIALS:
-        raise InvalidValue(
-            f"a proposal is accepted with a chance between m={lowest:.3g} and M={highest:.3g}, so that "
-            f"an update could take more than {_MAX_HIDDEN_TRIALS:g} hidden trials: it must end with a "
-            "probability that is charged. Raise the threshold or the noise of the test, or use "
-            'accounting="per-trial".',
-            key="threshold",
-        )
 
 
 def trials_of(step: "PrivateStep") -> Trials:

@@ -203,6 +203,11 @@ def _mean_rows(records: npt.ArrayLike, plan: Plan) -> Tensor:
             "for public bases. Leave out release=, and clip without bases=."
         )
     values: Any = records
+    if np.ma.is_masked(values):
+        raise DataError(
+            "records have masked entries, whose hidden values would be summed as if they were records. "
+            "Pass e.g. records.filled(0.0), or drop such rows, each independently."
+        )
     try:
         rows = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
     except (TypeError, ValueError):
@@ -272,17 +277,13 @@ class NoisyQuantile(Value):
         """(epsilon, delta) guarantee of the quantiles of all blocks together, on their own.
 
         Args:
-            blocks: number of norms per record.
-            delta: delta of the guarantee.
+            blocks: Number of norms per record.
+            delta: Failure probability.
         """
         return epsilon(self.plan(blocks), 1, delta)
 
-    def counts(self, norms: Tensor) -> Tensor:
-        """Histogram of each block's norms (blocks, bins): each record in exactly one bin (sensitive).
-
-        Args:
-            norms: a row per record, a column per block.
-        """
+    def _counts(self, norms: Tensor) -> Tensor:
+        """Histogram of each block's norms (blocks, bins): each record in exactly one bin (sensitive)."""
         # a NaN would be in no bin, and its count would be missing
         numbers = norms.to("cpu", torch.float64).nan_to_num(nan=self.high)
         bins = torch.bucketize(numbers, self.edges).clamp(max=self.bins - 1)
@@ -317,7 +318,7 @@ class NoisyQuantile(Value):
                 "a record may count once in each block only."
             )
         plan = self.plan(norms.shape[1])
-        sums = ((plan.clipping.reference_norm, self.counts(part)) for part in [norms])
+        sums = ((plan.clipping.reference_norm, self._counts(part)) for part in [norms])
         (noisy,) = release(
             self, plan, sums, ledger, records=len(norms), generator=generator, secure=secure
         )
