@@ -316,13 +316,6 @@ def test_metrics_of_the_training_records_are_refused(tmp_path: Path) -> None:
     assert not run.state.log_history
 
 
-def test_words_that_are_no_numbers_yet_are_named(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    records = datasets.Dataset.from_dict({"text": ["a good film"] * RECORDS, "label": [0] * RECORDS})
-    with pytest.raises(DataError, match=r"columns text, label, .* only label is .* tokenized data set"):
-        trainer(tmp_path, train_dataset=records).train()
-
-
 @pytest.mark.parametrize("name", ["fp16", "deepspeed", "fsdp"])
 def test_arguments_that_are_changed_later_are_refused(tmp_path: Path, name: str) -> None:
     run = trainer(tmp_path)

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from hush.accounting.calibrate import calibrate
 from hush.accounting.ledger import Ledger
-from hush.core.errors import CheckpointError, PrivacyWarning, Unsupported
-from hush.core.guarantee import Guarantee
+from hush.core.errors import CheckpointError, InvalidValue, PrivacyWarning, Unsupported
+from hush.core.guarantee import Budget, Guarantee
 from hush.core.plan import Plan
 from hush.integrations import require
 from hush.integrations.host_loop import HostLoop, batch_data
 from hush.integrations.transformers.arguments import (
-    Privacy,
     check_arguments,
-    check_columns,
     check_evaluation,
     check_records,
+    plan_of,
 )
 from hush.training.checkpoint import settings_of
 from hush.training.step import PrivateStep
@@ -87,14 +87,20 @@ class PrivateTrainer(Trainer):
         generator: torch.Generator | None = None,
         **options: Any,
     ) -> None:
-        self._asked = {"epsilon": epsilon, "delta": delta, "plan": plan}
+        self._plan = plan
         self._recording = False
         """Whether the loss of a record is being computed."""
         passed = {**dict(zip(inspect.signature(Trainer).parameters, args, strict=False)), **options}
         check_records(passed.get("train_dataset"))  # before Trainer asks for the max_steps of a stream
         super().__init__(*args, **options)
-        check_arguments(self.args, self.train_dataset, self.eval_dataset)
-        self._privacy()
+        if plan is None and epsilon is None:
+            raise InvalidValue(
+                "neither epsilon nor plan was passed, so the amount of noise is unknown. Pass "
+                "PrivateTrainer(..., epsilon=3.0), or plan= with noise of your own."
+            )
+        self._delta = 0.1 / self._records if delta is None else delta
+        self._budget = None if epsilon is None else Budget(epsilon, self._delta)
+        self._check()
         folder: Any = self.args.output_dir
         self._loop = HostLoop(Path(folder, "ledger.jsonl") if ledger is None else ledger, generator)
         self._pad_to = pad_to
@@ -127,7 +133,7 @@ class PrivateTrainer(Trainer):
         Returns:
             Output of Trainer, without the training loss and timings.
         """
-        check_arguments(self.args, self.train_dataset, self.eval_dataset)
+        self._check()
         for name in _STEP:
             if getattr(type(self), name) is not getattr(PrivateTrainer, name):
                 raise Unsupported(
@@ -153,7 +159,6 @@ class PrivateTrainer(Trainer):
         """Loader with one empty item per physical batch. The private step draws the records."""
         own = super().get_train_dataloader()
         records: Any = own.dataset
-        check_columns(records, self.train_dataset, self.label_names)
         tokenizer: Any = self.processing_class
         token = getattr(tokenizer, "pad_token_id", None) or 0
         kind = getattr(tokenizer, "pad_token_type_id", None) or 0
@@ -236,29 +241,30 @@ class PrivateTrainer(Trainer):
         dataset: Any = self.train_dataset
         return len(dataset)
 
-    def _privacy(self) -> Privacy:
-        """Budget and plan, verified against the current TrainingArguments."""
-        return Privacy(
-            **self._asked,  # type: ignore[arg-type]
-            records=self._records,
-            batch=self.get_total_train_batch_size(self.args),
-            clip_norm=self.args.max_grad_norm,
-        )
+    def _check(self) -> Plan:
+        """The plan, before calibration, of arguments that can be private."""
+        check_evaluation(self.eval_dataset, self.train_dataset)
+        check_arguments(self.args)
+        batch = self.get_total_train_batch_size(self.args)
+        return plan_of(self._plan, self._records, batch, self.args.max_grad_norm)
 
     def _begin(self) -> None:
         """Make the step with the current weights and optimizer, resumed or new."""
-        privacy, optimizer, model = self._privacy(), self.optimizer, self.model
+        plan, optimizer, model, steps = self._check(), self.optimizer, self.model, self.state.max_steps
+        if self._plan is None:
+            assert self._budget is not None
+            plan = calibrate(plan, self._budget, steps)
         Path(str(self.args.output_dir)).mkdir(parents=True, exist_ok=True)
         vectorize_attention(model)  # type: ignore[arg-type]
         self._loop.begin(
             model,  # type: ignore[arg-type]
             self._loss_of_record,
             getattr(optimizer, "optimizer", optimizer),  # Accelerate wraps it
-            privacy.plan_for(self.state.max_steps),
+            plan,
             settings=self._settings,
-            budget=privacy.budget,
-            delta=privacy.delta_or_default,
-            steps=self.state.max_steps,
+            budget=self._budget,
+            delta=self._delta,
+            steps=steps,
             physical_batch=self.args.per_device_train_batch_size,
             resumed=None if self._resumed is None else _read_name(self._resumed),
         )
