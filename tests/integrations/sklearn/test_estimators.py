@@ -247,7 +247,7 @@ def test_classes_and_bounds_of_the_target_are_declared(declared: Any) -> None:
 def test_parameters_out_of_range_are_named(name: str, value: Any) -> None:
     for solver in ("auto", "sgd"):
         settings: dict[str, Any] = {"solver": solver, "steps": 3, name: value}
-        with pytest.raises(InvalidValue, match=name):
+        with pytest.raises(ValueError, match=name):
             PrivateClassifier(UNIT, (0, 1), **settings).fit(*numbers(300)[::2])
 
 

@@ -5,26 +5,25 @@ import sys
 import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from hush.accounting.ledger import Ledger
-from hush.clipping.norms import NORM
 from hush.core.errors import InvalidValue, PrivacyWarning, Unsupported, short_repr
 from hush.core.guarantee import Budget, Guarantee, advised_delta, check_delta
-from hush.core.value import check_count, number
+from hush.core.value import check_count
 from hush.integrations.sklearn.fitting import (
-    ClassTargets,
     Descent,
     FittedModel,
-    NumberTargets,
     Targets,
     fit,
     precise_statistics,
@@ -41,19 +40,16 @@ from hush.integrations.sklearn.schema import (
 )
 from hush.training.tuning.trial import TuningTrial
 
-_LEARNING_RATE = number(
-    above=0, at_most=1e6, why="it is the length of a step along the noisy gradient", example=0.5
-)["range"]
 _SMALL = 0.01
 """Probability below which least-squares outputs are mapped to positive numbers, keeping their order."""
-_SEVERAL_FITS = (
+_SEVERAL_FITS = {
     "model_selection",
     "ensemble",
     "multiclass",
     "multioutput",
     "calibration",
     "feature_selection",
-)
+}
 """Modules of scikit-learn that fit several clones of an estimator to the same records."""
 _RESAMPLING = ("sklearn.ensemble._bagging", "sklearn.ensemble._weight_boosting")
 """Modules of scikit-learn that draw records with replacement before they call `fit`."""
@@ -76,6 +72,15 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     ledger: str | os.PathLike[str] | None = field(default=None, kw_only=True)
     random_state: int | np.random.RandomState | None = field(default=None, kw_only=True)
 
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        "solver": [StrOptions({"auto", "least_squares", "sgd"})],
+        "scaling": [StrOptions({"bounds", "paid"})],
+        "hidden_layer_sizes": ["array-like"],
+        "steps": [Interval(Integral, 1, None, closed="left")],
+        "clip_norm": [Interval(Real, 0, 1e15, closed="right")],
+        "learning_rate": [Interval(Real, 0, 1e6, closed="right")],
+    }
+
     guarantee_: Guarantee = field(init=False)
     ledger_: Ledger = field(init=False)
     model_: FittedModel = field(init=False)
@@ -84,6 +89,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     def _fit(self, encoded: Encoded, targets: Targets, trial: TuningTrial | None) -> Self:
         """Fit within the budget, or fit one trial of a selection by its plan, on its ledger."""
         _check_callers(self.epsilon, own_ledger=self.ledger is None and trial is None)
+        self._validate_params()
         descent = self._descent()
         if trial is not None:
             if self.solver == "least_squares" or self.scaling == "paid":
@@ -99,7 +105,6 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             budget = Budget(epsilon=self.epsilon, delta=delta)
             check_delta(budget.delta, records)
             solver = self._chosen_solver(encoded, targets, budget, descent.hidden)
-            _check_choice("scaling", self.scaling, "bounds", "paid")
             paid = self.scaling == "paid"
             if self.random_state is not None:
                 seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -127,7 +132,6 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         self, encoded: Encoded, targets: Targets, budget: Budget, hidden: tuple[int, ...]
     ) -> str:
         """Solver by the parameters, the budget and the numbers of records and columns, all public."""
-        _check_choice("solver", self.solver, "auto", "least_squares", "sgd")
         if self.solver == "least_squares" and hidden:
             raise InvalidValue(
                 f'hidden_layer_sizes={short_repr(hidden)} with solver="least_squares": sufficient '
@@ -136,26 +140,21 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             )
         if self.solver != "auto":
             return self.solver
-        linear = isinstance(targets, NumberTargets) and not hidden
+        linear = targets.classes is None and not hidden
         precise = linear and precise_statistics(encoded, budget)
         return "least_squares" if precise else "sgd"
 
     def _descent(self) -> Descent:
         """Validated settings of DP-SGD."""
-        sizes = self.hidden_layer_sizes
-        if isinstance(sizes, str | bytes) or not isinstance(sizes, Sequence | np.ndarray):
-            raise InvalidValue(
-                f"hidden_layer_sizes={short_repr(sizes)} must be a list of widths, one per layer; an "
-                "empty list is a linear model. Pass e.g. hidden_layer_sizes=(16,).",
-                key="hidden_layer_sizes",
-            )
-        widths = [check_count("hidden_layer_sizes", size, "it is a width", 1, 16) for size in sizes]
         return Descent(
-            steps=check_count("steps", self.steps, "steps are counted", 1, 100),
+            steps=self.steps,
             rate=self.rate,
-            clip_norm=NORM["range"].check("clip_norm", self.clip_norm),
-            learning_rate=_LEARNING_RATE.check("learning_rate", self.learning_rate),
-            hidden=tuple(widths),
+            clip_norm=self.clip_norm,
+            learning_rate=self.learning_rate,
+            hidden=tuple(
+                check_count("hidden_layer_sizes", size, "it is a width", 1, 16)
+                for size in self.hidden_layer_sizes
+            ),
         )
 
     def _encode(self, table: Any, *, reset: bool) -> Encoded:
@@ -236,7 +235,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         check_classification_targets(labels)
         check_consistent_length(encoded.numeric, labels)
         places = indices(labels, declared.tolist(), "y", "classes")
-        self._fit(encoded, ClassTargets(places, len(declared)), trial)
+        self._fit(encoded, Targets(places, len(declared)), trial)
         self.classes_ = declared
         return self
 
@@ -312,7 +311,7 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
         encoded = self._encode(X, reset=True)
         values = numbers("y", self._target_column(y))
         check_consistent_length(encoded.numeric, values)
-        return self._fit(encoded, NumberTargets(target.scale(values)[:, None]), trial)
+        return self._fit(encoded, Targets(target.scale(values)[:, None]), trial)
 
     def predict(self, X: Any) -> Array:  # noqa: N803
         """Predicted target of each record, within the declared bounds.
@@ -342,10 +341,8 @@ def _check_callers(epsilon: float, *, own_ledger: bool) -> None:
         epsilon: Epsilon of this fit.
         own_ledger: Whether this fit has a ledger of its own.
     """
-    several = None
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
+    several, frame = set(), sys._getframe(1).f_back
+    while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         ensemble = frame.f_locals.get("ensemble", frame.f_locals.get("self"))
         if module in _RESAMPLING and ensemble is not None and getattr(ensemble, "bootstrap", True):
@@ -356,21 +353,14 @@ def _check_callers(epsilon: float, *, own_ledger: bool) -> None:
                 "together."
             )
         package, _, part = module.partition(".")
-        if package == "sklearn" and part.partition(".")[0] in _SEVERAL_FITS:
-            several = several or part.partition(".")[0]
-    if several is not None and own_ledger:
+        several |= {part.partition(".")[0]} & _SEVERAL_FITS if package == "sklearn" else set()
+        frame = frame.f_back
+    if several and own_ledger:
         warnings.warn(
-            f"sklearn.{several} fits the same records several times, and each fit has a ledger of its "
-            f"own: epsilon={short_repr(epsilon)} covers one of them, not their sum, and a choice by "
+            f"sklearn.{several.pop()} fits the same records several times, and each fit has a ledger of "
+            f"its own: epsilon={short_repr(epsilon)} covers one of them, not their sum, and a choice by "
             'scores on private records is not covered. Pass ledger="ledger.jsonl" to limit all fits '
             "together; or search on public records, or with hush.tune, which charges a search once.",
             PrivacyWarning,
             stacklevel=4,
-        )
-
-
-def _check_choice(name: str, value: object, *allowed: str) -> None:
-    if value not in allowed:
-        raise InvalidValue(
-            f"{name}={short_repr(value)} must be one of {', '.join(map(repr, allowed))}.", key=name
         )

@@ -1,9 +1,11 @@
 """Fit of encoded columns within one budget: scaling, then least squares or DP-SGD, on one ledger."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +30,7 @@ from hush.training.options import Randomness
 Layers = list[tuple[Array, Array]]
 """Weight (outputs, inputs) and bias of each layer, tanh between them."""
 
+_NOTHING: Mapping[Plan, int] = MappingProxyType({})
 _SCALING_SHARE = 0.1
 """Fraction of epsilon for the statistics of `scaling="paid"`. The fit gets the rest of the budget."""
 _DEVIATIONS = 3.0
@@ -55,21 +58,12 @@ class Descent:
 
 
 @dataclass(frozen=True, eq=False)
-class ClassTargets:
-    """Class of each record, as an index below `classes`."""
+class Targets:
+    """Classes as indices, or one column of numbers that declared bounds scale to [-1, 1]."""
 
-    places: npt.NDArray[np.int64]
-    classes: int
-
-
-@dataclass(frozen=True, eq=False)
-class NumberTargets:
-    """Targets of shape (records, 1), scaled to [-1, 1] by declared bounds."""
-
-    values: Array
-
-
-Targets = ClassTargets | NumberTargets
+    values: npt.NDArray[Any]
+    classes: int | None = None
+    """Number of classes; None: numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +76,6 @@ class Interval:
     def scale(self, values: Array) -> Array:
         """Map columns from the interval to [-1, 1] and clamp them, record by record."""
         return np.clip((values - self.centre) / self.half_width, -1.0, 1.0)
-
-    def take(self, columns: slice) -> "Interval":
-        """Interval of some of the columns."""
-        return Interval(self.centre[columns], self.half_width[columns])
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,14 +123,15 @@ def fit(
     numeric = encoded.numeric.shape[1]
     _check_worth_fitting(len(encoded.numeric), budget, ledger)
     together = encoded.numeric
-    if isinstance(targets, NumberTargets):
+    if targets.classes is None:
         together = np.hstack([encoded.numeric, targets.values])
     interval = Interval(np.zeros(together.shape[1]), np.ones(together.shape[1]))
     if paid and together.shape[1]:
         interval = _paid_interval(together, budget, ledger, generator)
-    own, target = interval.take(slice(numeric)), interval.take(slice(numeric, None))
-    if isinstance(targets, NumberTargets):
-        targets = NumberTargets(target.scale(targets.values))
+    own = Interval(interval.centre[:numeric], interval.half_width[:numeric])
+    target = Interval(interval.centre[numeric:], interval.half_width[numeric:])
+    if targets.classes is None:
+        targets = Targets(target.scale(targets.values))
     inputs = _features(encoded, own)
     if descent is None:
         layers = _least_squares(inputs, targets, _row_norm(encoded), budget, ledger, generator)
@@ -166,8 +157,7 @@ def precise_statistics(encoded: Encoded, budget: Budget) -> bool:
 
 def _check_worth_fitting(records: int, budget: Budget, ledger: Ledger) -> None:
     """Raise if the noise of one release would drown the records. Uses public numbers only."""
-    whole = _multiplier(calibrate(_one_release(), budget, 1))
-    left = _multiplier(calibrate(_one_release(), budget, 1, spent=ledger.counts))
+    whole, left = _release_noise(budget, 1), _release_noise(budget, 1, ledger.counts)
     if whole**2 < _LEAST_LEFT * left**2:
         raise BudgetExceeded(
             f"the charges on the ledger leave less than {_LEAST_LEFT:.0%} of epsilon={budget.epsilon:g} "
@@ -194,8 +184,8 @@ def _paid_interval(
     records, columns = values.shape
     share = Budget(epsilon=_SCALING_SHARE * budget.epsilon, delta=budget.delta)
     # spend at most a quarter of what earlier charges leave
-    left = _multiplier(calibrate(_one_release(), budget, 2, spent=ledger.counts))
-    multiplier = max(_multiplier(calibrate(_one_release(), share, 2)), 2 * left)
+    left = _release_noise(budget, 2, ledger.counts)
+    multiplier = max(_release_noise(share, 2), 2 * left)
     norm = math.sqrt(columns)
     # smaller variances are indistinguishable from noise
     floor = max(1e-6, 2 * multiplier * norm / records)
@@ -215,18 +205,17 @@ def _least_squares(
     generator: torch.Generator | None,
 ) -> Layers:
     """Linear model from one noisy release of the sufficient statistics, for the rest of the budget."""
-    if isinstance(targets, NumberTargets):
-        values, norm = targets.values, _TARGET_NORM
-    else:  # centred indicators of the classes
+    values, norm = targets.values, _TARGET_NORM
+    if targets.classes is not None:  # centred indicators
         share = 1 / targets.classes
-        values, norm = np.eye(targets.classes)[targets.places] - share, math.sqrt(1 - share)
+        values, norm = np.eye(targets.classes)[targets.values] - share, math.sqrt(1 - share)
     solver = NoisyLeastSquares(multiplier=1.0, row_norm=row_norm, target_norm=norm)
     plan = calibrate(solver.plan, budget, 1, spent=ledger.counts)
     solver = replace(solver, multiplier=_multiplier(plan))
     ledger.store_delta(budget.delta)
     fitted = solver(torch.from_numpy(inputs), torch.from_numpy(values), ledger, generator=generator)
     weight, bias = fitted.coefficients.T, fitted.intercept
-    if isinstance(targets, ClassTargets):  # centred indicators sum to 0, the noise does not
+    if targets.classes is not None:  # centred indicators sum to 0, the noise does not
         weight, bias = weight - weight.mean(0), bias - bias.mean()
     return [(weight, bias)]
 
@@ -248,17 +237,13 @@ def _gradient_descent(
             noise=Gaussian(multiplier=1.0),
         )
         plan = calibrate(plan, budget, descent.steps, spent=ledger.counts)
-    loss: nn.Module
-    if isinstance(targets, NumberTargets):
-        outputs, loss = 1, nn.MSELoss()
-        desired = torch.from_numpy(targets.values.astype(np.float32))
-    else:
-        outputs, loss = targets.classes, nn.CrossEntropyLoss()
-        desired = torch.from_numpy(targets.places)
-    model = _network([inputs.shape[1], *descent.hidden, outputs], generator)
+    desired = torch.from_numpy(targets.values)
+    if targets.classes is None:
+        desired = desired.float()
+    model = _network([inputs.shape[1], *descent.hidden, targets.classes or 1], generator)
     train(
         model,
-        loss,
+        nn.MSELoss() if targets.classes is None else nn.CrossEntropyLoss(),
         torch.optim.SGD(model.parameters(), lr=descent.learning_rate, momentum=0.9),
         plan,
         (torch.from_numpy(inputs.astype(np.float32)), desired),
@@ -299,9 +284,10 @@ def _row_norm(encoded: Encoded) -> float:
     return math.sqrt(1 + encoded.categories + _NUMERIC_SQUARE * encoded.numeric.shape[1])
 
 
-def _one_release() -> Plan:
-    """Full-batch Gaussian release, to be calibrated."""
-    return Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=1.0))
+def _release_noise(budget: Budget, steps: int, spent: Mapping[Plan, int] = _NOTHING) -> float:
+    """Noise multiplier of full-batch Gaussian releases for what a budget leaves."""
+    plan = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=1.0))
+    return _multiplier(calibrate(plan, budget, steps, spent=spent))
 
 
 def _multiplier(plan: Plan) -> float:
