@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from hush.core.parts import SensitivitySet
 from hush.gradients.public_basis import (
-    RESIDUAL,
     Group,
     ProjectedTape,
     PublicBasis,
@@ -58,10 +57,10 @@ def test_blocks_are_projections_of_each_record_alone(dtype: torch.dtype, entries
     directions = materialised(basis)
     whole = torch.cat(list(directions.values()), 1)
     expected = {name: gradients @ columns for name, columns in directions.items()}
-    expected[RESIDUAL] = gradients - gradients @ whole @ whole.T
+    expected["residual"] = gradients - gradients @ whole @ whole.T
     tape = ProjectedTape(record(model, LOSS, x, y), basis)
     assert tape.records == len(x)
-    assert basis.sizes == {"subspace 0": 2, "subspace 1": 7, RESIDUAL: gradients.shape[1]}
+    assert basis.sizes == {"subspace 0": 2, "subspace 1": 7, "residual": gradients.shape[1]}
     visits = torch.zeros(len(x))
     tolerance = 1e-6 if dtype == torch.float32 else 1e-14
     for rows, blocks in tape.chunks(entries):

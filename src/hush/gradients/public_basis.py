@@ -1,9 +1,9 @@
 """Projection of per-sample gradients on a public basis: coefficients in subspaces, and the residual.
 
 A group of parameters has a basis U. A gradient g becomes U^T g, in the subspaces that U's columns span,
-and the residual g - U U^T g in ordinary coordinates: one for each parameter, more than its dimension
-needs. Blocks of these numbers are clipped and get noise, whatever U is, so a poor or crooked U costs
-utility and never privacy: docs/guarantees/public-basis.md.
+and the residual g - U U^T g in ordinary coordinates, one for each parameter. Blocks of these numbers are
+clipped and get noise for any U, so a poor basis costs utility and never privacy:
+docs/guarantees/public-basis.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,6 @@ from hush.gradients.precision import full_precision
 from hush.gradients.tape import GradientTape, MaskedTape, UnitTape
 from hush.gradients.terms import CHUNK_ENTRIES
 
-RESIDUAL = "residual"
-
 
 @dataclass(frozen=True, eq=False)
 class Group:
@@ -31,14 +29,7 @@ class Group:
     basis: Tensor
     """(entries of the parameters, directions); the columns of subspace 0 come first."""
     columns: tuple[int, ...]
-    """How many of the columns belong to each subspace."""
-
-    def __post_init__(self) -> None:
-        if self.basis.dim() != 2 or self.basis.shape[1] != sum(self.columns):
-            raise InvalidValue(
-                f"a basis of shape {tuple(self.basis.shape)} must have the {sum(self.columns)} columns "
-                f"that its subspaces {self.columns} take."
-            )
+    """Number of columns of each subspace."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +37,6 @@ class PublicBasis:
     """A basis for each group of parameters; the groups are all parameters, in order."""
 
     groups: tuple[Group, ...]
-
-    def __post_init__(self) -> None:
-        if len({len(group.columns) for group in self.groups}) != 1:
-            raise InvalidValue("a public basis is of groups with the same number of subspaces each.")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,7 +56,7 @@ class PublicBasis:
     def sizes(self) -> dict[str, int]:
         """Blocks of coefficients in order: name -> entries."""
         ranks = [sum(ranks) for ranks in zip(*(group.columns for group in self.groups), strict=True)]
-        return {**{f"subspace {j}": rank for j, rank in enumerate(ranks)}, RESIDUAL: self.dimension}
+        return {**{f"subspace {j}": rank for j, rank in enumerate(ranks)}, "residual": self.dimension}
 
     def blocks(self, gradients: Tensor) -> dict[str, Tensor]:
         """The coefficients of gradients, one a row, by block.
@@ -86,12 +73,11 @@ class PublicBasis:
                 for subspace, own in zip(parts, columns, strict=True):
                     subspace.append(own)
             subspaces = {f"subspace {j}": torch.cat(part, 1) for j, part in enumerate(parts)}
-        return {**subspaces, RESIDUAL: gradients}
+        return {**subspaces, "residual": gradients}
 
     def to_parameters(self, coefficients: Tensor) -> Tensor:
-        """The gradient that the coefficients stand for.
-
-        What a noisy residual has within the subspaces is left out: it is known to be noise alone.
+        """The gradient of noisy coefficients, without the part of the residual within the subspaces,
+        which is noise alone.
 
         Args:
             coefficients: the blocks of `sizes`, concatenated.
@@ -100,11 +86,6 @@ class PublicBasis:
             (dimension,): the parameters, concatenated.
         """
         sizes = list(self.sizes.values())
-        if coefficients.shape != (sum(sizes),):
-            raise InvalidValue(
-                f"coefficients of shape {tuple(coefficients.shape)} are not the {sum(sizes)} numbers of "
-                f"the blocks {self.sizes}."
-            )
         *subspaces, residual = coefficients.to(self.groups[0].basis.dtype).split(sizes)
         split = [
             part.split([group.columns[j] for group in self.groups]) for j, part in enumerate(subspaces)
@@ -163,12 +144,13 @@ class ProjectedTape:
         return clip_blocks(self, sensitivity, mask)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """The coefficients, a few records at a time: which ones, and block -> (few, size).
+        """The coefficients of a few records at a time: the records, and block -> (few, size).
 
-        No more than `entries` numbers are in memory for a chunk, or those of one record.
+        Args:
+            entries: Maximum number of entries in memory for a chunk, at least those of one record.
         """
         basis = self.basis
-        # A record is in memory as the tape materialises it, as its residual, and as its coefficients.
+        # in memory: the record's gradient, its residual and its coefficients
         per_record = sum(basis.sizes.values()) + basis.dimension
         records = max(1, (entries or CHUNK_ENTRIES[basis.device.type]) // per_record)
         for rows, gradients in self.tape.chunks(records * basis.dimension):
