@@ -1,13 +1,13 @@
 """Probe of a model on two synthetic records, before the first draw.
 
-It finds mistakes that honest people make, and what a training step must know of the model. During
-training nothing is watched: the caller is trusted (docs/guarantees/tape.md).
+It detects mistakes of honest users, and properties of the model that a training step needs. Training
+itself is not watched, because the caller is trusted (docs/guarantees/tape.md).
 """
 
 import random
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,8 +44,8 @@ _DRAWS = 20
 probability 1/2 is left out for two records in all of them once in 10**12 times."""
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""By how much a record's loss may move, relative to it or to 1, when it should not: some kernels add in
-an order of their own, or group records (experts)."""
+"""Rounding tolerance of a record's loss, relative to it or to 1: some kernels add in an order of their
+own, or group records (experts)."""
 
 _USES_STATE = re.compile(
     "escaped from inside a function being vmapped|backward through the graph a second time"
@@ -123,18 +123,14 @@ def probe(
                 raise alone from error
 
 
-def buffers_restored(model: nn.Module, names: tuple[str, ...]) -> AbstractContextManager[None]:
-    """Context of forward passes after which the named buffers are as they were.
+@contextmanager
+def buffers_restored(model: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
+    """Context of forward passes after which the named buffers are restored.
 
     Args:
-        model: That is trained.
+        model: Trained model.
         names: `Probed.changing_buffers`.
     """
-    return _buffers_restored(model, names) if names else nullcontext()
-
-
-@contextmanager
-def _buffers_restored(model: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
     before = {name: model.get_buffer(name) for name in names}
     copies = {name: buffer.clone() for name, buffer in before.items()}
     try:
@@ -158,7 +154,7 @@ def _probe(
 ) -> Probed:
     recorded = partial(record, model, loss, views=views, one_by_one=one_by_one, sharded=sharded)
     losses = partial(per_sample_losses, model, loss, one_by_one=one_by_one, sharded=sharded)
-    one_view = pair if views is None else _first_views(views, *pair)
+    one_view = first_views(views, *pair)
     versions = [value._version for value in model.parameters()] if sharded is None else []
     unused: tuple[str, ...] = ()
     host_draws = False
@@ -169,7 +165,7 @@ def _probe(
     for rows in ([0, 1], [0, 0], [1, 1]):
         with _same_draws(model):
             drawn = _host_draws()
-            tape = recorded(*_take(pair, rows))
+            tape = recorded(*tree_map(pair, lambda value: value[rows]))  # noqa: B023
             host_draws = host_draws or drawn != _host_draws()
         if rows == [0, 1]:
             unused = tape.unused_parameters
@@ -224,7 +220,7 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
     state = _State(model)
 
     def values(rows: list[int], *, autocast: bool) -> Tensor:
-        x, y = _take((inputs, targets), rows)
+        x, y = tree_map((inputs, targets), lambda value: value[rows])
         with torch.autocast(kind, enabled=autocast), _same_draws(model), data_errors_translated(model):
             try:
                 return loss(call_model(model, x), y)
@@ -378,17 +374,14 @@ def _host_draws() -> tuple[Any, ...]:
     return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
 
 
-def _first_views(views: Views, inputs: Any, targets: Any) -> tuple[Any, Any]:
-    """The first view of each record, as the model takes it."""
+def first_views(views: Views | None, inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """Records as the model takes them: the first view of each."""
+    if views is None:
+        return inputs, targets
     records = len(next(tree_leaves(inputs)))
     expanded, _ = expand_views(views, inputs, targets)
     count = len(next(tree_leaves(expanded))) // records
     return tree_map(expanded, lambda value: value[::count]), targets
-
-
-def _take(pair: tuple[Any, Any], rows: list[int]) -> tuple[Any, Any]:
-    chosen: Callable[[Tensor], Tensor] = lambda value: value[rows]  # noqa: E731
-    return tree_map(pair[0], chosen), tree_map(pair[1], chosen)
 
 
 def _equal(value: Tensor | None, other: Tensor | None) -> bool:

@@ -22,7 +22,7 @@ from hush.gradients.cuda_graph import Replay
 from hush.gradients.direct import direct_chain, direct_tape, runs_directly
 from hush.gradients.losses import criterion_of, per_sample_loss
 from hush.gradients.models import check_model, structure, trainable
-from hush.gradients.probe import Probed, buffers_restored, check_padding_ignored, probe
+from hush.gradients.probe import Probed, buffers_restored, check_padding_ignored, first_views, probe
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import data_errors_translated, record, uncompiled
 from hush.gradients.tape import GradientTape, MaskedTape, Reduction, UnitTape, unit_tape
@@ -386,7 +386,7 @@ class ClippedGradients:
                 if name not in self.probed.changing_buffers
             }
             with buffers_restored(self.model, self.probed.changing_buffers):
-                one_view = self._one_view(*pair)
+                one_view = first_views(self.views, *pair)
                 check_labels(self.model, criterion_of(self.loss), one_view[0], data)
                 if self.reducer.modules is not None:  # labels of one rank may be wrong
                     self.reducer.exchange("the labels")
@@ -452,12 +452,3 @@ class ClippedGradients:
                 PrivacyWarning,
                 stacklevel=5,
             )
-
-    def _one_view(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
-        """Records as the model is given them: the first view of each."""
-        if self.views is None:
-            return inputs, targets
-        records = len(next(tree_leaves(inputs)))
-        expanded = expand_views(self.views, inputs, targets)
-        views = len(next(tree_leaves(expanded[0]))) // records
-        return tree_map(expanded[0], lambda value: value[::views]), targets
