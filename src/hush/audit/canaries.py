@@ -6,7 +6,7 @@ A canary that is out leaves its slot empty, as neighbours are zero-out.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import Guarantee
 from hush.core.parts import ClippedSum, CoordinateMask
 from hush.core.plan import Plan
-from hush.core.value import check_count
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import record
@@ -34,16 +33,6 @@ _QUIET_RECORDS = 512
 Example = tuple[Tensor, Tensor]
 
 
-class Directions(Protocol):
-    """Gradients of canaries: one direction each, longer than the clipping norm."""
-
-    @property
-    def canaries(self) -> int: ...
-
-    def rows(self, who: Tensor, length: float) -> Tensor:
-        """Gradients of these canaries, one per row, with entries of 0 or up to `length`."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spikes:
     """A coordinate for each canary (a Dirac gradient)."""
@@ -58,10 +47,6 @@ class Spikes:
     def rows(self, who: Tensor, length: float) -> Tensor:
         gradients = torch.zeros(len(who), self.dimension, device=self.coordinates.device)
         return gradients.scatter_(1, self.coordinates[who][:, None], length)
-
-    def scores(self, update: Tensor) -> Tensor:
-        """Inner product of an update with each direction."""
-        return update[self.coordinates].double()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,6 +64,10 @@ class Signs:
         return self.signs[who].float().mul_(length)
 
 
+Directions = Spikes | Signs
+"""Gradients of canaries: one direction each, longer than the clipping norm."""
+
+
 def directions_for(
     plan: Plan,
     model: nn.Module,
@@ -92,7 +81,6 @@ def directions_for(
     A single coordinate if only an l_p norm with p <= 2 is bounded: the coordinates on which other
     records have the smallest gradients. Else, signs at all coordinates.
     """
-    canaries = check_count("canaries", canaries, "they are counted", at_least=1)
     trained = [value for value in model.parameters() if value.requires_grad]
     dimension, device = sum(value.numel() for value in trained), trained[0].device
     blocks = plan.clipping.sensitivity(dimension)
@@ -103,37 +91,26 @@ def directions_for(
                 f"Pass e.g. canaries={dimension // 2 or 1}.",
                 key="canaries",
             )
-        coordinates = quietness(model, loss, data).argsort()[:canaries]
+        # the mean absolute per-sample gradient of the first records, by coordinate
+        some = torch.arange(min(_QUIET_RECORDS, count(data)))
+        inputs, targets = take(data, some)
+        tape = record(model, loss, inputs.to(device), targets.to(device))
+        sums = (
+            torch.cat([part.abs().sum(0).reshape(-1) for part in gradients.values()])
+            for _, gradients in tape.chunks()
+        )
+        coordinates = (reduce(torch.add, sums) / len(some)).argsort()[:canaries]
         return Spikes(coordinates=coordinates, dimension=dimension)
     coins = torch.randint(0, 2, (canaries, dimension), generator=generator, dtype=torch.int8)
     return Signs(signs=coins.mul_(2).sub_(1).to(device))
-
-
-def quietness(model: nn.Module, loss: Loss, data: Data) -> Tensor:
-    """Mean absolute per-sample gradient of the first records, by coordinate."""
-    some = torch.arange(min(_QUIET_RECORDS, count(data)))
-    device = next(model.parameters()).device
-    inputs, targets = take(data, some)
-    tape = record(model, loss, inputs.to(device), targets.to(device))
-    sums = (
-        torch.cat([part.abs().sum(0).reshape(-1) for part in gradients.values()])
-        for _, gradients in tape.chunks()
-    )
-    return reduce(torch.add, sums) / len(some)
 
 
 def mislabelled(
     inputs: Tensor, targets: Tensor, canaries: int, classes: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Random records with wrong labels, as canaries in input space: a model can only memorise them."""
-    canaries = check_count("canaries", canaries, "they are counted", at_least=1)
-    if canaries > len(targets):
-        raise DataError(
-            f"{canaries} canaries need as many records, and there are {len(targets)}. Pass at most "
-            f"{len(targets)}."
-        )
     some = torch.randperm(len(targets), generator=generator)[:canaries].to(targets.device)
-    moved = torch.randint(1, classes, (canaries,), generator=generator).to(targets.device)
+    moved = torch.randint(1, classes, (len(some),), generator=generator).to(targets.device)
     return inputs[some.to(inputs.device)], (targets[some] + moved) % classes
 
 
@@ -197,14 +174,17 @@ def run_with_canaries(
     """
     per_sample = per_sample_loss(loss)
     directions = None if isinstance(canaries, tuple) else canaries
-    owned = check_count("owned", owned, "a canary has one record at least", 1)
     if units is None and owned > 1:
         raise InvalidValue(
             f"owned={owned} needs owners: without them a canary of several records is several units of "
             "privacy. Pass units=, or leave out owned.",
             key="owned",
         )
-    own = canaries if isinstance(canaries, tuple) else _stand_ins(data, owned * len(included))
+    if isinstance(canaries, tuple):
+        own = canaries
+    else:  # a selective test evaluates the canaries on ordinary inputs
+        some = torch.arange(owned * len(included)) % len(data[1])
+        own = data[0][some.to(data[0].device)], data[1][some.to(data[1].device)]
     if len(own[1]) != owned * len(included) or (
         directions is not None and directions.canaries != len(included)
     ):
@@ -273,7 +253,7 @@ class CanaryStep(PrivateStep):
     def scores(self, directions: Directions, update: Tensor) -> Tensor:
         """Inner product of an update with each canary's own clipped gradient."""
         if isinstance(directions, Spikes):
-            return directions.scores(update)
+            return update[directions.coordinates].double()
         if self._traces is None or self._traces[0] is not self._basis_used:
             self._traces = self._basis_used, self._clipped_alone(directions)
         return self._traces[1] @ update
@@ -355,12 +335,6 @@ def _views_with_index(views: Views) -> Views:
         return several, inputs[1].expand(len(several))
 
     return expand
-
-
-def _stand_ins(data: Example, canaries: int) -> Example:
-    """Inputs of canaries with directions, which a selective test evaluates."""
-    some = torch.arange(canaries) % len(data[1])
-    return data[0][some.to(data[0].device)], data[1][some.to(data[1].device)]
 
 
 @torch.no_grad()

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from scipy.special import betaincinv, ndtri
 
 from hush.accounting.pld import analytic_gaussian
-from hush.core.errors import DataError, InvalidValue
+from hush.core.errors import DataError
 from hush.core.guarantee import DELTA
-from hush.core.value import Range, check_count
+from hush.core.value import Range
 
 Array = npt.NDArray[np.float64]
 CONFIDENCE = Range(
@@ -25,7 +25,6 @@ CONFIDENCE = Range(
     why="it is the probability that the interval holds, and no count makes one certain",
     example=0.95,
 )
-_WHY = "trials are counted one by one"
 # betaincinv is right to about 1e-14; the ends are moved outwards by more.
 _OUTWARD = 1e-12
 _FEWEST_RUNS = 8
@@ -49,13 +48,6 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
     >>> low, round(high, 6)
     (0.0, 0.036217)
     """
-    trials = check_count("trials", trials, _WHY, at_least=1)
-    successes = check_count("successes", successes, _WHY)
-    if successes > trials:
-        raise InvalidValue(
-            f"successes={successes} must be at most trials={trials}: each trial succeeds once or not.",
-            key="successes",
-        )
     beyond = (1 - CONFIDENCE.check("confidence", confidence)) / 2
     failures = trials - successes
     low = 0.0 if successes == 0 else float(betaincinv(successes, failures + 1, beyond))
@@ -85,11 +77,8 @@ def epsilon_lower(
     delta = DELTA["range"].check("delta", delta)
     hit, _ = clopper_pearson(true_positives, positives, confidence)
     _, wrong = clopper_pearson(false_positives, negatives, confidence)
-    return max(0.0, _log_ratio(hit - delta, wrong), _log_ratio(1 - wrong - delta, 1 - hit))
-
-
-def _log_ratio(above: float, below: float) -> float:
-    return math.log(above / below) if above > 0 else 0.0
+    ratios = (hit - delta, wrong), (1 - wrong - delta, 1 - hit)
+    return max(0.0, *(math.log(above / below) for above, below in ratios if above > 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,9 +197,6 @@ def surest_guesses(scores: npt.ArrayLike, included: npt.ArrayLike, made: int) ->
         )
     if np.isnan(values).any():
         raise DataError("The score of a canary is NaN, so its coin cannot be guessed.")
-    made = check_count("made", made, "guesses are counted", at_least=1)
-    if made > len(values):
-        raise InvalidValue(f"made={made} must be at most the {len(values)} canaries.", key="made")
     order = np.argsort(-values, kind="stable")
     high = (made + 1) // 2
     right = int(truth[order[:high]].sum() + (~truth[order[len(order) - made + high :]]).sum())
