@@ -179,7 +179,7 @@ class Replay:
         own = Own(words, attempts_of(compared, position))
         assert 0.001 < len(own.attempts) / len(before) < 0.02
         return {
-            i: exact_sum(float(before[i]), drawn.beta, scale, grid_spacing(scale), own, i)
+            i: own.exact_sum(float(before[i]), drawn.beta, scale, grid_spacing(scale), i)
             for i in {*own.attempts, *sample}
         }
 
@@ -192,11 +192,10 @@ class Own:
     attempts: dict[int, list[list[int]]]
     source: Stream = field(default_factory=lambda: stream(1))
 
-    def proposal(self, index: int) -> int:
-        return self.words[index]
-
-    def attempt(self, index: int, attempt: int) -> list[int]:
-        return self.attempts.get(index, [[0] * 8])[attempt]
+    def exact_sum(self, location: float, beta: float, scale: float, step: float, index: int) -> float:
+        attempts = self.attempts.get(index, [[0] * 8])
+        word = self.words[index]
+        return exact_sum(location, beta, scale, step, word, attempts.__getitem__, self.source)
 
 
 def attempts_of(
@@ -231,7 +230,7 @@ def test_every_number_is_the_oracle_s(
     for index, exact in replay.exact(drawn, before, scale, set(range(1000))).items():
         assert after[index] == dtype(exact)
     for each in undecided:
-        exact = exact_sum(each.location, beta, scale, grid_spacing(scale), each, each.index)
+        exact = drawn.exact(each, scale, grid_spacing(scale), source)
         assert after[each.index] == dtype(exact)
 
 
@@ -294,7 +293,7 @@ def test_places_at_the_edges_are_the_oracle_s(beta: float, monkeypatch: pytest.M
     assert len(undecided) < 5
     assert len(own.attempts) < len(words)
     for i in set(range(len(words))) - undecided:
-        assert after[i] == exact_sum(0.25, beta, 1.5, 2.0**-14, own, i)
+        assert after[i] == own.exact_sum(0.25, beta, 1.5, 2.0**-14, i)
 
 
 @pytest.mark.parametrize(

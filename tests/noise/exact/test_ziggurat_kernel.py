@@ -29,7 +29,7 @@ KEY = bytes(range(32))
 @pytest.mark.parametrize("beta", [1.0, 2.0, 4.0])
 def test_a_draw_from_its_own_blocks_has_the_law(beta: float) -> None:
     words = reserve(3000, Stream(torch.device("cpu"), KEY))
-    drawn = [exact_draw.exact_sum(0.25, beta, 1.0, 2.0**-14, words, i) - 0.25 for i in range(3000)]
+    drawn = [words.exact_sum(0.25, beta, 1.0, 2.0**-14, i) - 0.25 for i in range(3000)]
     assert stats.kstest(drawn, stats.gennorm(beta).cdf).pvalue > 1e-3
     assert stats.kstest([1.2 * value for value in drawn], stats.gennorm(beta).cdf).pvalue < 1e-3
 
@@ -45,7 +45,7 @@ def test_a_draw_from_its_own_blocks_reaches_the_tail(beta: float) -> None:
     stream = Stream(torch.device("cpu"), KEY)
     words = Far(stream, stream.reserve(1), stream.reserve(1))
     edge, tail = layers(beta).edge + 1e-3, stats.gennorm(beta)
-    drawn = [exact_draw.exact_sum(0.0, beta, 1.0, 2.0**-14, words, i) for i in range(2000)]
+    drawn = [words.exact_sum(0.0, beta, 1.0, 2.0**-14, i) for i in range(2000)]
     far = [value for value in drawn if value > edge]
     assert len(far) > 500
     assert stats.kstest(far, lambda x: 1 - tail.sf(x) / tail.sf(edge)).pvalue > 1e-3
@@ -71,7 +71,7 @@ def launched(
     marked = rows(counts, listed)
     exact = torch.tensor(
         [
-            exact_draw.exact_sum(value, beta, scale, step, words, index)
+            words.exact_sum(value, beta, scale, step, index)
             for index, value in enumerate(before.tolist())
         ],
         dtype=torch.float64,
@@ -140,7 +140,7 @@ def test_a_group_s_list_is_the_oracle_s(beta: float) -> None:
     values = sums.tolist()
     assert sum(abs(values[index]) > 1.7 / 3 * layers(beta).edge for index in listed) > 20
     for index in listed:
-        exact = exact_draw.exact_sum(0.0, beta, 1.7 / 3, 2.0**-15, words, index)
+        exact = words.exact_sum(0.0, beta, 1.7 / 3, 2.0**-15, index)
         assert values[index] == exact
 
 

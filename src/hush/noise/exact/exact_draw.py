@@ -1,10 +1,11 @@
 """One exact draw from random words, in rational arithmetic: the reference for every other sampler."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from typing import Protocol
+from functools import partial
 
 from hush.core.randomness import RandomSource, Stream, random_words
 from hush.noise.exact.layers import DIGITS, LAYERS, PLACE_SHIFT, layers
@@ -15,21 +16,6 @@ SIZE = 128
 """Blocks of proposals that are computed together."""
 WORDS = 8
 """64-bit words of a block: proposals of eight numbers, or the words of one attempt."""
-
-
-class RandomWords(Protocol):
-    """Random words of the numbers of one call."""
-
-    @property
-    def source(self) -> RandomSource:
-        """Source of further words."""
-
-    def proposal(self, index: int) -> int:
-        """First proposal of a number: layer, sign and place."""
-
-    def attempt(self, index: int, attempt: int) -> list[int]:
-        """Words of one attempt to accept a proposal: a height, a strip of the tail, a place in it, a
-        position in the place, the next proposal, further bits of the height and of the position."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +38,13 @@ class Words:
         """Words of the block of this attempt."""
         if attempt < ATTEMPTS:
             return self.source.block(self.attempts, index * ATTEMPTS + attempt)
-        return [int(word) for word in random_words(WORDS, self.source)]
+        words: list[int] = random_words(WORDS, self.source).tolist()
+        return words
+
+    def exact_sum(self, location: float, beta: float, scale: float, step: float, index: int) -> float:
+        """`exact_sum` of a number from its own words."""
+        word, attempt = self.proposal(index), partial(self.attempt, index)
+        return exact_sum(location, beta, scale, step, word, attempt, self.source)
 
 
 def reserve(count: int, source: Stream) -> Words:
@@ -61,7 +53,13 @@ def reserve(count: int, source: Stream) -> Words:
 
 
 def exact_sum(
-    location: float, beta: float, scale: float, step: float, words: RandomWords, index: int
+    location: float,
+    beta: float,
+    scale: float,
+    step: float,
+    word: int,
+    attempt: Callable[[int], list[int]],
+    source: RandomSource,
 ) -> float:
     """The rounded sum of a location and the draw of a number's words.
 
@@ -70,36 +68,37 @@ def exact_sum(
         beta: Exponent of the law.
         scale: Scale of the noise.
         step: Grid spacing, a power of two.
-        words: Random words of all numbers of the call.
-        index: Index of this number.
+        word: First proposal: layer, sign and place.
+        attempt: Words of attempt k to accept a proposal: a height, a strip of the tail, a place in it, a
+            position in the place, the next proposal, further bits of the height and of the position.
+        source: Source of further words.
     """
     below = math.trunc(Fraction(location) / Fraction(step))
     rest, units = Fraction(location) / Fraction(step) - below, Fraction(scale) / Fraction(step)
-    start, width, position, size = _drawn(beta, words, index)
+    start, width, position, size = _drawn(beta, word, attempt, source)
     begin = rest + units * start + Fraction(1, 2)
     while True:
         ends = begin + units * width * position, begin + units * width * (position + size)
         if math.floor(ends[0]) == math.floor(ends[1]):
             return float(below + math.floor(ends[0])) * step
-        position += size * _share(int(random_words(1, words.source)[0]), 64)
+        position += size * _share(int(random_words(1, source)[0]), 64)
         size /= 2**64
 
 
-def _drawn(beta: float, words: RandomWords, index: int) -> tuple[Fraction, Fraction, Fraction, Fraction]:
+def _drawn(
+    beta: float, word: int, attempt: Callable[[int], list[int]], source: RandomSource
+) -> tuple[Fraction, Fraction, Fraction, Fraction]:
     """A standard draw: begin and width of its place, the position in it and its open interval."""
-    law = layers(beta)
-    word, attempt = words.proposal(index), 0
+    law, number = layers(beta), 0
     while True:
-        height, zeros, spot, position, following, finer_height, finer_position, _ = words.attempt(
-            index, attempt
-        )
+        height, zeros, spot, position, following, finer_height, finer_position, _ = attempt(number)
         layer = word & LAYERS - 1
         low, high = law.heights[layer], law.heights[layer + 1]
         width = Fraction(float(law.cells[layer]))
         start, inside = (word >> PLACE_SHIFT) * width, True
         if layer == 0 and (start if start >= 0 else -start - width) >= Fraction(law.edge):
             sign = -1 if start < 0 else 1
-            strip = _leading_zeros(zeros >> 12 & 2**52 - 1, words.source)
+            strip = _leading_zeros(zeros >> 12 & 2**52 - 1, source)
             width = Fraction(law.strip) / 2**law.tail_bits
             far = Fraction(float(law.strips[strip])) + (spot & 2**law.tail_bits - 1) * width
             inside = far < Fraction(float(law.strips[strip + 1]))
@@ -114,7 +113,7 @@ def _drawn(beta: float, words: RandomWords, index: int) -> tuple[Fraction, Fract
                 curve = law.curve(Decimal(size_of.numerator) / size_of.denominator)
                 if low + Decimal(share.numerator) / share.denominator * (high - low) < curve:
                     return start, width, place, Fraction(1, 2**117)
-        word, attempt = following, attempt + 1
+        word, number = following, number + 1
 
 
 def _share(word: int, bits: int) -> Fraction:

@@ -91,36 +91,19 @@ def _add(location: "torch.Tensor", drawn: "PendingDraws", scale: float, source: 
     total = location.detach() if in_place else location.to("cpu", torch.float64)
     values, step = total.numpy(), grid_spacing(scale)
     for undecided in drawn.add_to(values, step, source):
-        index = undecided.index
-        values[index] = exact_sum(undecided.location, drawn.beta, scale, step, undecided, index)
+        values[undecided.index] = drawn.exact(undecided, scale, step, source)
     if not in_place:
         location.copy_(total)
 
 
 @dataclass(frozen=True)
 class Undecided:
-    """A number that double precision cannot decide, with its random words for `exact_sum`."""
+    """A number that double precision cannot decide."""
 
     index: int
     location: float
-    word: int
-    compared: list[int]
-    """Words of a comparison whose outcome may be open; empty if the proposal needed none."""
     position: int
-    source: RandomSource
-
-    def proposal(self, index: int) -> int:
-        """The proposal that is accepted or open: earlier ones were rejected for sure."""
-        return self.word
-
-    def attempt(self, index: int, attempt: int) -> list[int]:
-        """Words of an attempt: those already used, then new ones."""
-        drawn = random_words(WORDS, self.source).tolist()
-        if attempt == 0:
-            drawn[3] = self.position
-            if self.compared:
-                drawn[0], drawn[1], drawn[2], drawn[4] = self.compared
-        return [int(word) for word in drawn]
+    """Word of its position in its place."""
 
 
 @dataclass(eq=False)
@@ -190,10 +173,7 @@ class PendingDraws:
             undecided = self._refine(location, near, at, step, source)
         for index, value in zip(self.undecided.tolist(), lost.tolist(), strict=True):
             undecided[index] = value, int(random_words(1, source)[0])
-        return [
-            Undecided(index, value, int(self.words[index]), self._compared_with(index), position, source)
-            for index, (value, position) in undecided.items()
-        ]
+        return [Undecided(index, *rest) for index, rest in undecided.items()]
 
     def _refine(
         self,
@@ -220,12 +200,21 @@ class PendingDraws:
         rare = np.flatnonzero(np.abs(total - rounded) > 0.5 - _ROUNDING)
         return {int(near[k]): (float(before[k]), int(words[k])) for k in rare}
 
-    def _compared_with(self, index: int) -> list[int]:
-        """The four words that a height was compared by; empty if there was no comparison."""
-        for rows, words in reversed(self.compared):
-            for k in np.flatnonzero(rows == index):
-                return [int(word) for word in words[k]]
-        return []
+    def exact(self, undecided: Undecided, scale: float, step: float, source: RandomSource) -> float:
+        """The rounded sum in exact arithmetic, from the words already used and then new ones."""
+        index = undecided.index
+
+        def attempt(number: int) -> list[int]:
+            drawn: list[int] = random_words(WORDS, source).tolist()
+            if number == 0:
+                drawn[3] = undecided.position
+                for rows, words in self.compared:  # the last comparison may be open
+                    for k in np.flatnonzero(rows == index):
+                        drawn[0], drawn[1], drawn[2], drawn[4] = words[k].tolist()
+            return drawn
+
+        word = int(self.words[index])
+        return exact_sum(undecided.location, self.beta, scale, step, word, attempt, source)
 
 
 def pending_draws(beta: float, count: int, units: float, source: RandomSource) -> PendingDraws:

@@ -16,7 +16,7 @@ from triton import language as tl
 
 from hush.core.chacha_kernel import SECRET, chacha20, secret
 from hush.core.randomness import Stream
-from hush.noise.exact.exact_draw import ATTEMPTS, SIZE, WORDS, Words, exact_sum, reserve
+from hush.noise.exact.exact_draw import ATTEMPTS, SIZE, WORDS, Words, reserve
 from hush.noise.exact.layers import LAYERS, PLACE_BITS, layers
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def add_noise(location: "Tensor", beta: float, scale: float, step: float, source
     ) -> None:
         if int(counts[0]):  # synchronizes: undecided numbers have no noise yet
             for index in sorted(-1 - row for row in rows(counts, listed) if row < 0):
-                total[index] = exact_sum(float(total[index]), beta, scale, step, words, index)
+                total[index] = words.exact_sum(float(total[index]), beta, scale, step, index)
         if total is not part:
             part.copy_(total)
 
