@@ -1,5 +1,6 @@
 """Two processes run the step of one: draws, sums, noise, charge and refusals, in one start of them."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,13 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hush
 from hush.training.data import Batch
+from hush.training.fingerprint import fingerprint
+from hush.training.step import PrivateStep
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import (
     RECORDS,
@@ -155,6 +159,128 @@ def _stops(*_: Any) -> None:
     raise RuntimeError("a record that forward() does not take")
 
 
+class Parting(PrivateStep):
+    """A step whose noisy gradient comes out another one on rank 1."""
+
+    seen: str = ""
+
+    def private_gradient(self, batch: Any) -> Tensor:
+        update = super().private_gradient(batch) * (1 + dist.get_rank())
+        self.seen = fingerprint([update])
+        return update
+
+
+def parting(plan: hush.Plan) -> Parting:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Parting(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer,
+        plan,
+        records=40,
+        randomness=hush.Randomness(generator=seeded()),
+    )
+
+
+def other_releases(folder: Path) -> tuple[str, str, int]:
+    return refused(parting(plan_of()))
+
+
+def other_proposals(folder: Path) -> tuple[str, str, int]:
+    release = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0)
+    return refused(parting(plan_of(release=release)))
+
+
+def run(step: PrivateStep, steps: int = 2) -> None:
+    for batch in step.batches(data_of(), steps=steps):
+        step(batch)
+
+
+def refused(step: Parting) -> tuple[str, str, int]:
+    """Text of the refusal, fingerprint of what was not released, and charges."""
+    with pytest.raises(hush.errors.ProcessFailed) as error:
+        run(step)
+    return str(error.value), step.seen, sum(step.ledger.counts.values())
+
+
+def other_momentum(folder: Path) -> None:
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for value in model.parameters():
+        optimizer.state[value]["momentum_buffer"] = torch.full_like(value, dist.get_rank())
+    run(step_of(model, optimizer=optimizer))
+
+
+def evaluation_mode_on_one_rank(folder: Path) -> None:
+    step = step_of()
+    batches = step.batches(data_of())
+    step(next(batches))
+    if dist.get_rank():
+        step.model.eval()
+    step(next(batches))
+
+
+def weights_adopted_on_one_rank(folder: Path) -> None:
+    step = step_of()
+    batches = step.batches(data_of())
+    step(next(batches))
+    if dist.get_rank():
+        halve(step)
+    step(next(batches))
+
+
+def halve(step: PrivateStep) -> None:
+    with torch.no_grad():
+        next(step.model.parameters()).mul_(0.5)
+    step.adopt_weights()
+
+
+def another_private_number(folder: Path) -> None:
+    step = step_of(neighbours=hush.Neighbours.ADD_REMOVE)
+    step.batches(data_of(records=40 + dist.get_rank()))
+
+
+def other_seeds(folder: Path) -> None:
+    step_of(randomness=hush.Randomness(generator=seeded(dist.get_rank())))
+
+
+SIZE = weights_of(model_of()).numel()
+SLICE = -(-SIZE // 2)
+MESSAGE = 4096
+BATCHES = (1, 7, RECORDS)
+"""Records of a physical batch: forty physical batches a step, six, and one."""
+
+
+class Collectives(TorchDispatchMode):
+    """Name of each collective that torch runs, and how many bytes this rank gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.seen.append((func._opname, args[1].nbytes))
+        return func(*args, **(kwargs or {}))
+
+
+def traffic(folder: Path) -> dict[int, list[tuple[str, int]]]:
+    """Collectives of the second step, by size of the physical batch."""
+    seen = {}
+    for size in BATCHES:
+        step = step_of(
+            plan=plan_of(sampling=hush.FullBatch()), execution=hush.Execution(physical_batch=size)
+        )
+        batches = step.batches(data_of(), steps=2)
+        step(next(batches))
+        batch = next(batches)
+        with Collectives() as collectives:
+            step(batch)
+        seen[size] = collectives.seen
+    return seen
+
+
 def result(name: str) -> list[Any]:
     return spawned.run(__name__, 2)[name]
 
@@ -278,3 +404,56 @@ def test_an_error_on_one_rank_stops_all_before_the_charge() -> None:
     assert not moved.any()
     assert not also.any()
     assert charges == copied == 0
+
+
+@pytest.mark.parametrize("scenario", [other_releases, other_proposals])
+def test_other_gradients_are_not_charged_and_their_fingerprints_not_shown(scenario: Any) -> None:
+    ranks = result(scenario.__name__)
+    assert len({seen for _, seen, _ in ranks}) == 2
+    for text, _, charges in ranks:
+        assert "ranks 0 and 1 differ in the" in text
+        assert charges == 0
+        assert not any(seen in text for _, seen, _ in ranks)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "text"),
+    [
+        (other_momentum, "ranks 0 and 1 differ in states of the optimizer"),
+        (evaluation_mode_on_one_rank, "differ in train() and eval() modes"),
+        (weights_adopted_on_one_rank, "differ in adopted weights"),
+        (another_private_number, "differ in the number of records"),
+    ],
+)
+def test_what_would_part_the_models_is_refused_on_every_rank(scenario: Any, text: str) -> None:
+    for rank in result(scenario.__name__):
+        assert isinstance(rank, Raised)
+        assert text in rank.text
+
+
+def test_a_private_number_of_records_is_not_shown() -> None:
+    for rank in result("another_private_number"):
+        assert not re.search("4[01]", rank.text)
+
+
+def test_no_hash_of_a_seed_is_shown() -> None:
+    for rank in result("other_seeds"):
+        assert "ranks 0 and 1 differ in the seed" in rank.text
+        assert not re.search("[0-9a-f]{8}", rank.text)
+
+
+@pytest.mark.parametrize("size", BATCHES)
+def test_a_step_reduces_one_gradient_once(size: int) -> None:
+    """Each rank sends the others' slices of its sum, and then its own slice with its noise."""
+    for seen in result("traffic"):
+        vectors = [each for each in seen[size] if each != ("_allgather_base_", MESSAGE)]
+        double = torch.float64.itemsize
+        assert vectors == [("alltoall_base_", 2 * SLICE * double), ("_allgather_base_", SLICE * double)]
+
+
+def test_messages_do_not_grow_with_the_physical_batches() -> None:
+    """About the sum and the weights, and of the charge before and after it is on disk."""
+    for seen in result("traffic"):
+        counts = {seen[size].count(("_allgather_base_", MESSAGE)) for size in BATCHES}
+        assert len(counts) == 1
+        assert max(counts) >= 3
