@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     )
     from hush.training.source import Source
     from hush.training.step import PrivateStep
-    from hush.training.tuning.trial import Choice, LogUniform, Uniform
-    from hush.training.tuning.tune import tune
+    from hush.training.trial import Choice, LogUniform, Uniform
+    from hush.training.tune import tune
 
 __version__ = "0.1.0"
 
@@ -110,8 +110,8 @@ _LAZY = {
     "training.methods.statistics": ("NoisyQuantile", "individual_mean", "mean"),
     "training.options": ("Checkpoints", "Distributed", "Execution", "Logging", "Randomness", "Units"),
     "training.step": ("PrivateStep",),
-    "training.tuning.trial": ("Choice", "LogUniform", "Uniform"),
-    "training.tuning.tune": ("tune",),
+    "training.trial": ("Choice", "LogUniform", "Uniform"),
+    "training.tune": ("tune",),
 }
 """Names that need SciPy or torch, by module."""
 _modules = lazy_modules(__name__)

@@ -1,5 +1,9 @@
+import random
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +11,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, rand
 
 import hush
 from hush.core.errors import DataError
-from hush.training.disjoint import check_distinct, check_held_out, check_public
+from hush.training.disjoint import check_alone, check_distinct, check_held_out, check_public
 
 X, Y = torch.randn(1300, 2, 3, generator=torch.Generator().manual_seed(0)), torch.arange(1300) % 3
 
@@ -191,3 +195,137 @@ def test_rows_that_two_selections_of_a_table_share_are_found() -> None:
     for evaluation, data in common:
         with pytest.raises(DataError, match="without being charged"):
             check_held_out(evaluation, hush.Source(data, targets="label"))
+
+
+class Mixed(Dataset[tuple[Tensor, Tensor]]):
+    """Records mixed with another one, in a way that a test gives."""
+
+    def __init__(self, other: Any, rows: int = 40) -> None:
+        self.x, self.y = X[:rows].flatten(1).clone(), Y[:rows]
+        self.array, self.listed = self.x.numpy(), list(self.x)
+        self.data = TensorDataset(self.x, self.y)
+        self.inner = Listed(self.x)
+        self.indices = list(range(rows))
+        self.other = other
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        share = torch.rand(()) if self.other else 0
+        other = self.other(self, index) if share else 0
+        return (1 - share) * self.x[index] + share * other, self.y[index]
+
+
+def only_sometimes(data: Any, index: int) -> Any:
+    return data.x[random.randrange(len(data))] if random.random() < 0.5 else data.x[index]
+
+
+MIXED: dict[str, Any] = {
+    "rows of a tensor": lambda data, i: data.x[torch.randperm(len(data))[0]],
+    "rows of an array": lambda data, i: torch.from_numpy(data.array[np.random.randint(len(data))]),  # noqa: NPY002
+    "items of a list": lambda data, i: random.choice(data.listed),
+    "a wrapped data set": lambda data, i: data.data[random.randrange(len(data))][0],
+    "a wrapped data set of the user's": lambda data, i: data.inner[random.randrange(len(data))][0],
+    "four of the numbers": lambda data, i: data.x[random.sample(data.indices, 4)].mean(0),
+    "the next one": lambda data, i: data.x[i - 1],
+    "the mean of all": lambda data, i: data.x[:].mean(0),
+    "half of the time": only_sometimes,
+}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, range(2, 30))])
+def test_items_that_read_other_records_are_refused(kind: str, wrap: Any) -> None:
+    with pytest.raises(DataError, match=r"reads several rows of .*Mix views of one record"):
+        check_alone(hush.Source(wrap(Mixed(MIXED[kind]))))
+
+
+def test_recursive_items_are_found() -> None:
+    class Own(Dataset[Any]):
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, index: int, mix: bool = True) -> tuple[Tensor, int]:
+            other = self.__getitem__(random.randrange(len(self)), False)[0] if mix else 0
+            return X[index].flatten() + other, 0
+
+    with pytest.raises(DataError, match=r"self\[j\] of Own"):
+        check_alone(hush.Source(Own()))
+
+
+class Ordinary(Mixed):
+    """Augmented, cached and looked up: one record an item."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.cache: list[Any] = [None] * len(self)
+        self.transforms = [torch.sin, torch.cos]
+        self.textures = torch.randn(7, 6)
+        self.classes = ["a", "b", "c"]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if self.cache[index] is None:
+            self.cache[index] = self.listed[index] * 2
+        assert self.classes[int(self.y[index])] in "abc"
+        mixed = self.cache[index] + self.textures[random.randrange(7)]
+        part = self.array[index : index + 1, :3].mean() + float(self.x[index, 2]) + self.data[index][1]
+        return random.choice(self.transforms)(mixed) + part, self.y[torch.tensor([index])][0]
+
+
+class Table(Dataset[Any]):
+    def __init__(self, frame: Any) -> None:
+        self.frame = frame
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        row = self.frame.iloc[index]
+        return torch.tensor([row["a"], self.frame["b"].iloc[index]]), int(self.frame.iloc[index, 2])
+
+
+def test_items_of_one_record_are_taken(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    np.save(tmp_path / "x.npy", X.numpy())
+    disk = Ordinary()
+    disk.array = np.load(tmp_path / "x.npy", mmap_mode="r")[:40, 0]
+    frame = pandas.DataFrame({"a": np.random.rand(9), "b": np.random.rand(9), "c": range(9)})  # noqa: NPY002
+    augmented = Listed(X[:40])
+    taken: list[Any] = [Ordinary(), disk, Table(frame), augmented, Subset(augmented, [5, 3, 2, 1])]
+    taken += [ConcatDataset([Ordinary(), augmented]), Wrapped(Subset(augmented, range(9)))]
+    for data in taken:
+        check_alone(hush.Source(data))
+        assert len(hush.Source(data)[1]) == 2
+    check_alone(hush.Source(table(20), targets="label"))
+    table_of = Mixed(lambda data, i: data.frame.iloc[random.randrange(len(data))]["a"])
+    table_of.frame = pandas.DataFrame({"a": range(40)})
+    with pytest.raises(DataError, match=r"reads several rows of self\.frame"):
+        check_alone(hush.Source(table_of))
+
+
+def test_mixup_costs_more_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the check, one record moves the clipped sum by several clipping norms."""
+    torch.manual_seed(0)
+    mixed = Mixed(lambda data, i: data.x[0], rows=12)
+    model = torch.nn.Linear(6, 3)
+    plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(2.0))
+    step = hush.PrivateStep(
+        model, torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), plan, records=12
+    )
+    with pytest.raises(DataError, match="mixup"):
+        step.batches(mixed)
+    monkeypatch.setattr("hush.training.step.check_alone", lambda data: None)
+    sums = []
+    for scale in (1.0, 30.0):
+        mixed.x[0] *= scale
+        batch = next(step.batches(mixed, steps=1))
+        sums.append(step.clipped_sum(batch).clone())
+    moved = float((sums[0] - sums[1]).norm())
+    charged = hush.epsilon(plan, steps=1, delta=1e-5).epsilon.upper
+    quieter = replace(plan, noise=hush.Gaussian(2.0 / moved))
+    spent = hush.epsilon(quieter, steps=1, delta=1e-5).epsilon.lower
+    assert spent > 5 * charged
+    text = f"by {moved:.2g} clipping norms: charged {charged:.2g}, and costs {spent:.3g}"
+    pitfalls = (Path(hush.__file__).parents[2] / "docs/pitfalls.md").read_text()
+    assert text in pitfalls

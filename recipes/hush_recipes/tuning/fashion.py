@@ -26,8 +26,8 @@ from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.loop import train
 from hush.training.options import Randomness
-from hush.training.tuning.trial import LogUniform, TuningTrial, draw_settings
-from hush.training.tuning.tune import tune
+from hush.training.trial import LogUniform, TuningTrial, draw_settings
+from hush.training.tune import tune
 from hush_recipes.figure import Figure
 
 BUDGET = Budget(epsilon=3.0, delta=1e-5)

@@ -28,7 +28,7 @@ from hush.core.value import Range, check_count
 if TYPE_CHECKING:
     from torch import nn
 
-    from hush.training.tuning.trial import Dimension, TuningTrial
+    from hush.training.trial import Dimension, TuningTrial
 
 _VIEWS = Range(
     at_least=1, at_most=1024, why="each is a pass over the record, clipped once for all", example=4
@@ -281,7 +281,7 @@ def tune(
     from hush.training.loop import train as run_loop
     from hush.training.options import Randomness
     from hush.training.run_folder import SETTINGS, metrics_line
-    from hush.training.tuning.tune import tune as run_tune
+    from hush.training.tune import tune as run_tune
 
     opt.refuse_together(rate=rate, batch_size=batch_size)
     opt.refuse_together(steps=steps, epochs=epochs)
@@ -378,7 +378,7 @@ def tune(
 
 def _dimension(option: str, text: str, allowed: Range) -> "Dimension":
     """The range or choice in the text of an option."""
-    from hush.training.tuning.trial import Choice, LogUniform
+    from hush.training.trial import Choice, LogUniform
 
     ends = text.split(":")
     try:

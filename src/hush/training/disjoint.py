@@ -1,4 +1,4 @@
-"""Checks that evaluation, public and private records are distinct: they catch an honest mistake.
+"""Checks that a record is in one slot, of one data set: they catch an honest mistake.
 
 A record is identified by the data set that holds it and its number there, or by the memory of its input.
 Copies are not found, except among public records. The result depends on the private records. The checks
@@ -6,8 +6,8 @@ stop a run before anything is released and are not part of the release.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -20,12 +20,20 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from hush.core.errors import DataError
 from hush.gradients.tree import tree_leaves
 from hush.training.data import Data, count, take
-from hush.training.records import leaves
-from hush.training.source import Source
+from hush.training.records import base_dataset, leaves
+from hush.training.source import Source, global_randomness
 
 _AT_ONCE = 512
 _DEPTH = 3
 """Number of nested data sets that are searched."""
+_PROBED, _READS = 4, 6
+"""Slots whose reads are watched, and reads of each."""
+
+_LIBRARIES = {"torch", "datasets", "pandas", "numpy"}
+"""Packages whose data sets read one record an item."""
+
+Rows = tuple[Any, npt.NDArray[np.int64] | None]
+"""Data set or tensor, and the numbers of its rows (None: all)."""
 
 
 def check_held_out(evaluation: Data, data: Data) -> None:
@@ -66,10 +74,7 @@ def check_distinct(data: Data) -> None:
     Args:
         data: Private records, of which each slot is a unit of privacy.
     """
-    repeated = any(
-        holder.rows is not None and len(np.unique(holder.rows)) < len(holder.rows)
-        for holder in _holders(data)
-    )
+    repeated = any(rows is not None and len(np.unique(rows)) < len(rows) for _, rows in _holders(data))
     whole = data.dataset if isinstance(data, Source) else data
     parts = whole.datasets if isinstance(whole, ConcatDataset) else []
     if repeated or any(_share_records(*pair) for pair in combinations(parts, 2)):
@@ -80,6 +85,119 @@ def check_distinct(data: Data) -> None:
             "once, and augment it when it is read (or by views=); to bound the records of one person, "
             "pass units=."
         )
+
+
+def check_alone(source: Source) -> None:
+    """Raise if an item of a data set reads other records: mixup, cutmix, mosaics.
+
+    A few items are read several times, each time under other random numbers, through copies of the data
+    set whose containers report which of their rows are read. Not found: reads of files, of containers of
+    another length, and by functions of other libraries.
+
+    Args:
+        source: Private records.
+    """
+    present = range(len(source)) if source.present is None else source.present.nonzero().flatten()
+    slots = [int(present[place]) for place in range(min(_PROBED, len(present)))]
+    whole: Any = source.dataset
+    if isinstance(whole, Subset):
+        whole, order = base_dataset(whole)
+        slots = [order[slot] for slot in slots]
+    parts = whole.datasets if isinstance(whole, ConcatDataset) else [whole]
+    for slot in slots:
+        for part in parts:
+            if slot < len(part):
+                _check_item(part, slot)
+                break
+            slot -= len(part)
+
+
+def _check_item(dataset: Any, index: int) -> None:
+    """Raise if item `index` of a data set reads several rows of one container."""
+    reads: dict[str, set[int]] = {}
+    try:
+        with warnings.catch_warnings(), global_randomness() as seed:
+            warnings.simplefilter("ignore")
+            watched = _watched_dataset(dataset, reads, _DEPTH)
+            for number in range(_READS if watched is not None else 0):
+                seed(number.to_bytes(32, "little"))
+                watched[index]
+    except Exception:  # a copy may not be readable: then its reads so far are all that is known
+        pass
+    mixed = [name for name, rows in reads.items() if len(rows) > 1]
+    if mixed:
+        raise DataError(
+            f"item i of {type(dataset).__name__} reads several rows of {mixed[0]}, as mixup and mosaics "
+            "do: a record would enter the gradients of other records, and clipping and the charge "
+            "cover its own alone. Mix views of one record, or a record with public ones."
+        )
+
+
+def _watched_dataset(dataset: Any, reads: dict[str, set[int]], depth: int) -> Any:
+    """Copy of a user's data set that reports the rows it reads, by the name of the container."""
+    kind, rows = type(dataset), len(dataset)
+    if kind.__module__.partition(".")[0] in _LIBRARIES or not hasattr(dataset, "__dict__"):
+        return None
+    name = f"itself (self[j] of {kind.__name__})"
+
+    def item(self: Any, index: Any, *others: Any, **named: Any) -> Any:
+        _add_reads(reads.setdefault(name, set()), index, rows)
+        return kind.__getitem__(self, index, *others, **named)
+
+    # the copy must not close the files of the original
+    methods = {"__getitem__": item, "__del__": lambda self: None}
+    watched = object.__new__(type(kind.__name__, (kind,), methods))
+    for place, value in vars(dataset).items():
+        sized = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+        sized = sized and not isinstance(value, (str, Mapping)) and getattr(value, "shape", 0) != ()
+        if sized and len(value) == rows:
+            value = _watched(value, rows, reads, f"self.{place}", depth)
+        watched.__dict__[place] = value
+    return watched
+
+
+def _watched(inner: Any, rows: int, reads: dict[str, set[int]], name: str, depth: int) -> Any:
+    """Container with a row a record that reports its reads."""
+    found = reads.setdefault(name, set())
+
+    def item(self: Any, index: Any) -> Any:
+        _add_reads(found, index, rows)
+        return inner[index]
+
+    if isinstance(inner, Tensor):
+        return inner.as_subclass(type("Watched", (Tensor,), {"__getitem__": item}))
+    if isinstance(inner, np.ndarray):
+        return inner.view(type("Watched", (type(inner),), {"__getitem__": item}))
+    if type(inner) is list:
+        changed = {"__getitem__": item, "__setitem__": lambda self, i, x: inner.__setitem__(i, x)}
+        return type("Watched", (list,), changed)(inner)
+    own = _watched_dataset(inner, reads, depth - 1) if depth > 1 else None
+    return _Watched(inner if own is None else own, found, rows)
+
+
+class _Watched:
+    """Container of another kind, or an indexer of a table, that reports its reads."""
+
+    def __init__(self, inner: Any, found: set[int], rows: int) -> None:
+        self._inner, self._found, self._rows = inner, found, rows
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, index: Any) -> Any:
+        _add_reads(self._found, index, self._rows)
+        return self._inner[index]
+
+    def __getattr__(self, name: str) -> Any:
+        part = getattr(self._inner, name)
+        return _Watched(part, self._found, self._rows) if name in ("iloc", "iat") else part
+
+
+def _add_reads(found: set[int], index: Any, rows: int) -> None:
+    """Add the rows that an index reads; the name of a column reads none."""
+    first = index[0] if isinstance(index, tuple) and index else index
+    if not isinstance(first, str):
+        found.update(np.atleast_1d(np.arange(rows)[first]).tolist())
 
 
 def _input_names(data: Data) -> Iterator[bytes]:
@@ -97,20 +215,7 @@ def _plain(part: Tensor) -> Any:
     return (part.detach().to("cpu", dtype) + 0).unsqueeze(-1).flatten(1).contiguous().numpy()
 
 
-@dataclass(frozen=True, eq=False)
-class _Holder:
-    """Data set or tensor, and the numbers of its rows (None: all)."""
-
-    source: Any
-    rows: npt.NDArray[np.int64] | None = None
-
-    def select(self, rows: Sequence[int]) -> "_Holder":
-        """Some of the rows."""
-        chosen = np.asarray(rows, dtype=np.int64)
-        return _Holder(self.source, chosen if self.rows is None else self.rows[chosen])
-
-
-def _holders(data: Any, depth: int = _DEPTH) -> Iterator[_Holder]:
+def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
     """The data set itself, the data sets that it wraps, and the tensors of its inputs.
 
     A wrapper of another kind holds its attributes that have as many rows.
@@ -119,13 +224,13 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[_Holder]:
         data = torch.from_numpy(data.view(data.dtype.newbyteorder("=")))
     if data is None or isinstance(data, (bool, int, float, complex, str, bytes)):
         return  # equal values may be one object
-    yield _Holder(data)
+    yield data, None
     if isinstance(data, Tensor) or depth == 0:
         return
     if isinstance(data, Subset):
-        yield from (holder.select(data.indices) for holder in _holders(data.dataset, depth - 1))
+        yield from (_selected(held, data.indices) for held in _holders(data.dataset, depth - 1))
     elif isinstance(data, TensorDataset):
-        yield _Holder(data.tensors[0])
+        yield data.tensors[0], None
     elif isinstance(data, ConcatDataset):
         for part in data.datasets:
             yield from _holders(part, depth - 1)
@@ -142,10 +247,16 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[_Holder]:
                 yield from _holders(part, depth - 1)
 
 
+def _selected(held: Rows, rows: Sequence[int]) -> Rows:
+    """Some of the rows."""
+    chosen = np.asarray(rows, dtype=np.int64)
+    return held[0], chosen if held[1] is None else held[1][chosen]
+
+
 _ARROW = object()
 
 
-def _arrow_rows(dataset: Any) -> Iterator[_Holder]:
+def _arrow_rows(dataset: Any) -> Iterator[Rows]:
     """Rows of a Hugging Face data set, by addresses in each column's memory, which a select keeps."""
     for column in dataset.data.table.columns:
         chunks = [chunk for chunk in column.chunks if len(chunk)]
@@ -153,8 +264,8 @@ def _arrow_rows(dataset: Any) -> Iterator[_Holder]:
         pairs = list(zip(chunks, buffers, strict=True))
         if pairs and all(each and each.size >= chunk.offset + len(chunk) for chunk, each in pairs):
             rows = [each.address + chunk.offset + np.arange(len(chunk)) for chunk, each in pairs]
-            holder, order = _Holder(_ARROW, np.concatenate(rows)), dataset._indices
-            yield holder if order is None else holder.select(order.column(0).to_numpy())
+            held, order = (_ARROW, np.concatenate(rows)), dataset._indices
+            yield held if order is None else _selected(held, order.column(0).to_numpy())
 
 
 def _share_records(first: Any, second: Any) -> bool:
@@ -162,21 +273,21 @@ def _share_records(first: Any, second: Any) -> bool:
     return any(_overlap(ours, theirs) for ours in _holders(first) for theirs in _holders(second))
 
 
-def _overlap(first: _Holder, second: _Holder) -> bool:
+def _overlap(first: Rows, second: Rows) -> bool:
     """Whether a row of one is a row of the other."""
-    if isinstance(first.source, Tensor) and isinstance(second.source, Tensor):
+    if isinstance(first[0], Tensor) and isinstance(second[0], Tensor):
         return len(np.intersect1d(_addresses(first), _addresses(second))) > 0
-    if first.source is not second.source:
+    if first[0] is not second[0]:
         return False
-    if first.rows is None or second.rows is None:
+    if first[1] is None or second[1] is None:
         return True
-    return len(np.intersect1d(first.rows, second.rows)) > 0
+    return len(np.intersect1d(first[1], second[1])) > 0
 
 
-def _addresses(holder: _Holder) -> npt.NDArray[np.int64]:
+def _addresses(held: Rows) -> npt.NDArray[np.int64]:
     """Memory addresses of a tensor's rows."""
-    tensor: Tensor = holder.source
+    tensor: Tensor = held[0]
     if tensor.layout != torch.strided or tensor.numel() == 0 or tensor.is_meta or not tensor.dim():
         return np.zeros(0, dtype=np.int64)
-    rows = np.arange(len(tensor)) if holder.rows is None else holder.rows
+    rows = np.arange(len(tensor)) if held[1] is None else held[1]
     return np.asarray(tensor.data_ptr() + rows * tensor.stride(0) * tensor.element_size())

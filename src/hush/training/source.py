@@ -220,7 +220,7 @@ class Source:
                 return pad(self._array_rows(slots), self.pad_to, self.pad_value)  # type: ignore[no-any-return]
             assert key is not None
             rows = []
-            with _global_randomness() as seed:
+            with global_randomness() as seed:
                 for slot in slots:
                     if template is not None and self.present is not None and not self.present[slot]:
                         rows.append(map_leaves(template, torch.zeros_like))
@@ -261,7 +261,7 @@ def _subkey(key: bytes, use: str) -> bytes:
 
 
 @contextmanager
-def _global_randomness() -> Iterator[Callable[[bytes], None]]:
+def global_randomness() -> Iterator[Callable[[bytes], None]]:
     """Context that restores the global generators of torch (CPU), numpy and Python.
 
     Yields a function that seeds all three from a key.

@@ -24,7 +24,7 @@ from hush.gradients.tree import Views
 from hush.training.checkpoint import load_state, settings_of, state_of
 from hush.training.clipped_gradients import ClippedGradients
 from hush.training.data import Batch, Data, held_slots, occupied, prepare, ragged, same_slots
-from hush.training.disjoint import check_distinct, check_public
+from hush.training.disjoint import check_alone, check_distinct, check_public
 from hush.training.distributed.process_group import reducer_of
 from hush.training.methods.public_bases import basis_schedule
 from hush.training.noisy_mean import NoisyMean
@@ -354,8 +354,10 @@ class PrivateStep:
             filled, held = occupied(data, present), held_slots(data) > 0
             slots = self.reducer.begin(self, data, filled, steps)
             check_length(slots, self.records, self.units, self.adjacency.neighbours)
-            if isinstance(data, Source) and held and self.units is None:
-                check_distinct(data)
+            if isinstance(data, Source) and held:
+                check_alone(data)
+                if self.units is None:
+                    check_distinct(data)
             last = None
             if steps is not None:
                 last = self.steps + check_count("steps", steps, "steps are counted")

@@ -1,8 +1,11 @@
 """Private selection end to end: what is charged, released and left behind."""
 
+import copy
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,8 +16,15 @@ from scipy import stats
 
 import hush
 from hush.accounting.selection import trial_count
-from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unproved
-from hush.training.tuning.trial import TuningTrial
+from hush.core.errors import (
+    CheckpointError,
+    DataError,
+    InvalidValue,
+    LedgerError,
+    PrivacyWarning,
+    Unproved,
+)
+from hush.training.trial import TuningTrial
 from tests.accounting import selection_oracle as oracle
 
 PLAN = hush.Plan(
@@ -43,7 +53,7 @@ def calibrated_once(monkeypatch: pytest.MonkeyPatch) -> None:
             _CALIBRATED[plan, budget] = hush.calibrate(plan, budget, steps, **settings)
         return _CALIBRATED[plan, budget]
 
-    monkeypatch.setattr("hush.training.tuning.tune.calibrate", cached)
+    monkeypatch.setattr("hush.training.tune.calibrate", cached)
 
 
 _CALIBRATED: dict[tuple[hush.Plan, hush.Budget], hush.Plan] = {}
@@ -182,6 +192,55 @@ def test_a_trial_that_does_more_than_is_charged_is_refused(
     with pytest.raises(LedgerError, match=message):
         tune(wrong, ledger=ledger)
     assert not ledger.counts
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_trials_that_share_a_trained_body_are_refused(whole: bool) -> None:
+    """The steps of earlier trials would be in the released weights, and not in the charge."""
+    body = torch.nn.Linear(3, 2)
+    steps = 0
+
+    def shared(settings: Settings, trial: TuningTrial, *, copied: bool) -> tuple[Any, float]:
+        nonlocal steps
+        own = copy.deepcopy(body) if copied else body
+        model = own if whole else torch.nn.Sequential(own, torch.nn.Linear(2, 2))
+        step = hush.PrivateStep(
+            model,
+            torch.nn.CrossEntropyLoss(),
+            torch.optim.SGD(model.parameters(), lr=settings["learning_rate"]),
+            trial.plan,
+            records=60,
+            ledger=trial.ledger,
+        )
+        for batch in step.batches((X, Y), steps=trial.steps):
+            step(batch)
+            steps += 1
+        return model, settings["learning_rate"]
+
+    ledger = hush.Ledger()
+    with pytest.raises(LedgerError, match=r"trials share.*copy\.deepcopy"):
+        tune(partial(shared, copied=False), seed=MANY, ledger=ledger)
+    assert not ledger.counts
+    tuned = tune(partial(shared, copied=True), seed=MANY)
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr("hush.training.tune._CONTINUED", "never said")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PrivacyWarning)
+            steps = 0
+            charged = tune(partial(shared, copied=False), seed=MANY)
+    spent = hush.epsilon(replace(tuned.plan, release=hush.Always()), steps, BUDGET.delta)
+    assert steps == 16
+    assert spent.epsilon.lower > 1.4 * charged.guarantee.epsilon.upper
+
+
+def test_the_cost_of_a_shared_body_in_the_documentation() -> None:
+    """25 trials of 30 steps on one body, as charged and as taken."""
+    budget = hush.Budget(epsilon=3.0, delta=1e-5)
+    search = replace(PLAN, release=hush.BestOf(steps=30, mean=10))
+    search = hush.calibrate(search, budget, 1)
+    taken = hush.epsilon(replace(search, release=hush.Always()), 25 * 30, budget.delta).epsilon
+    text = (Path(hush.__file__).parents[2] / "docs/pitfalls.md").read_text()
+    assert f"charged 3, and cost {taken.lower:.3g}" in text
 
 
 def charged_alone(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:

@@ -38,7 +38,7 @@ from hush.integrations.sklearn.schema import (
     indices,
     numbers,
 )
-from hush.training.tuning.trial import TuningTrial
+from hush.training.trial import TuningTrial
 
 _SMALL = 0.01
 """Probability below which least-squares outputs are mapped to positive numbers, keeping their order."""

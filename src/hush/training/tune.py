@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import pickle
 import secrets
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
@@ -23,8 +24,8 @@ from hush.accounting.epsilon import upper_epsilon
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.accounting.selection import trial_count
-from hush.core.atomic_files import make_folder, replace_file
-from hush.core.errors import CheckpointError, InvalidValue, Unproved
+from hush.core.atomic_files import check_folder, make_folder, replace_file
+from hush.core.errors import CheckpointError, InvalidValue, LedgerError, PrivacyWarning, Unproved
 from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan, write_plan
@@ -34,7 +35,7 @@ from hush.training import checkpoint
 from hush.training.fingerprint import fingerprint
 from hush.training.progress import Progress
 from hush.training.run_folder import ANCHOR
-from hush.training.tuning.trial import (
+from hush.training.trial import (
     Outcome,
     Settings,
     TuningTrial,
@@ -46,6 +47,8 @@ from hush.training.tuning.trial import (
 _CHECKED = 20
 """Settings whose mechanism is compared in addition to those of the trials."""
 _STATE = "unfinished.secret"
+_CONTINUED = "came out of an earlier private run"
+"""Part of the warning for weights that another ledger was charged for."""
 
 TrainingFunction = Callable[[Settings, TuningTrial], tuple[Any, float]]
 PlanOf = Callable[[Settings], Plan]
@@ -78,34 +81,26 @@ class Unfinished:
     seeds: list[int | None]
     finished: int = 0
     best: Outcome | None = None
-    path: Path | None = field(default=None, compare=False)
 
     def add(self, outcome: Outcome) -> None:
         """Count the next trial and keep the better one (of equals the first: tuning.md, ties)."""
         if self.best is None or outcome.score > self.best.score:
             self.best = outcome
         self.finished += 1
-        self.save()
 
-    def save(self) -> None:
-        if self.path is None:
-            return
+    def save(self, path: Path) -> None:
+        """Write the secret state for resuming."""
         try:
             content = pickle.dumps(self)
         except Exception as error:
             raise CheckpointError(
-                f"the best model so far cannot be kept for resuming ({error}). Define its class in a "
+                f"the best model so far cannot be saved for resuming ({error}). Define its class in a "
                 "module, or leave out directory=."
             ) from None
-        replace_file(self.path, content, secret=True)
-
-    def remove(self) -> None:
-        """Delete everything about trials that are not released."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+        replace_file(path, content, secret=True)
 
 
-def stored(folder: Path, asked: str, *, resume: bool) -> Unfinished | None:
+def _stored(folder: Path, asked: str, *, resume: bool) -> Unfinished | None:
     """Selection to resume in a folder; None for a new one. Files there are trusted."""
     path = folder / _STATE
     if not resume:
@@ -114,6 +109,7 @@ def stored(folder: Path, asked: str, *, resume: bool) -> Unfinished | None:
                 f"{folder} already holds a selection or something else: starting over would spend its "
                 "budget a second time. Resume it, or name another directory."
             )
+        check_folder("directory", next(path for path in (folder, *folder.parents) if path.exists()))
         return None
     if not path.exists():
         raise CheckpointError(
@@ -126,7 +122,6 @@ def stored(folder: Path, asked: str, *, resume: bool) -> Unfinished | None:
             f"the selection in {folder} was begun with another space, plan or budget. Resume with the "
             "same ones, or name another directory."
         )
-    state.path = path
     return state
 
 
@@ -181,8 +176,6 @@ def tune(
     """
     ranges = check_space(space)
     check_kind("budget", budget, Budget)
-    for name, flag in (("resume", resume), ("progress", progress)):
-        check_kind(name, flag, bool)
     if not callable(fit):
         raise InvalidValue(
             f"fit={fit!r} cannot be called. Pass a function of the settings and a trial that returns "
@@ -201,7 +194,7 @@ def tune(
     folder = None if directory is None else Path(directory)
     described = {name: repr(dimension) for name, dimension in ranges.items()}
     asked = json.dumps([described, wanted.to_plain(), budget.to_plain()], sort_keys=True)
-    state = None if folder is None else stored(folder, asked, resume=resume)
+    state = None if folder is None else _stored(folder, asked, resume=resume)
     spent = {} if ledger is None else ledger.counts
     selection = calibrate(wanted, budget, steps=1, spent=spent)
     if state is None:
@@ -216,20 +209,25 @@ def tune(
         )
         # more than the trials, so the result does not depend on their draws
         others = [draw_settings(ranges, Random(k)) for k in range(_CHECKED)]
-        _check_same_mechanism(plan, [*state.trials, *others], reference)
+        for settings in [*state.trials, *others]:
+            if mechanism(_plan_of(plan, settings)) != mechanism(reference):
+                raise Unproved(
+                    "the plan of some settings is another mechanism than that of others, and one noise "
+                    "is calibrated for all trials. Search settings that are not charged (learning "
+                    "rates, clipping norms, models), with one sampling rate and one noise multiplier."
+                )
         if folder is not None:
             make_folder(folder)
-            state.path = folder / _STATE
-            state.save()
-    alone = replace(selection, release=Always())
-    cost = upper_epsilon({alone: release.steps}, budget.delta)
-    single = partial(
-        _run_trial, fit, plan, selection, Budget(epsilon=cost * (1 + 1e-9), delta=budget.delta)
-    )
+            state.save(folder / _STATE)
+    cost = upper_epsilon({replace(selection, release=Always()): release.steps}, budget.delta)
+    alone = Budget(epsilon=cost * (1 + 1e-9), delta=budget.delta)
+    single = partial(_run_trial, fit, plan, selection, alone)
     task = "tuning (do not publish: the number of trials is secret)"
     with Progress(task, done=state.finished, unit="trials done", visible=progress) as trials:
         for done in _outcomes(single, state, workers):
             state.add(done)
+            if folder is not None:
+                state.save(folder / _STATE)
             trials.advance()
     return _release(state, selection, budget, ledger, folder)
 
@@ -245,17 +243,6 @@ def _plan_of(plan: Plan | PlanOf, settings: Settings) -> Plan:
     return made
 
 
-def _check_same_mechanism(plan: Plan | PlanOf, trials: list[Settings], reference: Plan) -> None:
-    """Raise unless every trial is charged as the reference is: before any record is looked at."""
-    for settings in trials:
-        if mechanism(_plan_of(plan, settings)) != mechanism(reference):
-            raise Unproved(
-                "the plan of some settings is another mechanism than that of others, and one noise is "
-                "calibrated for all trials. Search settings that are not charged (learning rates, "
-                "clipping norms, models), with one sampling rate and one noise multiplier."
-            )
-
-
 def _run_trial(
     fit: TrainingFunction,
     plan: Plan | PlanOf,
@@ -263,6 +250,7 @@ def _run_trial(
     budget: Budget,
     drawn: tuple[Settings, int | None],
 ) -> Outcome:
+    """Outcome of one trial; raise if it continues the training of another one."""
     settings, seed = drawn
     release = selection.release
     assert isinstance(release, BestOf)
@@ -273,7 +261,19 @@ def _run_trial(
         score_noise=release.score,
         generator=None if seed is None else torch.Generator().manual_seed(seed),
     )
-    return outcome(settings, trial, fit(dict(settings), trial))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", f".*{_CONTINUED}", PrivacyWarning)
+        try:
+            returned = fit(dict(settings), trial)
+        except PrivacyWarning as warning:
+            if _CONTINUED not in str(warning):
+                raise
+            raise LedgerError(
+                "a trial began with weights that an earlier private run has trained, such as a body "
+                "that trials share: its model would contain the steps of both, and only its own are "
+                "charged. Copy the model at the start of fit, e.g. body = copy.deepcopy(pretrained)."
+            ) from None
+    return outcome(settings, trial, returned)
 
 
 def _outcomes(
@@ -292,34 +292,29 @@ def _outcomes(
 def _release(
     state: Unfinished, selection: Plan, budget: Budget, ledger: Ledger | None, folder: Path | None
 ) -> Tuned:
-    """Charge the selection, write and return its best trial, and delete what is left of the others."""
+    """Charge the selection, write and return its best trial, and delete the state of the others."""
     best = state.best
     assert best is not None
+    module = best.model if isinstance(best.model, nn.Module) else None
+    # of a model that is no module, the settings and the score alone
+    facts = [best.settings, best.score, fingerprint(module.state_dict().values() if module else ())]
+    release = hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()[:32]
     opened = nullcontext(ledger) if ledger else Ledger(folder / "ledger.jsonl" if folder else None)
     with opened as charged:
-        charged.charge(
-            selection,
-            run=state.run,
-            step=1,
-            release=_fingerprint(best),
-            arithmetic=best.arithmetic,
-            randomness=best.randomness,
-            records=best.records,
-            adjacency=best.adjacency,
-        )
+        charged.charge(selection, run=state.run, step=1, release=release, **best.charged)
         charged.store_delta(budget.delta)
         guarantee = charged.epsilon(budget.delta)
         anchor = {"ledger": charged.identity}
-    if best.records is not None:
-        check_delta(budget.delta, best.records, best.adjacency.unit)
+    if best.charged["records"] is not None:
+        check_delta(budget.delta, best.charged["records"], best.charged["adjacency"].unit)
     if folder is not None:
         replace_file(folder / ANCHOR, (json.dumps(anchor) + "\n").encode())
         write_plan(selection, folder / "plan.toml")
-        facts = {"settings": best.settings, "score": best.score, "guarantee": guarantee.to_plain()}
-        replace_file(folder / "tuned.json", (json.dumps(finite_or_none(facts)) + "\n").encode())
-        if isinstance(best.model, nn.Module):
-            checkpoint.save_weights(folder / "model.safetensors", best.model)
-    state.remove()
+        result = {"settings": best.settings, "score": best.score, "guarantee": guarantee.to_plain()}
+        replace_file(folder / "tuned.json", (json.dumps(finite_or_none(result)) + "\n").encode())
+        if module is not None:
+            checkpoint.save_weights(folder / "model.safetensors", module)
+        (folder / _STATE).unlink(missing_ok=True)
     return Tuned(
         model=best.model,
         settings=best.settings,
@@ -327,10 +322,3 @@ def _release(
         plan=selection,
         guarantee=guarantee,
     )
-
-
-def _fingerprint(best: Outcome) -> str:
-    """Digest of what is released; of a model that is no module, of its settings and score alone."""
-    weights = best.model.state_dict().values() if isinstance(best.model, nn.Module) else ()
-    facts = [best.settings, best.score, fingerprint(weights)]
-    return hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()[:32]

@@ -1,7 +1,6 @@
-"""Trials of a selection: search spaces of hyperparameters, plan, ledger and outcome of each trial."""
+"""Trials of a private selection: search spaces of hyperparameters, plan, ledger and outcome."""
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -14,7 +13,7 @@ from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.clipping import L2
 from hush.core.errors import DataError, InvalidValue, LedgerError, Unproved, short_repr
-from hush.core.guarantee import Adjacency, Arithmetic, Budget, Neighbours, Secrecy
+from hush.core.guarantee import Adjacency, Budget, Neighbours
 from hush.core.plan import Plan
 from hush.core.value import as_float, with_article
 from hush.noise import Gaussian
@@ -24,26 +23,9 @@ from hush.training.methods.statistics import mean
 Settings = dict[str, Any]
 
 
-class Dimension(ABC):
-    """The values that one setting may take, with a law to draw them from."""
-
-    @abstractmethod
-    def draw(self, pick: Random) -> Any:
-        """A value at random.
-
-        Args:
-            pick: Source of randomness.
-        """
-
-    @property
-    @abstractmethod
-    def first(self) -> Any:
-        """One of the values, the same every time."""
-
-
 @dataclass(frozen=True)
-class Uniform(Dimension):
-    """Numbers between two ends, each as likely as the other.
+class Uniform:
+    """Numbers between two ends, uniform: a range of `hush.tune`.
 
     Args:
         low: Smallest number.
@@ -68,10 +50,12 @@ class Uniform(Dimension):
         object.__setattr__(self, "high", high)
 
     def draw(self, pick: Random) -> float:
+        """A number at random."""
         return pick.uniform(self.low, self.high)
 
     @property
     def first(self) -> float:
+        """One of the numbers, always the same."""
         return self.low
 
 
@@ -92,7 +76,7 @@ class LogUniform(Uniform):
 
 
 @dataclass(frozen=True)
-class Choice(Dimension):
+class Choice:
     """One of several values, each as likely as the other.
 
     Args:
@@ -109,11 +93,17 @@ class Choice(Dimension):
             )
 
     def draw(self, pick: Random) -> Any:
+        """A value at random."""
         return pick.choice(self.values)
 
     @property
     def first(self) -> Any:
+        """One of the values, always the same."""
         return self.values[0]
+
+
+Dimension = Uniform | Choice
+"""The values that one setting may take, with a law to draw them from."""
 
 
 def check_space(space: object) -> Mapping[str, Dimension]:
@@ -198,36 +188,28 @@ class TuningTrial:
                 "values of trial.score must be numbers in [0, 1], one for each held-out record. Pass "
                 "e.g. (predicted == labels)."
             )
-        noisy = mean(
-            rows[:, None],
-            score_plan(self.score_noise),
-            delta=self.budget.delta,
+        generator = None
+        if self.generator is not None:
             # another seed than that of training: the score must not have the same noise
-            generator=None
-            if self.generator is None
-            else torch.Generator().manual_seed(self.generator.initial_seed() ^ 1),
-        )
+            generator = torch.Generator().manual_seed(self.generator.initial_seed() ^ 1)
+        # the sum over held-out records has sensitivity 1
+        noise = Gaussian(multiplier=self.score_noise)
+        plan = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)
+        noisy = mean(rows[:, None], plan, delta=self.budget.delta, generator=generator)
         self.noisy_score = float(noisy.value[0])
         return self.noisy_score
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """Result of one trial and facts of its ledger (sensitive unless it is the best)."""
+    """Result of one trial (sensitive unless it is the best)."""
 
     settings: Settings
     model: Any
     score: float
     """Minus infinity for NaN."""
-    adjacency: Adjacency
-    arithmetic: Arithmetic
-    randomness: Secrecy
-    records: int | None
-
-
-def score_plan(multiplier: float) -> Plan:
-    """Plan of the score's release: a sum over held-out records of sensitivity 1."""
-    return Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=multiplier))
+    charged: dict[str, Any]
+    """Facts of the trial's ledger that the charge of the selection repeats."""
 
 
 def outcome(settings: Settings, trial: TuningTrial, returned: object) -> Outcome:
@@ -245,11 +227,6 @@ def outcome(settings: Settings, trial: TuningTrial, returned: object) -> Outcome
             "records that need no protection."
         )
     ledger = trial.ledger
-    if ledger.voided is not None:
-        raise LedgerError(
-            f"the ledger of a trial is void ({ledger.voided}): its charges no longer cover the trial. "
-            "Nothing was selected."
-        )
     _check_charges(trial)
     if ledger.adjacency.slots > 1:
         raise Unproved(
@@ -264,35 +241,37 @@ def outcome(settings: Settings, trial: TuningTrial, returned: object) -> Outcome
             "show. Use scores of records that need no protection."
         )
     number = as_float(score)
-    return Outcome(
-        settings=settings,
-        model=model,
-        score=-math.inf if math.isnan(number) else number,
-        adjacency=ledger.adjacency,
-        arithmetic=guarantee.arithmetic,
+    charged = {
+        "adjacency": ledger.adjacency,
+        "arithmetic": guarantee.arithmetic,
         # a seed discloses the number of trials
-        randomness=guarantee.randomness if trial.generator is None else "seeded",
-        records=guarantee.records,
-    )
+        "randomness": guarantee.randomness if trial.generator is None else "seeded",
+        "records": guarantee.records,
+    }
+    worth = -math.inf if math.isnan(number) else number
+    return Outcome(settings=settings, model=model, score=worth, charged=charged)
 
 
 def _check_charges(trial: TuningTrial) -> None:
-    """Raise unless a trial's ledger holds only steps of its mechanism, at most as many as charged."""
+    """Raise unless a trial's ledger has only steps of its mechanism, at most as many as charged."""
+    if trial.ledger.voided is not None:
+        raise LedgerError(
+            f"the ledger of a trial is void ({trial.ledger.voided}): its charges no longer cover the "
+            "trial, and no model was selected. Train with private steps only."
+        )
     counts = trial.ledger.counts
     if not counts:
         raise LedgerError(
             "nothing was charged to trial.ledger: a model trained without private steps is not private. "
             "Pass ledger=trial.ledger to hush.train or PrivateStep."
         )
-    allowed = mechanism(trial.plan)
-    taken = 0
-    for plan, count in counts.items():
-        if mechanism(plan) != allowed:
+    for plan in counts:
+        if mechanism(plan) != mechanism(trial.plan):
             raise LedgerError(
                 f"a trial was charged for {short_repr(plan)}, another mechanism than its own plan. "
                 "Train under trial.plan, whose clipping norm may be replaced."
             )
-        taken += count
+    taken = sum(counts.values())
     if taken > trial.steps:
         raise LedgerError(
             f"a trial took {taken} steps and is charged for {trial.steps}. Take trial.steps steps."

@@ -1,1 +1,0 @@
-"""Hyper-parameters chosen by private selection."""
