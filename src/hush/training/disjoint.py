@@ -103,7 +103,7 @@ def check_alone(source: Source) -> None:
     if isinstance(whole, Subset):
         whole, order = base_dataset(whole)
         slots = [order[slot] for slot in slots]
-    parts = whole.datasets if isinstance(whole, ConcatDataset) else [whole]
+    parts: list[Any] = whole.datasets if isinstance(whole, ConcatDataset) else [whole]
     for slot in slots:
         for part in parts:
             if slot < len(part):
@@ -146,7 +146,7 @@ def _watched_dataset(dataset: Any, reads: dict[str, set[int]], depth: int) -> An
 
     # the copy must not close the files of the original
     methods = {"__getitem__": item, "__del__": lambda self: None}
-    watched = object.__new__(type(kind.__name__, (kind,), methods))
+    watched: Any = object.__new__(type(kind.__name__, (kind,), methods))
     for place, value in vars(dataset).items():
         sized = hasattr(value, "__getitem__") and hasattr(value, "__len__")
         sized = sized and not isinstance(value, (str, Mapping)) and getattr(value, "shape", 0) != ()
