@@ -50,7 +50,11 @@ class Uniform:
         object.__setattr__(self, "high", high)
 
     def draw(self, pick: Random) -> float:
-        """A number at random."""
+        """A number at random.
+
+        Args:
+            pick: Source of randomness.
+        """
         return pick.uniform(self.low, self.high)
 
     @property
@@ -71,6 +75,11 @@ class LogUniform(Uniform):
     least: ClassVar[float] = 0.0
 
     def draw(self, pick: Random) -> float:
+        """A number at random.
+
+        Args:
+            pick: Source of randomness.
+        """
         value = math.exp(pick.uniform(math.log(self.low), math.log(self.high)))
         return min(max(value, self.low), self.high)
 
@@ -93,7 +102,11 @@ class Choice:
             )
 
     def draw(self, pick: Random) -> Any:
-        """A value at random."""
+        """A value at random.
+
+        Args:
+            pick: Source of randomness.
+        """
         return pick.choice(self.values)
 
     @property
