@@ -90,7 +90,7 @@ def test_an_audit_of_another_relation_than_the_runs_says_so(
     [
         ("--runs 2", "at least 32 runs"),
         ("--runs 40 --canaries 2", "no independent trials"),
-        ("--canaries 7", "refute nothing"),
+        ("--canaries 7", "refute no charge"),
         ("--canaries 651", "650"),
         ("--confidence 1", "--confidence"),
     ],

@@ -12,7 +12,7 @@ HUGE = "9" * 400
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("account", "nothing to account for"),
+        ("account", "no charges to account for"),
         ("account --noise 1 --steps 10", "--records and --batch-size"),
         ("account --noise 1 --rate 0.1", "Pass --steps or --epochs"),
         ("account --noise 0 --rate 0.1 --steps 10", "multiplier=0"),
@@ -36,7 +36,7 @@ HUGE = "9" * 400
         ("calibrate --epsilon -1 --rate 0.1 --steps 1", "epsilon=-1"),
         ("calibrate --epsilon 1 --rate 0.1 --steps 0", "steps=0"),
         ("calibrate --epsilon 1 --noise 1", "pass --steps to find the rate"),
-        ("calibrate --epsilon 1 --noise 1 --rate 0.1 --steps 9", "nothing to find"),
+        ("calibrate --epsilon 1 --noise 1 --rate 0.1 --steps 9", "one of them is to be found"),
         ("calibrate --tpr .05 --fpr .01 --rate .01 --steps 3", "holds without any noise (at most 0.03"),
         ("compare --records 9 --dimension 5 --rate 0.1 --steps 1 --subspaces a:1", "--subspaces a:1"),
         (

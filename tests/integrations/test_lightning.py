@@ -190,7 +190,7 @@ def test_a_run_goes_on_with_its_own_ledger_key_and_records(tmp_path: Path) -> No
     options: dict[str, Any] = {"ledger": tmp_path / "ledger.jsonl"}
     fit(Private(), 1, callbacks=[ModelCheckpoint(tmp_path, filename="kept")], options=options)
     file = tmp_path / "kept.ckpt"
-    with pytest.raises(CheckpointError, match="in memory: it lacks what the run has spent"):
+    with pytest.raises(CheckpointError, match="in memory: it lacks the charges of the run"):
         fit(Private(), resume=file)
     other = PoissonLoader((X.flip(0), Y), PLAN, BUDGET, **options)
     with pytest.raises(CheckpointError, match="records are not those that the run began with"):

@@ -61,19 +61,19 @@ def audit(
     if canaries is not None:
         # all right by chance must be rarer than a share of 1 - confidence
         smallest = 1 if runs > 1 else _FEW_CANARIES
-        check_count("--canaries", canaries, "fewer refute nothing", at_least=smallest)
+        check_count("--canaries", canaries, "fewer refute no charge", at_least=smallest)
     if 1 < runs < _FEW_RUNS or (runs > 1 and canaries not in (None, 1)):
         raise InvalidValue(
             f"--runs {runs} with --canaries {canaries or 1}: pass one run with many canaries, or at "
-            f"least {_FEW_RUNS} runs with one, because fewer refute nothing and canaries of one run are "
-            "no independent trials. One run is cheaper."
+            f"least {_FEW_RUNS} runs with one, because fewer refute no charge and canaries of one run "
+            "are no independent trials. One run is cheaper."
         )
     settings, plan = Settings.read(run_dir), read_plan(run_dir / "plan.toml")
     if settings.per_unit is not None:
         raise Unsupported(
             f"{run_dir} protects one user with up to {settings.per_unit} records a step, and the "
             "canaries are single records: their bound would be on another guarantee. Audit a run of the "
-            "same plan without --units, in which one record costs what one user costs here."
+            "same plan without --units: a record there costs as much as a user here."
         )
     ledger = run_dir / "ledger.jsonl"
     steps = Ledger(ledger, read_only=True).counts.get(plan, 0) if ledger.is_file() else 0

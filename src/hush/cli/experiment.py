@@ -183,7 +183,7 @@ def signal_to_noise(plan: Plan, records: int, steps: int, dimension: int) -> flo
     """Upper bound on the ratio of the summed clipped gradients to the noise (root mean square norm).
 
     The bound assumes that every gradient has the largest norm that clipping allows, in one direction.
-    It is infinite for noise without a density of its own or of a dominating noise.
+    It is infinite for noise that has neither a density nor a dominating noise with one.
     """
     blocks = plan.clipping.sensitivity(dimension)
     variance = 0.0

@@ -64,7 +64,7 @@ def chosen(
         description: Help.
         names: hush's own values.
         why: Reason of the limit.
-        flag: Name of the option; by default that of the parameter.
+        flag: Name of the option; by default the parameter's.
         kind: Values are also the entry points of `hush.<kind>`.
     """
     others = tuple(extensions(kind)) if kind else ()
@@ -178,7 +178,7 @@ def priced_plan(
     records: int | None,
     batch_size: int | None,
 ) -> Plan:
-    """The plan of a file, or that of DP-SGD by its options; a missing noise multiplier is 1."""
+    """The plan of a file, or DP-SGD's plan by its options; a missing noise multiplier is 1."""
     if plan is not None:
         return read_plan(plan)
     return plan_of(sampling_of(rate, records, batch_size), 1.0 if noise is None else noise)
@@ -195,42 +195,30 @@ def steps_of(steps: int | None, epochs: float | None, plan: Plan) -> int:
     return max(1, round(epochs / plan.sampling.participation))
 
 
-def release_of(
-    records: int,
-    unit: str,
-    test: str | None,
-    *,
-    batch: int | None,
-    noise: float | None,
-    clip: float | None,
-    threshold: float | None,
-) -> Release:
+def release_of(records: int, unit: str, batch: int | None, tests: dict[str, Any]) -> Release:
     """The release rule of the `--test...` options; without a test batch, every update is released.
 
     Args:
         records: Number of units of privacy.
         unit: Name of a unit of privacy.
-        test: Statistic of the test, "summed" or "mean".
         batch: Expected number of units in a test.
-        noise: Noise multiplier of the test.
-        clip: Bound on the change of the loss.
-        threshold: Accept below this many clips.
+        tests: Options by name; None: the default.
     """
+    passed = {name: value for name, value in tests.items() if value is not None}
     if batch is None:
-        options = {"-noise": noise, "-clip": clip, "-threshold": threshold, "": test}
-        for name in [name for name, value in options.items() if value is not None]:
+        for name in passed:
             raise InvalidPlan(
-                f"--test{name} needs a test batch: no update would be tested. Pass --test-batch."
+                f"--{name} needs a test batch: no update would be tested. Pass --test-batch."
             )
         return Always()
+    kind = passed.pop("test", "summed")
     # docs/results/selective.md compares the two tests at equal epsilon
-    kind: Any = test or "summed"
-    default_clip, default_noise = (0.01, 8.0) if kind == "summed" else (0.001, 1.3)
+    clip, noise = (0.01, 8.0) if kind == "summed" else (0.001, 1.3)
     return Selective(
         rate=share_of("--test-batch", batch, records, unit, min(256, records)),
-        clip=default_clip if clip is None else clip,
-        multiplier=default_noise if noise is None else noise,
-        threshold=-1.0 if threshold is None else threshold,
+        clip=passed.get("test-clip", clip),
+        multiplier=passed.get("test-noise", noise),
+        threshold=passed.get("test-threshold", -1.0),
         test=kind,
     )
 

@@ -33,7 +33,7 @@ def print_run(guarantee: Guarantee, facts: dict[str, Any], seed: int | None, fol
 
     Args:
         guarantee: Guarantee of the run.
-        facts: What else the run found.
+        facts: Other results.
         seed: Seed that was passed.
         folder: Folder of the run.
     """

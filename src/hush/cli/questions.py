@@ -46,7 +46,7 @@ class _Charges:
 
     @property
     def proved(self) -> Guarantee | None:
-        """The guarantee of the same steps, if that of their plans is a published claim."""
+        """The proved guarantee of the same steps, if their plans have a published claim."""
         from hush.accounting.epsilon import compose
         from hush.report.facts import proved_counts
 
@@ -102,8 +102,8 @@ def _charges(
     _check_exclusive(plan, noise, rate, batch_size, steps, epochs)
     if plan is None and noise is None:
         raise InvalidPlan(
-            "nothing to account for. Pass --noise with --rate and --steps, or --plan with --steps, or a "
-            "run's folder, or --ledger."
+            "no charges to account for. Pass --noise with --rate and --steps, --plan with --steps, "
+            "a run's folder, or --ledger."
         )
     priced = opt.priced_plan(plan, noise, rate, records, batch_size)
     counts = {priced: opt.steps_of(steps, epochs, priced)}
@@ -265,7 +265,7 @@ def calibrate(
         found = opt.priced_plan(None, noise, rate, records, batch_size)
         if steps is not None or epochs is not None:
             raise InvalidPlan(
-                "noise, rate and steps are all given, so there is nothing to find. Leave one of them "
+                "noise, rate and steps are all given, and one of them is to be found. Leave one of them "
                 "out, or ask `hush account` what they cost."
             )
         count = inverse.max_steps(found, limit, adjacency=adjacency)

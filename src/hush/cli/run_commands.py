@@ -88,7 +88,7 @@ def pate(
 ) -> None:
     """Train teachers on disjoint private records, and a student on their noisy votes (PATE).
 
-    Without --noise, the noise is chosen so that all queries fit the budget.
+    Without --noise, the noise is calibrated to the budget for all queries.
 
     Example: hush pate --teachers 100 --queries 200 --epsilon 8
     """

@@ -88,7 +88,7 @@ def train(
 ) -> None:
     """Train a model with differential privacy; without arguments, on the bundled digits.
 
-    Unless --noise or --plan is given, the noise is chosen so that all steps fit the budget.
+    Without --noise and --plan, the noise is calibrated to the budget for all steps.
 
     Example: hush train --epsilon 3 --epochs 20 --lr 1
     """
@@ -101,17 +101,12 @@ def train(
     from hush.training.options import Checkpoints, Execution, Logging, Randomness
     from hush.training.run_folder import check_settings
 
-    tests: dict[str, Any] = {
-        "batch": test_batch,
-        "noise": test_noise,
-        "clip": test_clip,
-        "threshold": test_threshold,
-    }
-    parts: dict[str, Any] = {"noise": noise, "clip": clip, "test": test}
-    parts |= {f"test_{name}": value for name, value in tests.items()}
-    for name, value in parts.items():
+    tests: dict[str, Any] = {"test-noise": test_noise, "test-clip": test_clip}
+    tests |= {"test-threshold": test_threshold, "test": test}
+    parts = {"rate": rate, "batch-size": batch_size, "noise": noise, "clip": clip, **tests}
+    for name, value in {**parts, "test-batch": test_batch}.items():
         opt.refuse_together(plan=plan, **{name: value})
-    opt.refuse_together(plan=plan, rate=rate, batch_size=batch_size)
+    opt.refuse_together(rate=rate, batch_size=batch_size)
     opt.refuse_together(steps=steps, epochs=epochs)
     LEARNING_RATE.check("--lr", learning_rate)
     MOMENTUM.check("--momentum", momentum)
@@ -150,7 +145,7 @@ def train(
             opt.sampling_of(rate, unit_count, size, unit),
             1.0 if noise is None else noise,
             1.0 if clip is None else clip,
-            opt.release_of(unit_count, unit, test, **tests),
+            opt.release_of(unit_count, unit, test_batch, tests),
         )
         total = opt.steps_of(steps, 20 if epochs is None else epochs, private)
         if noise is None:

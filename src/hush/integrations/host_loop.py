@@ -119,10 +119,10 @@ class HostLoop:
         return self.step is not None and self.step.steps >= self._end
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """(epsilon, delta) guarantee of all releases on the ledger, whatever the current weights are.
+        """(epsilon, delta) guarantee of all releases on the ledger, for any current weights.
 
         Args:
-            delta: Delta of the guarantee; None: that of the run.
+            delta: Delta of the guarantee; None: the run's.
         """
         if self.step is not None:
             return self.step.ledger.epsilon(delta)
@@ -130,7 +130,7 @@ class HostLoop:
             return self._ledger.epsilon(delta)
         if self._ledger is None or not Path(self._ledger).exists():
             raise LedgerError(
-                "no step has been charged yet, so there is nothing to account for. Train first; for an "
+                "no step has been charged yet, so there is no guarantee yet. Train first; for an "
                 "earlier run, hush.Ledger(path, read_only=True).epsilon()."
             )
         with Ledger(self._ledger, read_only=True) as ledger:
@@ -164,8 +164,8 @@ class HostLoop:
         if path is None or step.ledger.identity != name["ledger"]:
             raise CheckpointError(
                 f"the checkpoint belongs to a run that was charged to ledger {name['ledger']}, and this "
-                f"one is {step.ledger.identity}{' in memory' * (path is None)}: it lacks what the run "
-                "has spent. Pass ledger= with the path of that run's ledger, from its first step on."
+                f"one is {step.ledger.identity}{' in memory' * (path is None)}: it lacks the charges "
+                "of the run. Pass ledger= with the path of that run's ledger, from its first step on."
             )
         file = step_file(path)
         states = checkpoint.load(file) if file.exists() else {}
@@ -231,7 +231,7 @@ class BatchLoss(nn.Module):
 
 
 def own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Loss function for a `BatchLoss`, whose outputs are the losses."""
+    """Loss function for a `BatchLoss`: its outputs are losses."""
     return outputs
 
 
@@ -243,7 +243,7 @@ def batch_data(
     pad_to: Any = None,
     pad_value: Any = 0,
 ) -> Data:
-    """Data whose inputs are a whole batch, as the single argument of `BatchLoss`.
+    """Data with a whole batch as inputs, the single argument of `BatchLoss`.
 
     Args:
         data: Private records. The batch of tensors or of a `Source` is (inputs, targets).

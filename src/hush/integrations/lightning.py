@@ -52,14 +52,14 @@ class PoissonLoader(HostLoop):
     Its length is one epoch, 1 / sampling rate. `spent()` is the guarantee after `fit`.
 
     Args:
-        data: Records whose batches `training_step` takes: a pair of tensors, or a map-style data set.
+        data: Records of the batches for `training_step`: a pair of tensors, or a map-style data set.
         plan: Sampling, clipping, noise and release.
         budget: Limit of the total cost on the ledger. Training stops when it is used up.
         ledger: Ledger, or path of one; None: a ledger in memory. Resuming from a checkpoint needs a
             ledger on disk.
         collate_fn: As for a `DataLoader`; called with one record at a time.
         workers: Number of processes that read ahead.
-        pad_to: Public length to which records are padded or cut: one number, or a tree like the batch
+        pad_to: Public length of padded or cut records: one number, or a tree like the batch
             with None for parts that are not padded. "longest": the longest record of a physical batch,
             with `arithmetic: assumed`.
         pad_value: Padding value, or a tree of them.
@@ -108,8 +108,8 @@ class PrivateModule(LightningModule):
     """Mix-in that trains a `LightningModule` privately: `class Private(PrivateModule, Mine): pass`.
 
     Training records come from a `PoissonLoader`. `Mine.training_step` is called with one record at a
-    time and returns that record's loss. Everything else of the module and of the `Trainer` stays as it
-    is: optimizer and schedules, validation, loggers, callbacks, checkpoints.
+    time and returns that record's loss. Optimizer, schedules, validation, loggers, callbacks and
+    checkpoints stay unchanged.
 
     **Guarantee.** `loader.spent()` covers the weights, the checkpoints of the `Trainer` and the logged
     `epsilon`. Metrics that `training_step` logs depend on the private records; they are dropped with a
@@ -160,7 +160,7 @@ class PrivateModule(LightningModule):
         return [*(own if isinstance(own, (list, tuple)) else [own]), _CloseLedger()]
 
     def on_train_start(self) -> None:
-        """Make the private step, or restore that of the checkpoint."""
+        """Make the private step, or restore the checkpoint's."""
         super().on_train_start()
         for name in ("training_step", "configure_optimizers"):
             if getattr(type(self), name) is not getattr(PrivateModule, name):
@@ -353,7 +353,7 @@ def _optimizers(configured: Any) -> Iterator[torch.optim.Optimizer]:
 def _take_monitors(configured: Any, monitors: dict[int, str], monitor: str | None = None) -> Any:
     """Move the monitors of schedules from the result of configure_optimizers to a dictionary.
 
-    Under manual optimization Lightning ignores a monitor, so that the module evaluates it itself.
+    Under manual optimization Lightning ignores a monitor; the module evaluates it.
     """
     if isinstance(configured, dict):
         monitor = configured.get("monitor", monitor)

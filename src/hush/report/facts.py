@@ -73,7 +73,7 @@ class RunFacts:
     """"training", "selective training", "private selection", "PATE" or "ledger"."""
     guarantee: Guarantee
     proved: Guarantee
-    """The guarantee; for a basis "published", that of the same steps under proved accounting."""
+    """The guarantee; for a basis "published", the same steps under proved accounting."""
     adjacency: Adjacency
     explanation: Explanation | None
     """None without a proof."""
@@ -202,8 +202,8 @@ def run_facts(
     ledger, notes = ledger_at(path) if folder is None else checked_ledger(folder)
     if not ledger.counts:
         raise LedgerError(
-            f"the ledger of {path} has no charge: nothing was released, so there is no guarantee to "
-            "report. Name a run that has taken a step."
+            f"the ledger of {path} has no charge: there is no guarantee to report. "
+            "Name a run that has taken a step."
         )
     chosen, reason = reported_delta(ledger, delta)
     settings = {} if folder is None else _read_object(folder / SETTINGS)

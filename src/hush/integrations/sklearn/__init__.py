@@ -1,4 +1,4 @@
-"""scikit-learn estimators whose fit is differentially private: docs/sklearn.md."""
+"""scikit-learn estimators with a differentially private fit: docs/sklearn.md."""
 
 from hush.integrations.sklearn.estimators import PrivateClassifier, PrivateRegressor
 from hush.integrations.sklearn.schema import Categorical, Numeric

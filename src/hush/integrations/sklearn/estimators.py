@@ -181,7 +181,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
 @dataclass(repr=False, eq=False)
 class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[misc]
-    """Linear classifier or small network whose fit is differentially private.
+    """Linear classifier or small network with a differentially private fit.
 
     Args:
         schema: Declared bounds and categories of the columns: `{"age": Numeric(low=0, high=100), ...}`,
@@ -199,12 +199,12 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         rate: Poisson sampling rate of DP-SGD.
         clip_norm: l2 clipping norm of DP-SGD.
         learning_rate: Learning rate of DP-SGD with momentum 0.9.
-        ledger: File that all fits are charged to and whose total stays within the budget; None: each
+        ledger: Ledger file of all fits, with a total within the budget; None: each
             fit has its own ledger in memory.
         random_state: Seed of all draws, for tests; the guarantee records it.
 
     Attributes:
-        guarantee_: Guarantee of everything on the ledger after the fit.
+        guarantee_: Guarantee of all charges on the ledger after the fit.
         ledger_: The ledger, closed.
         classes_: The declared classes, sorted.
         solver_: The solver that ran.
@@ -224,7 +224,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         Args:
             X: Data frame or matrix with the schema's columns.
             y: Labels, all of them declared in `classes`.
-            trial: Trial of `hush.tune`, whose plan, steps and ledger replace the estimator's own.
+            trial: Trial of `hush.tune`: its plan, steps and ledger replace the estimator's own.
 
         Returns:
             The estimator, with `guarantee_` and `ledger_`.
@@ -281,16 +281,16 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
 
 @dataclass(repr=False, eq=False)
 class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
-    """Linear regression or small network whose fit is differentially private.
+    """Linear regression or small network with a differentially private fit.
 
     Args:
         schema: Declared bounds and categories of the columns, as in `PrivateClassifier`.
-        target: Declared bounds of the target, to which it is clamped.
+        target: Declared bounds; the target is clamped to them.
         solver: "auto" chooses by the budget and the numbers of records and columns
             (docs/results/estimators.md). DP-SGD minimises the squared error.
         learning_rate: Learning rate of DP-SGD with momentum 0.9.
 
-    All other parameters and the attributes are those of `PrivateClassifier`, and so is the guarantee.
+    All other parameters, the attributes and the guarantee are as in `PrivateClassifier`.
     """
 
     target: Numeric | None = None
@@ -302,7 +302,7 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
         Args:
             X: Data frame or matrix with the schema's columns.
             y: Finite numbers.
-            trial: Trial of `hush.tune`, whose plan, steps and ledger replace the estimator's own.
+            trial: Trial of `hush.tune`: its plan, steps and ledger replace the estimator's own.
 
         Returns:
             The estimator, with `guarantee_` and `ledger_`.
@@ -334,8 +334,8 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
 def _check_callers(epsilon: float, *, own_ledger: bool) -> None:
     """Raise if scikit-learn has resampled the records, and warn if it fits them several times.
 
-    `fit` receives no information about its caller, so that the call stack is the only sign: bagging
-    passes the rows it has drawn, and clones share nothing but the path of a ledger.
+    `fit` receives no information about its caller, and the call stack is the only sign: bagging passes
+    the rows it has drawn, and clones share only the path of a ledger.
 
     Args:
         epsilon: Epsilon of this fit.
@@ -348,7 +348,7 @@ def _check_callers(epsilon: float, *, own_ledger: bool) -> None:
         if module in _RESAMPLING and ensemble is not None and getattr(ensemble, "bootstrap", True):
             raise Unsupported(
                 f"{module} draws records with replacement before this fit: one record then counts "
-                "several times, and the privacy cost is higher than what is charged. Pass "
+                "several times, and the privacy cost is higher than the charge. Pass "
                 "bootstrap=False to a bagging ensemble, and ledger= to the estimator to limit all fits "
                 "together."
             )

@@ -108,7 +108,7 @@ def fit(
     generator: torch.Generator | None,
     plan: Plan | None = None,
 ) -> FittedModel:
-    """Fit a model and charge it to a ledger whose total stays within the budget.
+    """Fit a model and charge it to a ledger, within the budget of its total.
 
     Args:
         encoded: Columns, scaled by the declared schema.
@@ -144,7 +144,7 @@ def precise_statistics(encoded: Encoded, budget: Budget) -> bool:
     """Whether a Gram matrix released under this budget is nearly exact. Uses public numbers only.
 
     Args:
-        encoded: Encoded table, of which only the shape counts.
+        encoded: Encoded table; only its shape counts.
         budget: Budget of the release.
     """
     rows, columns = len(encoded.numeric), encoded.numeric.shape[1] + encoded.categorical.shape[1]
@@ -183,7 +183,7 @@ def _paid_interval(
     """
     records, columns = values.shape
     share = Budget(epsilon=_SCALING_SHARE * budget.epsilon, delta=budget.delta)
-    # spend at most a quarter of what earlier charges leave
+    # spend at most a quarter of the rest
     left = _release_noise(budget, 2, ledger.counts)
     multiplier = max(_release_noise(share, 2), 2 * left)
     norm = math.sqrt(columns)
@@ -280,12 +280,12 @@ def _features(encoded: Encoded, interval: Interval) -> Array:
 
 
 def _row_norm(encoded: Encoded) -> float:
-    """Norm, including the constant 1, up to which a row keeps its full weight in least squares."""
+    """Largest norm, including the constant 1, of a row with full weight in least squares."""
     return math.sqrt(1 + encoded.categories + _NUMERIC_SQUARE * encoded.numeric.shape[1])
 
 
 def _release_noise(budget: Budget, steps: int, spent: Mapping[Plan, int] = _NOTHING) -> float:
-    """Noise multiplier of full-batch Gaussian releases for what a budget leaves."""
+    """Noise multiplier of full-batch Gaussian releases within the rest of a budget."""
     plan = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=1.0))
     return _multiplier(calibrate(plan, budget, steps, spent=spent))
 

@@ -116,7 +116,7 @@ def encode(table: Any, schema: Schema | None) -> Encoded:
     """Encode each record independently by the public schema.
 
     Args:
-        table: Matrix, or data frame, whose columns are found by name.
+        table: Matrix, or data frame with columns found by name.
         schema: Declared columns.
     """
     columns = _read_columns(table, schema)

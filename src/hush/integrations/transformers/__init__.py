@@ -1,4 +1,4 @@
-"""Hugging Face transformers: a Trainer whose step is private. docs/transformers.md."""
+"""Hugging Face transformers: a Trainer with a private step. docs/transformers.md."""
 
 from hush.integrations.transformers.trainer import PrivateTrainer, vectorize_attention
 

@@ -47,7 +47,7 @@ _NAME = "private_step.json"
 
 
 class PrivateTrainer(Trainer):
-    """Trainer whose training is differentially private: `PrivateTrainer(..., epsilon=3.0)`.
+    """Trainer with differentially private training: `PrivateTrainer(..., epsilon=3.0)`.
 
     TrainingArguments keep their meaning. `per_device_train_batch_size` records are processed at once,
     and that number times `gradient_accumulation_steps` (and processes) is the expected batch size.
@@ -55,7 +55,7 @@ class PrivateTrainer(Trainer):
     the clipping norm of each record's gradient. Callbacks, evaluation, logging, checkpoints and adapters
     are the Trainer's own.
 
-    **Guarantee.** `spent()` covers the weights, everything in checkpoints and everything that is logged:
+    **Guarantee.** `spent()` covers the weights, the checkpoints and the logs:
     `epsilon` replaces training losses and timings. Evaluation records are not protected. The loss of a
     record is `compute_loss` for a batch of that record alone.
 
@@ -65,7 +65,7 @@ class PrivateTrainer(Trainer):
             TrainingArguments, assuming a ledger without other runs. With other runs on the ledger,
             training stops earlier: pass a plan of `hush.calibrate(..., spent=ledger.counts)` instead.
         delta: Delta of the guarantee; None: 0.1 / number of records, which is public.
-        plan: Plan in place of calibrated noise. Its batch and norm must be those of the
+        plan: Plan in place of calibrated noise. Its batch and norm must agree with the
             TrainingArguments. With `epsilon`, training stops when that is used up.
         pad_to: Public length to which the data collator's output is padded or cut, or a dictionary of
             lengths by name. "longest": the longest record of a physical batch, with
