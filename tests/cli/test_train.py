@@ -83,7 +83,7 @@ def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path: Path) -> Non
     refused = call(*more, cwd=tmp_path)
     assert refused.returncode == 2
     assert "charges of 2 steps" in refused.stderr
-    assert "--run-dir" in refused.stderr
+    assert "--reseed" in refused.stderr
 
 
 def test_a_run_that_is_interrupted_says_how_to_go_on(
