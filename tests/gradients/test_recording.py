@@ -10,7 +10,6 @@ import hush
 from hush.core.errors import DataError, Unsupported
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.recording import per_sample_losses, record
-from hush.gradients.rules import Casts, Weight
 from tests.gradients.oracle import check_tape, one_at_a_time
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -299,20 +298,6 @@ def test_a_compiled_model_trains() -> None:
             step(batch)
         results.append([value.detach() for value in model.parameters()])
     assert all(map(torch.equal, *results))
-
-
-def test_a_cast_weight_is_reused_until_the_parameter_changes() -> None:
-    parameter = nn.Parameter(torch.ones(3))
-    casts: Casts = {}
-    first = Weight(parameter.detach(), [], casts).to(torch.bfloat16)
-    assert Weight(parameter.detach(), [], casts).to(torch.bfloat16) is first
-    assert Weight(parameter.detach(), [], casts).to(torch.float16).dtype == torch.float16
-    with torch.no_grad():
-        parameter.mul_(2)
-    written = Weight(parameter.detach(), [], casts).to(torch.bfloat16)
-    assert written.tolist() == [2, 2, 2]
-    parameter.data = torch.full((3,), 4.0)
-    assert Weight(parameter.detach(), [], casts).to(torch.bfloat16).tolist() == [4, 4, 4]
 
 
 class Differentiated(nn.Module):

@@ -59,8 +59,8 @@ class Probed:
 
     Args:
         unused: Names of trainable parameters that the loss does not reach; they receive noise only.
-        changing_buffers: Names of buffers that each forward pass changes in the same way whatever the
-            records are (`spectral_norm`). A training step restores them after each physical batch.
+        changing_buffers: Names of buffers that each forward pass changes in the same way for any records
+            (`spectral_norm`). A training step restores them after each physical batch.
         one_by_one: Whether `torch.vmap` cannot run the model, which then runs one record at a time.
         host_draws: Whether a forward pass draws from NumPy's or Python's generator, which all records
             of a physical batch share.
@@ -83,7 +83,7 @@ def probe(
 ) -> Probed:
     """Properties of a model and a loss, from passes over two synthetic records.
 
-    The model, its buffers, its attributes and all random states are left as they were.
+    The model, its buffers, its attributes and all random states are restored.
 
     Args:
         model: In the mode in which it is trained.
@@ -181,8 +181,8 @@ def _probe(
             loss_state.restore()
     if sharded is None and [value._version for value in model.parameters()] != versions:
         raise Unsupported(
-            "the model changes its parameters in forward(), where gradients are still to be computed "
-            "with them. Change them between steps."
+            "the model changes its parameters in forward(), before their gradients are computed. Change "
+            "them between steps."
         )
     changing = sorted({name for changed in buffers for name in changed})
     dependent = [
@@ -328,7 +328,7 @@ class _State:
         }
 
     def kept(self) -> list[str]:
-        """Names of the attributes that are not what they were, those that hold a tensor first."""
+        """Names of the attributes that have changed, tensors first."""
         modules = {id(module.__dict__): path for path, module in self._model.named_modules()}
         changed = [
             (not isinstance(value, Tensor), f"{modules[id(table)]}.{name}".lstrip("."))
@@ -355,7 +355,7 @@ class _State:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Context that leaves the model and all random states as they were."""
+        """Context that restores the model and all random states."""
         with _same_draws(self._model):
             try:
                 yield
@@ -364,7 +364,7 @@ class _State:
 
 
 def _same_draws(model: nn.Module) -> AbstractContextManager[None]:
-    """Context in which torch, NumPy and Python draw the same numbers each time."""
+    """Context that seeds torch, NumPy and Python with a fixed seed."""
     return draws_from(0, *{value.device for value in model.parameters()})
 
 

@@ -1,11 +1,10 @@
 """Sums of outer products, one record at a time, and their norms, never understated.
 
-A record's gradient in a matrix is `sum_t left[t] (x) right[t]` over its positions. Its positions may
-cancel, so that rounding is no share of its norm; it is a share of its *length*, the sum over positions
-of `|left[t]| |right[t]|`. Hence a norm here is what the record's own product as computed may have at
-most, rounding and all: clipped by it, no record adds more than the clipping norm, in any precision
-(docs/guarantees/tape.md, 5). Products are formed for each record by itself, so that what others add does
-not follow from one record's rounding.
+A record's gradient in a matrix is `sum_t left[t] (x) right[t]` over its positions. Positions may cancel,
+so rounding is a share of the gradient's *length* and not of its norm: the sum over positions of
+`|left[t]| |right[t]|`. A norm here is an upper bound on the norm of the record's product as computed.
+Clipped by it, no record adds more than the clipping norm, in any precision (docs/guarantees/tape.md, 5).
+Each record has a product of its own, so the rounding of one record does not affect the others.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,16 +20,16 @@ from hush.gradients.precision import SUM_BLOCK, precise, record_products
 _HALF = (torch.bfloat16, torch.float16)
 
 _TENSOR_CORE = 2.0**-22
-"""What an addition on tensor cores may lose, which cut off: a share of the sum of absolute values."""
+"""Truncation error of an addition on tensor cores, as a share of the sum of absolute values."""
 
 _HALVES = 3 * 2.0**-16
-"""What is left of a product of numbers in single precision, each written as two in bfloat16."""
+"""Error of a product in single precision whose factors are written as two numbers in bfloat16."""
 
 _THREE_TF32 = 2.0**-20
-"""What is left of a product of numbers in single precision, from three in TensorFloat-32."""
+"""Error of a product in single precision that is computed as three in TensorFloat-32."""
 
 _UNDERFLOW = {torch.float32: 2.0**-53, torch.float64: 2.0**-501}
-"""Root of what underflows in a Gram matrix of up to 2**19 entries, by the precision it is formed in."""
+"""Root of the underflow in a Gram matrix of up to 2**19 entries, by its precision."""
 
 _COPIED = 2**17
 """Entries of a factor that are copied at once to be multiplied."""
@@ -41,14 +40,14 @@ _GRAM_ENTRIES = 2**26
 
 @dataclass(frozen=True, eq=False)
 class GramSquares:
-    """Squared norms of records from Gram matrices of their positions, with what rounding may hide."""
+    """Squared norms of records from Gram matrices of their positions, with bounds on their rounding."""
 
     sums: Tensor
     """(3, records) in double precision: the square, off by at most `error` times the square of the
     length; the length; and the sum over positions of the factors' norms."""
     error: float
     underflow: float
-    """What may have vanished below the smallest number, as a share of that last sum."""
+    """Bound on the underflow, as a share of that last sum."""
 
     @property
     def lengths(self) -> Tensor:
@@ -59,7 +58,7 @@ class GramSquares:
         """Upper bounds on the norms of the products as computed, in double precision: (records,).
 
         Args:
-            sum_error: how far the computed product may be off, as a share of the length.
+            sum_error: Error of the computed product, as a share of the length.
         """
         return norms_of([self], [sum_error])[0]
 
@@ -73,7 +72,7 @@ def norms_of(squares: Sequence[GramSquares], sum_errors: Sequence[float]) -> Ten
     hidden, off, lost = _on_device(constants, sums.device).unbind(1)
     square, length, sizes = sums.unbind(1)
     norms = (square.clamp(min=0) + hidden[:, None] * length.square()).sqrt()
-    # the square: of products of which both parts are small
+    # the square covers products of two small numbers
     vanished = lost[:, None] * sizes + 2.0**61 * lost[:, None].square()
     return norms + off[:, None] * length + vanished
 
@@ -85,7 +84,7 @@ def _on_device(values: tuple[tuple[float, ...], ...], device: torch.device) -> T
 
 
 def uses_kernels(factor: Tensor) -> bool:
-    """Whether products with a factor run on tensor cores, by kernels whose order of adding is known."""
+    """Whether products with a factor run on tensor cores, by kernels with a known order of addition."""
     return factor.is_cuda and factor.dtype != torch.float64 and has_triton()
 
 
@@ -104,8 +103,8 @@ def gram(factor: Tensor) -> Tensor:
 
 
 def gram_error(factor: Tensor) -> float:
-    """How far `gram` may be off at two positions, as a share of the product of their norms, and half of
-    what comparing it with another one adds."""
+    """Error of an entry of `gram`, as a share of the product of the norms of its two positions, and half
+    of the error of comparing it with another one."""
     if not uses_kernels(factor):
         return double_gram_error(factor.shape)
     from hush.gradients.kernels.product_kernel import GRAM_RUN
@@ -141,7 +140,7 @@ def gram_squares(left: Tensor, right: Tensor) -> GramSquares:
 
 
 def gram_chunks(records: int, positions: int) -> Iterator[slice]:
-    """Records whose Gram matrices are held at once."""
+    """Slices of records for the Gram matrices that are in memory at once."""
     step = max(1, _GRAM_ENTRIES // max(1, positions**2))
     return (slice(start, start + step) for start in range(0, max(1, records), step))
 
@@ -151,7 +150,7 @@ def compare_grams(pairs: Iterable[tuple[Tensor, Tensor]], error: float) -> GramS
 
     Args:
         pairs: (records, positions, positions) each, in single or double precision.
-        error: how far they may be off, together.
+        error: How far they may be off, together.
     """
     parts = []
     for left, right in pairs:
@@ -169,7 +168,7 @@ def weighted_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
     Args:
         left: (records, positions, rows).
         right: (records, positions, columns).
-        weights: (records,). A record of weight 0 adds exactly zero, whatever its factors are.
+        weights: (records,). A record of weight 0 adds exactly zero, for any factors.
     """
     dtype = torch.promote_types(left.dtype, right.dtype)
     left, right = left.to(dtype), right.to(dtype)
@@ -191,7 +190,7 @@ def record_gradients(left: Tensor, right: Tensor) -> Tensor:
     left, right = precise(left), precise(right)
     if left.is_cuda or left.is_contiguous() or left.mT.is_contiguous():
         return left.mT @ right
-    # factors whose rows are far apart: products of copies that stay in the cache take half the time
+    # strided rows: products of copies in the cache take half the time
     gradients = left.new_empty(len(left), left.shape[2], right.shape[2])
     step = max(1, _COPIED // left[0].numel())
     for part, *factors in zip(*(t.split(step) for t in (gradients, left, right)), strict=True):
@@ -201,11 +200,8 @@ def record_gradients(left: Tensor, right: Tensor) -> Tensor:
 
 
 def gradients_in_runs(left: Tensor, right: Tensor) -> Tensor:
-    """`record_gradients`, off by no more than `product_error` says.
-
-    On a GPU runs of positions are multiplied one after another: what tensor cores lose grows with what
-    they add.
-    """
+    """`record_gradients` within `product_error`: on a GPU runs of positions are multiplied separately,
+    because the error of tensor cores grows with the number of additions."""
     if not uses_kernels(left):
         return record_gradients(left, right)
     from hush.gradients.kernels.product_kernel import SUM_RUN
@@ -218,10 +214,10 @@ def gradients_in_runs(left: Tensor, right: Tensor) -> Tensor:
 
 
 def product_error(factor: Tensor) -> float:
-    """How far a record's product in `weighted_products` may be off, as a share of its length.
+    """Error of a record's product in `weighted_products`, as a share of its length.
 
     Args:
-        factor: left or right, (records, positions, entries).
+        factor: Left or right, (records, positions, entries).
     """
     positions = factor.shape[1]
     if not uses_kernels(factor):

@@ -80,7 +80,7 @@ class PublicBasis:
         which is noise alone.
 
         Args:
-            coefficients: the blocks of `sizes`, concatenated.
+            coefficients: The blocks of `sizes`, concatenated.
 
         Returns:
             (dimension,): the parameters, concatenated.

@@ -44,7 +44,7 @@ from torch.overrides import TorchFunctionMode
 from hush.core.errors import DataError, HushError, Unsupported
 from hush.gradients.direct import direct_chain, direct_tape, runs_directly
 from hush.gradients.precision import autocast_dtype, precise_under_autocast, to_autocast_dtype
-from hush.gradients.rules import RULES, Casts, Layer, PerSampleCopy, Weight
+from hush.gradients.rules import RULES, Layer, PerSampleCopy, Weight
 from hush.gradients.rules.attention import determinism_restored
 from hush.gradients.sharding import ShardedModules
 from hush.gradients.tape import GradientTape, tape_of_uses
@@ -248,7 +248,6 @@ class Recording(TorchFunctionMode):
         self._parameters = trainable
         self._shards = sharded
         self._names = {id(parameter): name for name, parameter in trainable.items()}
-        self._casts: dict[str, Casts] = {name: {} for name in trainable}
         self._last_operand: tuple[Tensor, int, Tensor] | None = None
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         """Input of every captured layer, so that its backward pass always runs."""
@@ -345,9 +344,7 @@ class Recording(TorchFunctionMode):
             if value is None:
                 weights.append(None)
             elif name is not None:
-                # a cast of sharded weights would keep them after they are freed
-                casts = self._casts[name] if self._shards is None else None
-                weights.append(Weight(value.detach(), self.terms[name], casts))
+                weights.append(Weight(value.detach(), self.terms[name]))
                 trained = True
             elif value.requires_grad or is_batchedtensor(value):
                 return None

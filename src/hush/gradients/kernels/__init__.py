@@ -1,1 +1,1 @@
-"""Kernels for GPUs, in Triton: loaded only where there is one."""
+"""Kernels for GPUs, in Triton: loaded only if there is one."""

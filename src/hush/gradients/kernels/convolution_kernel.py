@@ -47,9 +47,9 @@ def weighted_block_sums(
         grad: (records, out, *positions), of one or two dimensions of positions.
         x: (records, in, *sizes), of the same dtype, in half precision or single.
         weights: (records,), in single precision. Gradients of weight 0 are not looked at.
-        geometry: of a convolution in one group.
-        most: records a block.
-        tf32: whether numbers in single precision may be multiplied in TensorFloat-32.
+        geometry: Of a convolution in one group.
+        most: Records a block.
+        tf32: Whether numbers in single precision may be multiplied in TensorFloat-32.
     """
     parts = []
     for rows, work in _chunks(grad, x, geometry, tf32):
@@ -66,7 +66,7 @@ def squared_norms(grad: Tensor, x: Tensor, geometry: "ConvolutionShape", *, tf32
     """Squared Euclidean norms of the gradients that `weighted_block_sums` adds, in double precision.
 
     Args:
-        grad, x, geometry, tf32: as there.
+        grad, x, geometry, tf32: As there.
 
     Returns:
         (records,).
@@ -101,7 +101,7 @@ def _tile(rows: int, columns: int, size: int) -> _Tile:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """Operands of the kernel for some records. The same tiles whatever they are for."""
+    """Operands of the kernel for some records, with the same tiles for norms and sums."""
 
     grad: Tensor
     """(records, out, height, pitch): rows filled up with zeros to a multiple of 4 numbers."""
@@ -175,7 +175,7 @@ class _Work:
 def _chunks(
     grad: Tensor, x: Tensor, geometry: "ConvolutionShape", tf32: bool
 ) -> Iterator[tuple[slice, _Work]]:
-    """Some records after others, so that what is unfolded of them is bounded."""
+    """Slices of records and their operands, within `_UNFOLDED` entries each."""
     kernel, stride, padding, dilation = (
         tuple(values) if len(values) == 2 else (alone, *values)
         for alone, values in (
@@ -240,7 +240,7 @@ def _weighted_sum(
     run: tl.constexpr,
     precision: tl.constexpr,
 ):
-    pitch = quarter * 4  # so that the compiler knows: numbers are loaded four at a time
+    pitch = quarter * 4  # a hint: the compiler loads four numbers at a time
     positions = output_height * pitch
     tall = tl.cdiv(rows, high)
     m = (tl.program_id(0) % tall) * high + tl.arange(0, high)
@@ -249,7 +249,7 @@ def _weighted_sum(
     block = tl.program_id(1).to(tl.int64)
     first = tl.program_id(1) * per_block
     last = tl.minimum(first + per_block, records)
-    # where the pixels of a column begin: that of its place in the kernel and its channel
+    # start of a column's pixels, by its place in the kernel and its channel
     down = (n // kernel_width) % kernel_height * dilation
     copy = (n % kernel_width) * phases + down % stride
     channel = n // (kernel_width * kernel_height)
@@ -308,13 +308,13 @@ def unfold_width(
 
     Args:
         x: (images, in, height, width), contiguous.
-        shape: of what is returned, (images, kernel width, phases, in, rows, output columns): of the
+        shape: Of what is returned, (images, kernel width, phases, in, rows, output columns): of the
             rows of phase p, those that are p more than a multiple of the stride. Output columns
             beyond the last are zero, and make a multiple of 4.
-        outputs: output columns that there are.
-        stride: down and across.
-        padding: down and across.
-        dilation: across.
+        outputs: Output columns that there are.
+        stride: Down and across.
+        padding: Down and across.
+        dilation: Across.
     """
     out = x.new_empty(shape)
     images, kernel_width, phases, channels, rows, pitch = shape
@@ -362,7 +362,7 @@ def _copy_columns(
     high: tl.constexpr,
     wide: tl.constexpr,
 ):
-    pitch = quarter * 4  # so that the compiler knows: numbers are stored four at a time
+    pitch = quarter * 4  # a hint: the compiler stores four numbers at a time
     across = tl.cdiv(pitch, wide)
     q = (tl.program_id(0) // across) * high + tl.arange(0, high)
     t = (tl.program_id(0) % across) * wide + tl.arange(0, wide)

@@ -23,9 +23,9 @@ def column_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Te
 
     Args:
         grad: (records, positions, columns), contiguous.
-        x: of the same shape, contiguous.
-        mean: of each position, contiguous.
-        scale: likewise: what the norm multiplies with.
+        x: Of the same shape, contiguous.
+        mean: Of each position, contiguous.
+        scale: Of each position: factor of the normalisation.
     """
     records, positions, columns = x.shape
     out = x.new_empty(2, records, columns, dtype=torch.float32)
@@ -43,10 +43,10 @@ def channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, grou
 
     Args:
         grad: (images, channels, *positions), contiguous.
-        x: of the same shape, contiguous.
+        x: Of the same shape, contiguous.
         mean: (images, groups).
-        scale: (images, groups): what the norm multiplies with.
-        groups: of channels.
+        scale: (images, groups), factor of the normalisation.
+        groups: Of channels.
     """
     images, channels = x.shape[:2]
     positions = x.shape[2:].numel()
@@ -75,9 +75,9 @@ def input_gradient(
     """The gradient of the input, of its shape and dtype.
 
     Args:
-        grad, x, mean, scale, groups: as in `channel_gradients`.
+        grad, x, mean, scale, groups: As in `channel_gradients`.
         weight: (channels,).
-        by_channel: what `channel_gradients` returns.
+        by_channel: Result of `channel_gradients`.
     """
     out = torch.empty_like(x)
     if not out.numel():

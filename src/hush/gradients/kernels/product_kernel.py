@@ -13,13 +13,13 @@ from triton import language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 _ALIGNMENT = 16
-"""Bytes of which addresses of rows have to be multiples."""
+"""Alignment of rows in bytes."""
 
 
 def describe(factor: Tensor, positions: int, entries: int) -> TensorDescriptor:
-    """A factor, (records, positions, entries), for tiles of one record, so many positions and entries.
+    """Descriptor of a factor, (records, positions, entries), by which a GPU copies tiles of one record.
 
-    It is copied if its rows are not aligned in memory.
+    The factor is copied if its rows are not aligned in memory. A tile is zero outside of the tensor.
     """
     records, length, width = factor.shape
     pitch = width + -width % (_ALIGNMENT // factor.element_size())
@@ -63,10 +63,10 @@ def gram(factor: Tensor) -> Tensor:
 
 
 def compare_grams(left: Tensor, right: Tensor) -> Tensor:
-    """Of the Gram matrices of two factors: (3, records, tiles) parts of sums in double precision.
+    """Partial sums over the Gram matrices of two factors, in double precision: (3, records, tiles).
 
     The sum of the product of the two matrices, and of the products and the sums of the roots of their
-    diagonals. Nothing is written out.
+    diagonals. The matrices are not materialised.
 
     Args:
         left: (records, positions, rows), in half precision or single.
@@ -119,7 +119,7 @@ def _gram_tile(
     for start in range(0, entries, run):
         a = factor.load([record, top, start]).reshape(size, run)
         b = a if alone else factor.load([record, side, start]).reshape(size, run)
-        # a product of its own for each run: what tensor cores lose grows with what they add
+        # one product per run: the error of tensor cores grows with the number of additions
         if a.dtype == tl.float32:
             total += tl.dot(a, tl.trans(b), input_precision="tf32x3")
         else:
@@ -198,15 +198,15 @@ def weighted_block_sums(
 ) -> Tensor:
     """Sums over blocks of at most `most` records of weight times outer product: (blocks, rows, columns).
 
-    Each record's product is formed by itself, in single precision, and then added to the sum.
+    Each record's product is computed in single precision and then added to the sum.
 
     Args:
         left: (records, positions, rows), in half precision; see `halves`.
         right: (records, positions, columns).
         weights: (records,), in single precision. Products of records of weight 0 are not looked at.
-        most: records a block.
-        halves: whether `left` and `right` are (2, records, ...), numbers and what half precision left
-            of them: the sum of both, without the product of the two small ones, is multiplied.
+        most: Records a block.
+        halves: Whether `left` and `right` are (2, records, ...), large and small parts of numbers in
+            single precision. The product of the two small parts is left out.
     """
     records, positions, rows = left.shape[-3:]
     columns = right.shape[-1]
@@ -246,13 +246,13 @@ def _power(size: int, most: int) -> int:
 
 @lru_cache
 def _stages(where: device, size: int) -> int:
-    """How many loads of so many bytes a GPU's shared memory holds ahead, 3 at most."""
+    """Number of loads of this size in bytes that the shared memory of a GPU holds, at most 3."""
     found = triton.runtime.driver.active.utils.get_device_properties(where.index or 0)
     return max(1, min(3, int(found["max_shared_mem"]) // size))
 
 
 def split_halves(values: Tensor) -> Tensor:
-    """Numbers in single precision as two in bfloat16, the second what the first left: (2, *shape)."""
+    """Numbers in single precision as two in bfloat16, large and small: (2, *shape)."""
     out = values.new_empty(2, *values.shape, dtype=torch.bfloat16)
     with torch.cuda.device(values.device):
         _split[(triton.cdiv(values.numel(), 2048),)](values, out, values.numel(), 2048)
@@ -297,7 +297,7 @@ def _weighted_sum(
         if halves:
             c = left.load([records + record, start, top]).reshape(run, high)
             d = right.load([records + record, start, side]).reshape(run, wide)
-            # the small ones first: what tensor cores lose is a share of what they have
+            # small products first: the error of tensor cores is a share of their accumulator
             product = tl.dot(tl.trans(a), d)
             product = tl.dot(tl.trans(c), b, product)
             product = tl.dot(tl.trans(a), b, product)

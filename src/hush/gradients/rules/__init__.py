@@ -1,36 +1,34 @@
-"""Layer rules: how each layer leaves its weights' per-sample gradients, by the torch function it calls.
+"""Layer rules: per-sample gradients of a layer's weights, by the torch function that the layer calls.
 
-**Adding a rule** takes one file here and one line in `RULES`. A layer without one still works: its
-parameters go through per-sample copies, which costs memory, not correctness.
+**Adding a rule** takes one file here and one line in `RULES`. A layer without a rule works also: its
+parameters go through per-sample copies, at the cost of memory.
 
-The file has a *rule*, called with the recording and the arguments of the torch function, inside
-`torch.vmap` (each record is a batch of one: tensors have the shapes that the model was written for, the
-batch dimension being 1, and no dimension for the records), and a *layer* for all records at once:
+A *rule* is called with the recording and the arguments of the torch function, inside `torch.vmap`: each
+record is a batch of one, and no tensor has a dimension for the records. A *layer* computes all records:
 
     def linear(recording, x, weight, bias=None):              # the signature of F.linear
         weights = recording.as_weights(weight, bias)
         if weights is None:
-            return NotImplemented                             # nothing trained here: the ordinary way
+            return NotImplemented                             # no weight is trained
 
         def work(x):                                          # outside of vmap: (records, 1, ...)
             return recording.capture(Linear(*weights), x)
 
         return recording.run_batched(work, x)
 
-- `recording.as_weights(*parameters)` returns a `Weight` (`value`, and `terms`, the list to append to or
-  None where it is not trained) for each, None where the rule does not apply.
-- `recording.run_batched(work, *tensors)` returns `work` of the tensors with the records as their first
-  dimension, back inside `vmap`. `work` must map record r of its inputs to record r of its output alone:
-  that is what docs/guarantees/tape.md, 1, needs of it. The batch dimension is the second (1, or more
-  where the model folds time into it): `x.flatten(0, 1)` for a torch function that wants one, and
-  `.unflatten(0, x.shape[:2])` of what it returns, as in `normalisation.group_norm`.
+- `recording.as_weights(*parameters)` returns a `Weight` for each, or None if the rule does not apply.
+- `recording.run_batched(work, *tensors)` calls `work` on tensors whose first dimension is the records,
+  and returns its result inside `vmap`. `work` must map record r of its inputs to record r of its output
+  alone (docs/guarantees/tape.md, 1). The second dimension is the batch (1, or more if the model folds
+  time into it): `x.flatten(0, 1)` and `.unflatten(0, x.shape[:2])` merge and restore the two.
 - `recording.operand(x)` returns an input as a product takes it: contiguous, in autocast's precision, and
   shared by products of one input.
-- `recording.capture(layer, *inputs)` returns the output of a `Layer`; its `backward` runs in the tape's.
+- `recording.capture(layer, *inputs)` returns the output of a `Layer`, whose `backward` runs in the
+  backward pass of the tape.
 
-An operation without a batching rule for `vmap` needs no layer: a rule may call others, `with recording:`
-(`decompositions`). Tests: add the layer to `tests/gradients/test_layers.py`, which compares every layer
-with gradients computed one record at a time, and fails where no case runs a rule.
+An operation without a batching rule for `vmap` needs no layer: a rule may call other operations, `with
+recording:` (`decompositions`). Tests: `tests/gradients/test_layers.py` compares each layer with
+gradients that are computed one record at a time, and fails if no case runs a rule.
 """
 
 from collections.abc import Callable
@@ -53,35 +51,17 @@ from hush.gradients.rules import (
 )
 from hush.gradients.terms import Dense, Term
 
-Casts = dict[torch.dtype, tuple[Tensor, int, Tensor]]
-"""By dtype: what was cast, its version, and the result."""
-
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A parameter's value, and the list its terms are appended to (None: it is not trained)."""
+    """A parameter's value, and the list of its terms (None: it is not trained)."""
 
     value: Tensor
     terms: list[Term] | None = None
-    casts: Casts | None = None
-    """Those of earlier uses, where the parameter is trained."""
-
-    def to(self, dtype: torch.dtype) -> Tensor:
-        """The value in another precision, cast once for all uses of a trained parameter."""
-        if self.value.dtype == dtype:
-            return self.value
-        if self.casts is None:
-            return self.value.to(dtype)
-        if dtype in self.casts:
-            source, version, cast = self.casts[dtype]
-            if version == self.value._version and source.data_ptr() == self.value.data_ptr():
-                return cast
-        self.casts[dtype] = self.value, self.value._version, self.value.to(dtype)
-        return self.casts[dtype][2]
 
 
 class Layer(Protocol):
-    """A layer with a backward pass of its own, without the gradient of its weights."""
+    """A layer and its backward pass, which appends the weights' terms to their lists."""
 
     @property
     def forward(self) -> Callable[..., tuple[Any, tuple[Tensor, ...]]]:
@@ -99,14 +79,14 @@ class Layer(Protocol):
         `terms.Dense` of materialised per-sample gradients, never anything summed over records.
 
         Args:
-            grad: gradient of the output.
-            saved: what `forward` saved.
-            needed: whether each input's gradient is needed; None is returned where it is not.
+            grad: Gradient of the output.
+            saved: Tensors that `forward` saved.
+            needed: Whether each input's gradient is needed; if not, None is returned for it.
         """
 
 
 class PerSampleCopy:
-    """A layer without inputs whose output is one shared value, expanded to each record."""
+    """A layer without inputs: its output is one shared value, expanded to each record."""
 
     output: Tensor
 
@@ -146,7 +126,7 @@ class PerSampleCopy:
                 terms[name].append(Dense(gradient))
 
     def release(self) -> None:
-        """Let go of the value and of the output, whose graph holds this copy."""
+        """Release the value and the output: its graph holds this copy."""
         del self.value, self.output, self.gradients
 
 

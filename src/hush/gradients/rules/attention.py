@@ -1,10 +1,10 @@
-"""Attention: the records' heads are one batch of a fused kernel, whose backward pass is deterministic.
+"""Attention: the heads of all records are one batch of a fused, deterministic kernel.
 
-`vmap` would loop over the records, and kernels that never write the matrix of attention weights (flash
-and memory-efficient attention) take four dimensions: (batch, heads, positions, size). Each block of
-that batch is computed from its own operands, forwards and backwards. On a GPU the backward kernels add
-up parts of a block in an order that changes from call to call, unless torch is told otherwise: here it
-is, for these kernels alone (docs/guarantees/tape.md, assumption K).
+`vmap` would loop over the records. Kernels that never write the matrix of attention weights (flash and
+memory-efficient attention) take four dimensions: (batch, heads, positions, size). Each block of that
+batch is computed from its own operands, forwards and backwards. On a GPU the backward kernels add parts
+of a block in an order that changes between calls, unless torch's deterministic algorithms are on. They
+are turned on here for these kernels alone (docs/guarantees/tape.md, assumption K).
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ _decomposed = FunctionType(
 
 
 def multi_head(recording: "Recording", *args: Any, **kwargs: Any) -> Any:
-    """The rule for `F.multi_head_attention_forward`: the products in it have rules of their own."""
+    """The rule for `F.multi_head_attention_forward`: its products have rules."""
     with recording:
         return _decomposed(*args, **kwargs)
 
@@ -60,7 +60,7 @@ def dot_product(
         heads = max(part.shape[-3] for part in aligned[:3])
         flat: list[Tensor] = []
         for part in aligned:
-            # a mask, and keys that queries share, keep their number of heads
+            # masks and shared keys keep their number of heads
             own = part.shape[-3] if enable_gqa or len(flat) == 3 else heads
             shape = (*batch, own, *part.shape[-2:])
             flat.append((part if part.shape == shape else part.expand(shape)).flatten(0, -4))
@@ -77,13 +77,13 @@ def dot_product(
         output: Tensor = attended.unflatten(0, batch)
         return output.squeeze(-3) if query.dim() == 2 else output
 
-    # a mask that repeats one number by its strides is not taken by fused kernels
+    # fused kernels do not take an expanded mask
     masks = () if attn_mask is None else (attn_mask.contiguous(),)
     return recording.run_batched(work, query, key, value, *masks)
 
 
 def _align(part: Tensor, dims: int) -> Tensor:
-    """The tensor with dimensions of one after the records', as broadcasting within a record has it."""
+    """The tensor with dimensions of one inserted after the records, as broadcasting within a record."""
     missing = dims - part.dim()
     return part.reshape(len(part), *(1,) * missing, *part.shape[1:]) if missing else part
 
@@ -117,7 +117,7 @@ def _make_backward_deterministic(output: Tensor, inputs: list[Tensor]) -> None:
 
 @contextmanager
 def determinism_restored() -> Iterator[None]:
-    """Context after which torch's setting is what it was, should a kernel have failed."""
+    """Context that restores torch's setting after a failed kernel."""
     before = _determinism()
     try:
         yield
@@ -126,7 +126,7 @@ def determinism_restored() -> Iterator[None]:
 
 
 def _determinism() -> tuple[bool, bool, bool]:
-    """Whether deterministic algorithms are on, warn alone, and fill new memory."""
+    """Whether deterministic algorithms are on, only warn, and fill new memory."""
     return (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),

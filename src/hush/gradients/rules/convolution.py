@@ -70,7 +70,7 @@ class ConvolutionShape:
         Args:
             grad: (images, out, *positions).
             x: (images, in, *sizes).
-            tf32: whether a kernel of its own may multiply in TensorFloat-32; torch's ask torch.
+            tf32: Whether hush's kernel may multiply in TensorFloat-32.
         """
         images, out = grad.shape[:2]
         if self.has_kernel(x):
@@ -87,14 +87,14 @@ class ConvolutionShape:
             ]
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(images, *self.shape)
         # One grouped convolution: all images side by side as channels, a group of channels to each.
-        # Strides afresh: those of one position could still say "channels last", and torch believes it.
+        # Fresh strides: those of one position may look like "channels last" to torch.
         grads, inputs = (part.reshape(-1).view(1, -1, *part.shape[2:]) for part in (grad, x))
         like = grad.new_empty(1).expand(images * out, *self.shape[1:])
         _, stacked = self.backward(grads, inputs, like, images * self.groups, (False, True))
         return stacked.view(images, *self.shape)
 
     def unfolded_at_once(self, grad: Tensor) -> int:
-        """Images whose input patches are written out at the same time."""
+        """Number of images to unfold at the same time."""
         size = math.prod(self.shape[1:]) * math.prod(grad.shape[2:])
         return max(1, CHUNK_ENTRIES[grad.device.type] // size)
 
@@ -112,8 +112,8 @@ class ConvolutionShape:
     def patch_gram(self, x: Tensor, outputs: torch.Size) -> Tensor:
         """Gram matrix of the input patches: (images, positions, positions).
 
-        Its entries are sums over the kernel of inner products between two pixels: nothing is unfolded,
-        unless the patches have fewer entries than there are pairs of pixels.
+        Its entries are sums over the kernel of inner products between two pixels. The input is unfolded
+        only if the patches have fewer entries than there are pairs of pixels.
         """
         sizes = x.shape[2:]
         if math.prod(outputs) * math.prod(self.shape[1:]) < math.prod(sizes) ** 2:
@@ -128,7 +128,7 @@ class ConvolutionShape:
         return gram_matrix.view(len(x), math.prod(outputs), -1)
 
     def has_kernel(self, x: Tensor) -> bool:
-        """Whether per-sample gradients of an input are formed by a kernel that unfolds nothing."""
+        """Whether a kernel computes the per-sample gradients without unfolding the input."""
         sizes = zip(x.shape[2:], self.padding, self.stride, strict=True)
         pixels = math.prod(size + 2 * sides + step + 4 for size, sides, step in sizes)
         # its offsets within a record, unfolded along its width, are 32 bits
@@ -143,7 +143,7 @@ class ConvolutionShape:
 
     @property
     def pointwise(self) -> bool:
-        """Whether it is a linear layer on the channels of each position."""
+        """Whether the convolution is a linear layer on the channels of each position."""
         return self.splits_input and math.prod(self.stride) == 1
 
     def _windows(self, x: Tensor, outputs: torch.Size) -> Tensor:
@@ -163,8 +163,8 @@ class ConvolutionShape:
 
 _MATERIALISE_RATIO = {"cpu": 4, "cuda": 1}
 """As `linear.MATERIALISE_RATIO`. On a CPU Gram matrices of convolutions pay off later than those of
-linear layers (benchmarks/layers.py). On a GPU gradients that are not kept are formed twice, to be
-measured and to be added: below some 250 positions that is faster than to write and read them."""
+linear layers (benchmarks/layers.py). On a GPU gradients that are not kept are computed twice, for the
+norms and for the sum, which is faster than writing them below some 250 positions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,21 +175,19 @@ class ConvolutionFactors(Term):
     x: Tensor
     geometry: ConvolutionShape
     tf32: bool = False
-    """Whether a kernel may multiply in TensorFloat-32; the same for norms and sums."""
+    """Whether the kernel may multiply in TensorFloat-32, for norms and sums alike."""
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         return self.geometry.shape
 
     def rounding_bounded(self, records: int) -> bool:
-        # that a kernel adds what it measured is held by a test on a GPU alone
+        # only a test on a GPU verifies that a kernel adds the values that it measured
         return not self.geometry.has_kernel(self.x)
 
     def dense(self) -> Tensor:
         if self.geometry.has_kernel(self.x):
             return self.geometry.per_sample_weight_gradients(self.grad, self.x, tf32=self.tf32)
-        if uses_kernels(self.x):
-            return torch.cat([part.dense() for _, part in self._chunks()])
         return precise(self.geometry.per_sample_weight_gradients(precise(self.grad), precise(self.x)))
 
     def of_units(self, count: int, scale: Tensor) -> Term:
@@ -203,9 +201,9 @@ class ConvolutionFactors(Term):
 
             return squared_norms(self.grad, self.x, self.geometry, tf32=self.tf32).sqrt().float()
         positions = math.prod(self.grad.shape[2:])
-        if order != 2 or uses_kernels(self.x) or positions == 1:
+        if order != 2 or positions == 1:
             return torch.cat([part.norms(order) for _, part in self._chunks()])
-        # Gram matrices from inner products between pixels: nothing is unfolded
+        # Gram matrices from inner products between pixels, without unfolding
         outputs = self.grad.shape[2:]
         pixels = max(positions, math.prod(self.x.shape[2:]))
         pairs = (
@@ -262,7 +260,8 @@ def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, record
     tf32 = x.is_cuda and torch.backends.cudnn.allow_tf32
     factored = math.prod(grad.shape[1:]) + math.prod(x.shape[1:])
     large = math.prod(geometry.shape) > _MATERIALISE_RATIO[x.device.type] * factored
-    if len(x) == records and geometry.groups == 1 and large:
+    supported = geometry.has_kernel(x) or not uses_kernels(x)  # no kernel has three dimensions
+    if len(x) == records and geometry.groups == 1 and large and supported:
         return ConvolutionFactors(grad, x, geometry, tf32)
     by_image = geometry.per_sample_weight_gradients(grad, x, tf32=tf32)
     return Dense(by_image if len(x) == records else by_image.view(records, -1, *geometry.shape).sum(1))

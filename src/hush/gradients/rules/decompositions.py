@@ -1,4 +1,4 @@
-"""Operations without a batching rule, as others that have one; and max pooling with channels last."""
+"""Operations without a batching rule, decomposed into others; and max pooling with channels last."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,9 +83,9 @@ def cross_entropy(
 
 
 def requires_grad(recording: "Recording", value: Tensor, requires_grad: bool = True) -> Any:
-    """The rule for `Tensor.requires_grad_`, which `vmap` refuses; the tape asks for parameters alone.
+    """The rule for `Tensor.requires_grad_`, which `vmap` does not support and the tape does not need.
 
-    Gradient checkpointing of the transformers library marks the outputs of embeddings so.
+    Gradient checkpointing of the transformers library calls it on the outputs of embeddings.
     """
     return value if requires_grad and is_batchedtensor(value) else NotImplemented
 
@@ -120,7 +120,7 @@ class MaxPool:
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         images = x.contiguous(memory_format=torch.channels_last)
         output, indices = functional.max_pool2d_with_indices(images, **vars(self))
-        # what follows and precedes works on channels first
+        # other layers work on channels first
         return output.contiguous(), (x, indices.contiguous())
 
     def backward(

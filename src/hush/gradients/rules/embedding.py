@@ -47,12 +47,11 @@ _ROW_CHUNK = {"cpu": 2**17, "cuda": 2**28}
 """Entries of a table's rows that are summed at once: on a CPU as many as stay in its cache."""
 
 CANCELLED = 2.0**-10
-"""Share of a record's length, the sum of its positions' norms, that its norm counts for at least: no
-record's positions then reach further than 2**10 clipping norms, though they may cancel."""
+"""Minimum norm of a record, as a share of its length (the sum of its positions' norms). The clipped
+positions of a record then sum to at most 2**10 clipping norms, although they may cancel."""
 
 _POSITION_LIMIT = 2**28
-"""Square of the records times their positions up to which sums of such positions in double precision
-round within 2**-15 of the clipping norm."""
+"""Maximum of records**2 * positions for which sums round within 2**-15 of the clipping norm."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,16 +131,14 @@ class RowFactors(Term):
         return values.new_zeros(self.shape).index_add_(0, keys % self.shape[0], values)
 
     def _used_rows(self) -> tuple[Tensor, Tensor]:
-        """The rows of its table that each record used, each once, and their keys, record * rows + row.
+        """The gradients of the rows that each record used, and their keys, record * rows + row.
 
-        They are in double precision and filled from the front; the rest is zero and may have the key of
-        any record.
+        In double precision and filled from the front; the rest is zero and may have any key.
         """
         keys, sources = self._keys().sort()
         place = (keys[1:] != keys[:-1]).long().cumsum(0)
         place = torch.cat([torch.zeros_like(keys[:1]), place])
-        # in double precision, as the sum is: where positions cancel, a norm of sums in single precision
-        # is another vector's. A GPU adds in any order, too.
+        # in double precision, as the sum: positions may cancel, and a GPU adds in any order
         rows = self.right.double().flatten(0, 1)
         places = torch.empty_like(place).index_copy_(0, sources, place)
         used = torch.zeros_like(rows).index_add_(0, places, rows)
@@ -241,8 +238,8 @@ class TiedFactors(Term):
     def _euclidean_norms(self, chunk: slice, sum_error: float) -> tuple[Tensor, Tensor]:
         """Norms and lengths of some records, from Gram matrices.
 
-        A norm is at least that of the product alone, which others' products are added to in single
-        precision: lookups that cancel it are added to the sum elsewhere.
+        A norm is at least that of the product alone: the sum adds products of other records to it in
+        single precision, and lookups that cancel it separately.
         """
         outer, rows = self.outer.take(chunk), self.rows.right[chunk]
         right = torch.cat([outer.right, rows.to(precise_dtype(outer.right))], 1)
@@ -254,7 +251,7 @@ class TiedFactors(Term):
         return whole.norms(sum_error).maximum(alone.norms(sum_error)), whole.lengths
 
     def _grams(self, right: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
-        """Gram matrices, with a lookup as a product whose left factor is 1 at its index."""
+        """Gram matrices; a lookup is a product with the unit vector of its index as left factor."""
         left, index, values = self.outer.left[chunk], self.rows.index[chunk], gram(right)
         both = left.gather(2, index[:, None].expand(-1, left.shape[1], -1)).to(values.dtype)
         same = (index[:, :, None] == index[:, None]).to(values.dtype)
@@ -284,5 +281,5 @@ def merge_terms(terms: Sequence[Term]) -> Term:
 
 
 def _joined(positions: Sequence[Tensor]) -> Tensor:
-    """The positions of several uses, one after another."""
+    """The positions of several uses, concatenated."""
     return positions[0] if len(positions) == 1 else torch.cat(list(positions), 1)

@@ -4,9 +4,9 @@ The per-sample gradient of the weight is kept as outer-product factors, `sum_t l
 ghost clipping does: `left` is the output gradients, `right` the activations, and t runs over the
 positions of a record (the tokens of a sequence). With T positions and a matrix (m, n) the factors are
 T (m + n) numbers a record, against m n. The weighted sum over records comes from their products
-(book-keeping); the ghost norm comes from the Gram matrices of the positions, norms of other orders from
-materialising a few records at a time, except where there is one position: the norm of an outer product
-is the product of the norms.
+(book-keeping), and the ghost norm from the Gram matrices of the positions. For norms of other orders a
+few records are materialised at a time. With one position the norm of the outer product is the product
+of the norms.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from hush.core.parts import CoordinateMask
 from hush.gradients.precision import (
-    autocast_dtype,
     blocked_product,
     capturing_cuda_graph,
     precise,
     precise_dtype,
+    to_autocast_dtype,
     vector_norms,
 )
 from hush.gradients.products import (
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 MATERIALISE_RATIO = {"cpu": 2.0, "cuda": 0.5}
 """Gradients are materialised unless that takes more than this many times the entries of the factors.
 
-Up to there materialising is faster too: it costs the arithmetic of the plain gradient, T m n, and then
-one pass each for the norms and the sum, while the Gram matrices take T^2 (m + n) on top of it, which is
-little on tensor cores. Measured in docs/results/step.md.
+Below that materialising is also faster: it costs the arithmetic of the plain gradient, T m n, and one
+pass each for the norms and the sum. The Gram matrices take T^2 (m + n) in addition, which is little on
+tensor cores. Measured in docs/results/step.md.
 """
 
 
@@ -66,7 +66,7 @@ def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
     Args:
         left: (records, positions, rows).
         right: (records, positions, columns).
-        shape: the parameter's shape, of rows x columns entries.
+        shape: The parameter's shape, of rows x columns entries.
     """
     if not left.shape[1]:  # no token of a record reaches the layer
         return Dense(left.new_zeros(()).expand(len(left), *shape))
@@ -103,12 +103,12 @@ class OuterFactors(Term):
             bound = product_bound(self.left, self.right)
             if order == 2:
                 return finite_norms(bound, bound, dtype)
-            # in double precision: what underflows in one factor can be large in the other
+            # in double precision, because small numbers of one factor may meet large ones of the other
             left, right = (vector_norms(part.double(), order) for part in (self.left, self.right))
             return finite_norms(left * right, bound, dtype)
         error = product_error(self.left)
         if order != 2:
-            # materialised to be measured, and multiplied anew to be added: off twice
+            # norm and sum use separate products, so the error counts twice
             lengths = product_bound(self.left, self.right, order)
             norms = materialised_norms(self, order, self.left.device).double() + 2 * error * lengths
             return finite_norms(norms, product_bound(self.left, self.right), dtype)
@@ -127,7 +127,7 @@ class OuterFactors(Term):
         """Only records that may have an entry beyond their limit are materialised."""
         if mask is not None or capturing_cuda_graph():
             return materialised_clamped_sum(self, weights, limits, mask)
-        # with what rounding may add to an entry
+        # including the rounding of an entry
         largest = product_bound(self.left, self.right, torch.inf) * (1 + product_error(self.left))
         beyond = largest > limits
         if not bool(beyond.any()):
@@ -148,10 +148,10 @@ class Linear:
     transposed: bool = False
 
     def forward(self, x: Tensor, *operands: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """From the input, and from what is multiplied in its place if that is not the same tensor."""
+        """Output from the input, or from its copy in the precision of the product."""
         operand = operands[0] if operands else x
-        weight = self.weight.to(autocast_dtype(self.weight.value))
-        bias = None if self.bias is None else self.bias.to(autocast_dtype(self.bias.value))
+        weight = to_autocast_dtype(self.weight.value)
+        bias = None if self.bias is None else to_autocast_dtype(self.bias.value)
         lead = operand.shape[:-1]
         rows = operand.view(lead.numel(), operand.shape[-1])
         output = functional.linear(rows, weight.t() if self.transposed else weight, bias)
@@ -173,7 +173,7 @@ class Linear:
             self.bias.terms.append(Dense(grads.sum(1)))
         if not needed[0]:
             return None, None
-        weight = self.weight.to(x.dtype)
+        weight = self.weight.value.to(x.dtype)
         return rows.mm(weight.t() if self.transposed else weight).view(x.shape), None
 
 
@@ -185,9 +185,9 @@ def linear(
     *,
     transposed: bool = False,
 ) -> Any:
-    """The rule for `F.linear`; `transposed` where the weight is (in, out)."""
+    """The rule for `F.linear`; `transposed` if the weight is (in, out)."""
     weights = recording.as_weights(weight, bias)
-    # A value derived from parameters alone stays one value that all records share.
+    # a value derived from parameters alone remains one value for all records
     shared = x.requires_grad and not is_batchedtensor(x)
     if weight.dim() != 2 or shared:
         return NotImplemented

@@ -1,9 +1,9 @@
 """LSTM, GRU and RNN layers: every step of a sequence is a position of two matrix products.
 
 The gates at one step are `P + W_hh h`, with `P = W_ih x + b` and h the state before. The gradient of
-P is therefore the left factor of both weights' gradients, x and h the right ones. The recurrence runs
-on P, through PyTorch's own kernel with the identity in place of W_ih, and hands that gradient back; an
-LSTM on the CPU is a layer of its own (`LSTMScan`). Sequences are (steps, sequences, size) in here.
+P is therefore the left factor of both weights' gradients, and x and h are the right ones. The
+recurrence runs on P in PyTorch's own kernel, with the identity in place of W_ih, and returns that
+gradient. LSTMs on a CPU are faster in `LSTMScan`. Sequences are (steps, sequences, size).
 """
 
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class LSTMScan:
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
         steps, sequences, inputs = x.shape
         directions, _, size = hidden.shape
-        # what the product of each step reads: its input and the state before it
+        # operands of the product of each step: its input and the state before it
         reads = x.new_empty(steps + 1, directions, sequences, inputs + size)
         reads[:-1, 0, :, :inputs] = x
         if directions == 2:
@@ -57,7 +57,7 @@ class LSTMScan:
         weight, bias = self._weight().mT.contiguous(), self._bias(x)
         for part in (weight, bias):
             part[..., 2 * size : 3 * size] *= 2  # the cell's gate is a hyperbolic tangent
-        # tensors: a Python number is converted anew by every call
+        # tensors, because each call converts a Python number
         one, two = x.new_tensor(1.0), x.new_tensor(2.0)
         read, gate, c, tanh_c = (part.unbind(0) for part in (reads, gates, cells, tanh_cells))
         state = reads[..., inputs:].unbind(0)
@@ -152,7 +152,7 @@ def _derivatives(gates: Tensor, cells: Tensor, tanh_cells: Tensor) -> tuple[Tens
     """Derivative of the state with respect to the cell, and the forget gate, at each step.
 
     Gates are replaced by the derivative of the cell (for the output gate: of the state) with respect to
-    what they are the sigmoid or hyperbolic tangent of.
+    the argument of their sigmoid or hyperbolic tangent.
     """
     input_gate, forget_gate, cell_gate, output_gate = gates.split(tanh_cells.shape[-1], dim=-1)
     to_cell, to_cell_gate = (torch.empty_like(tanh_cells) for _ in range(2))
