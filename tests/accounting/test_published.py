@@ -105,5 +105,5 @@ def test_selective_plans_have_their_paper_s_charge_and_others_none() -> None:
     box = hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.Linf(norm=1.0), noise=hush.Gaussian(multiplier=9.0)
     )
-    with pytest.raises(InvalidValue, match="says nothing of Linf"):
+    with pytest.raises(InvalidValue, match="is not defined for Linf"):
         hush.epsilon(box, 1, 1e-5, dimension=4, mode="published")

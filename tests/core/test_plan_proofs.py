@@ -102,7 +102,7 @@ def test_a_declared_proof_is_no_charge() -> None:
         replace(PLAN, noise=_Declared()),
         replace(PLAN, noise=_Power(), sampling=coordinates),
     ):
-        with pytest.raises(Unproved, match=r"nothing here computes its charge.*Define"):
+        with pytest.raises(Unproved, match=r"no accountant computes its charge.*Define"):
             mechanism(wrong)
     with pytest.raises(Unproved, match="no proved guarantee"):
         mechanism(replace(PLAN, noise=_Derived()))

@@ -30,7 +30,7 @@ _ORDER = Range(
 )
 EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.0)
 Dimension = int | Mapping[Plan, int] | None
-"""The number of parameters: of all models, or of those trained by some of the plans, or not known."""
+"""Number of parameters: of all models, of those trained by some of the plans, or unknown."""
 
 _WHY_WHOLE = "each step is charged whole, so it is run whole or not at all"
 
@@ -42,7 +42,7 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
         plan: Sampling, clipping, noise and release of the step.
         orders: Rényi orders, each above 1.
         dimension: Number of parameters. It may lower the charge of noise other than Gaussian, and is
-            needed where p = beta > 2.
+            needed if p = beta > 2.
 
     Returns:
         An array of upper bounds, one for each order.
@@ -64,12 +64,12 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
 
 
 def checked_orders(orders: npt.ArrayLike) -> Array:
-    """The Rényi orders as an array; raises `InvalidValue` where one is out of range."""
+    """The Rényi orders as an array; raises `InvalidValue` if one is out of range."""
     array = as_floats(orders)
     if array.ndim != 1 or not 0 < len(array) <= _MAX_ORDERS:
         raise InvalidValue(
-            f"orders={orders!r} must be a list of 1 to {_MAX_ORDERS} numbers: each gives a bound of "
-            "its own. Pass e.g. orders=[2, 4, 8]."
+            f"orders={orders!r} must be a list of 1 to {_MAX_ORDERS} numbers: each gives its own bound. "
+            "Pass e.g. orders=[2, 4, 8]."
         )
     for order in array:
         _ORDER.check("orders", float(order))
@@ -113,44 +113,38 @@ def epsilon(
     ...     noise=hush.Gaussian(multiplier=1.0),
     ... )
     >>> print(hush.epsilon(plan, steps=10_000, delta=1e-5).epsilon)
-    <= 6.1879 (and >= 6.1876)
+    <= 6.188 (and >= 6.1876)
 
     A record that is swapped for another one costs less than two records that are removed:
 
     >>> print(hush.epsilon(plan, steps=1000, delta=1e-5, neighbours=hush.Neighbours.REPLACE).epsilon)
-    <= 2.8436 (and >= 2.8433)
+    <= 2.8437 (and >= 2.8433)
     >>> print(hush.epsilon(plan, steps=1000, delta=1e-5, group=2).epsilon)
     <= 3.9794 (and >= 3.9789)
     """
     check_kind("plan", plan, Plan)
     counts = {plan: check_count("steps", steps, _WHY_WHOLE)}
     adjacency = Adjacency(neighbours=neighbours, group=group)
-    if isinstance(mode, str) and mode == "published":
-        if adjacency.slots > 1:
-            raise InvalidValue(
-                f'mode="published" is of one record removed, and not of group={adjacency.group}, '
-                f"neighbours={adjacency.neighbours}: the papers claim nothing else. Leave mode out.",
-                key="mode",
-            )
-        return _published(plan, counts[plan], delta, dimension)
-    if not isinstance(mode, str) or mode != "proved":
+    if mode == "proved":
+        return compose(counts, delta, dimension, adjacency)
+    if mode != "published":
         raise InvalidValue(
-            f'mode={mode!r} must be "proved" or "published": a guarantee says which it is.', key="mode"
+            f'mode={mode!r} must be "proved" or "published": a guarantee names its basis.', key="mode"
         )
-    return compose(counts, delta, dimension, adjacency)
-
-
-def _published(plan: Plan, steps: int, delta: float, dimension: int | None) -> Guarantee:
-    """The guarantee that a plan's paper states, if it differs from the proved one."""
+    if adjacency.slots > 1:
+        raise InvalidValue(
+            f'mode="published" is of one record removed, and not of group={adjacency.group}, '
+            f"neighbours={adjacency.neighbours}: the papers claim nothing else. Leave mode out.",
+            key="mode",
+        )
     if isinstance(plan.release, Selective):
-        printed = replace(plan.release, accounting="published")
-        return compose({replace(plan, release=printed): steps}, delta, dimension)
+        printed = replace(plan, release=replace(plan.release, accounting="published"))
+        return compose({printed: counts[plan]}, delta, dimension)
     if isinstance(plan.clipping, L2 | Lp | Entries):
-        return replace(compose({plan: steps}, delta, dimension=1), basis="published")
+        return replace(compose(counts, delta, dimension=1), basis="published")
     raise InvalidValue(
-        f'mode="published" says nothing of {type(plan.clipping).__name__}: it is for generalized '
-        "Gaussian noise and for Selective, whose papers charge something else than is proved. Leave "
-        "mode out.",
+        f'mode="published" is not defined for {type(plan.clipping).__name__}: only generalized Gaussian '
+        "noise and Selective have papers that charge another cost than the proved one. Leave mode out.",
         key="mode",
     )
 
@@ -160,16 +154,17 @@ def compose(
 ) -> Guarantee:
     """The (epsilon, delta) guarantee of a composition of plans."""
     delta = DELTA["range"].check("delta", delta)
-    steps, distance = charged(counts, dimension, adjacency)
+    steps, distance = _charged(counts, dimension, adjacency)
     exact = all(plan.noise.exact for plan, count in counts.items() if count)
     arithmetic: Arithmetic = "proved" if exact else "assumed"
+    basis: Basis = "proved" if all(step.basis == "proved" for step in steps) else "published"
     bound = composition.epsilon_bound(steps, distance, delta)
     return Guarantee(
-        epsilon=certified(counts, bound),
+        epsilon=_certified(counts, bound),
         delta=delta,
         neighbours=adjacency.neighbours,
         unit=adjacency.unit,
-        basis=_basis(steps),
+        basis=basis,
         arithmetic=arithmetic,
     )
 
@@ -182,9 +177,9 @@ def upper_epsilon(
     *,
     ceiling: float = math.inf,
 ) -> float:
-    """The upper end of `compose`'s epsilon: all that a search needs, and often much cheaper."""
+    """The upper end of the epsilon of `compose`: enough for a search, and often much cheaper."""
     delta = DELTA["range"].check("delta", delta)
-    steps, distance = charged(counts, dimension, adjacency)
+    steps, distance = _charged(counts, dimension, adjacency)
     if distance.slots > 1:
         return composition.epsilon_bound(steps, distance, delta).upper
     if composition.participation_probability(steps) <= delta:
@@ -215,8 +210,8 @@ def deltas(
 ) -> list[Bound]:
     """Bounds on the delta of a composition of plans at increasing `epsilons` (privacy profile)."""
     checked = [EPSILON.check("epsilon", epsilon) for epsilon in epsilons]
-    bounds = composition.delta_bounds(*charged(counts, dimension, adjacency), checked)
-    return [certified(counts, bound) for bound in bounds]
+    bounds = composition.delta_bounds(*_charged(counts, dimension, adjacency), checked)
+    return [_certified(counts, bound) for bound in bounds]
 
 
 def upper_deltas(
@@ -226,13 +221,13 @@ def upper_deltas(
     adjacency: Adjacency = RECORD,
 ) -> list[float]:
     """The upper ends of `deltas`: enough for a search, and sometimes much cheaper."""
-    steps, distance = charged(counts, dimension, adjacency)
+    steps, distance = _charged(counts, dimension, adjacency)
     if distance.slots == 1 and composition.requires_rdp(steps):
         return composition.delta_uppers(steps, epsilons)
     return [bound.upper for bound in composition.delta_bounds(steps, distance, epsilons)]
 
 
-def certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
+def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
     """The bound, without its lower end if the release is less informative than the charged step.
 
     This is the case for noise that other noise dominates, and for noisy entries if only their argmax or
@@ -247,14 +242,10 @@ def certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
     return bound
 
 
-def _basis(steps: Mapping[ComposableStep, int]) -> Basis:
-    return "proved" if all(step.basis == "proved" for step in steps) else "published"
-
-
-def charged(
+def _charged(
     counts: Mapping[Plan, int], dimension: Dimension, adjacency: Adjacency
 ) -> tuple[Mapping[ComposableStep, int], Adjacency]:
-    """How often each step runs, and the change to charge: one slot if no step is sampled."""
+    """Number of times that each step runs, and the change: one slot if no step is sampled."""
     check_kind("adjacency", adjacency, Adjacency)
     steps = _mechanism_counts(counts, dimension, adjacency)
     if adjacency.slots > 1 and (scaled := composition.without_sampling(steps, adjacency)) is not None:
@@ -265,7 +256,7 @@ def charged(
 def _mechanism_counts(
     counts: Mapping[Plan, int], dimension: Dimension, adjacency: Adjacency = RECORD
 ) -> dict[ComposableStep, int]:
-    """How often each mechanism runs."""
+    """Number of times that each mechanism runs."""
     steps: Counter[ComposableStep] = Counter()
     for plan, count in counts.items():
         size = dimension.get(plan) if isinstance(dimension, Mapping) else dimension

@@ -29,10 +29,10 @@ class RenyiFilter:
             `hush.individual_rdp(..., change=)`. Then only one record may have a filter: others would be
             admitted by data that is not theirs.
 
-    **Guarantee.** The Rényi divergence of all that is released, with a record and without it, is at
-    most the budget: for every record ("record": differential privacy), or for the one that is watched
-    ("location": per instance). The budget is public; what was spent is not. Leaving the record out is
-    the only thing the filter may decide: a run that *stops* when it says so is not private.
+    **Guarantee.** The Rényi divergence of all releases, with a record and without it, is at most the
+    budget: for every record ("record": differential privacy), or for the watched one ("location": per
+    instance). The budget is public and the spent part is not. The filter may decide only to leave the
+    record out: a run that *stops* at its verdict is not private.
 
     >>> watched = RenyiFilter(orders=[2.0, 4.0], budget=[1.0, 2.0])
     >>> [bool(watched.admit([[0.4, 0.9]])[0]) for step in range(3)]
@@ -51,23 +51,23 @@ class RenyiFilter:
         self.budget = np.array(budget, dtype=float)
         if self.budget.shape != self.orders.shape or not (self.budget > 0).all():
             raise InvalidValue(
-                f"budget={budget!r} must be a positive number for each of {len(self.orders)} orders: "
-                "each order has a guarantee of its own. Pass e.g. budget=0.5 * orders.",
+                f"budget={budget!r} must be a positive number for each of {len(self.orders)} orders. "
+                "Pass e.g. budget=0.5 * orders.",
                 key="budget",
             )
         self.records = check_count("records", records, "each has a budget of its own", at_least=1)
         if knows == "location" and self.records > 1:
             raise Unproved(
-                f"records={records} with costs that depend on the location: whether a record is let in "
-                "would then depend on other records, which no noise hides. Watch one record, or use "
-                'costs that depend on the record alone (knows="record").',
+                f"records={records} with costs that depend on the location: the admission of a record "
+                "would depend on other records, which no noise hides. Watch one record, or use costs "
+                'that depend on the record alone (knows="record").',
                 key="records",
             )
         self.knows = knows
         self._spent = np.zeros((self.records, len(self.orders)))
 
     def admit(self, costs: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Which records take part in the next step; those are charged.
+        """Admit and charge the records that take part in the next step.
 
         Args:
             costs: A row for each record: Rényi divergences of the step with the record and without it,
@@ -79,8 +79,8 @@ class RenyiFilter:
         price = np.asarray(costs, dtype=float)
         if price.shape != self._spent.shape or not (price >= 0).all():
             raise InvalidValue(
-                f"costs of shape {price.shape} must be {self._spent.shape}, none below 0: a row for "
-                "each record, a column for each order. A cost that is not a number bounds nothing.",
+                f"costs of shape {price.shape} must be {self._spent.shape}, none below 0 or NaN: a row "
+                "for each record, a column for each order.",
                 key="costs",
             )
         after = self._spent + price * OUTWARD

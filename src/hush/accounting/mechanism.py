@@ -17,7 +17,7 @@ from hush.accounting.steps import (
 )
 from hush.clipping import L2, Entries, Importance, Lp
 from hush.core.errors import InvalidValue, Unproved
-from hush.core.parts import Always, Noise, SensitivitySet
+from hush.core.parts import Always, SensitivitySet
 from hush.core.plan import Plan, names, proof_note
 from hush.core.release import BestOf, Selective
 from hush.noise import Gaussian
@@ -40,16 +40,32 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     dominating = plan.noise.dominating_noise(plan.clipping.reference_norm)
     if dominating is not None:
         return mechanism(replace(plan, noise=dominating), dimension)
-    match plan.release:
-        case Selective() as release:
-            return _tested(_released_always(plan, dimension), release)
-        case BestOf() as release:
-            return _selection(_released_always(plan, None), release)
+    release = plan.release
+    if isinstance(release, Selective | BestOf):
+        size = dimension if isinstance(release, Selective) else None
+        train = mechanism(replace(plan, release=Always()), size)
+        assert isinstance(train, SampledGaussian)  # proved for normal noise only
+        if isinstance(release, BestOf):
+            # held-out records are no training records: tuning.md, "What a trial is"
+            trials = [((train, release.steps),)]
+            if release.score is not None:
+                trials.append(((SampledGaussian(1.0, release.score), 1),))
+            return Selection(tuple(trials), trial_count(release))
+        test = SampledGaussian(release.rate, release.multiplier)
+        if release.test == "summed":  # selective.md, "What is tested"
+            return Composition(((train, 1), (test, 1)))
+        return Trial(train, test, release.threshold / 2, release.accounting)
     rate = plan.sampling.participation
     law = plan.noise.exponential_power(1.0)
     match plan.clipping:
         case Entries(changed=changed) if law is not None:
-            return _entrywise(changed, plan.noise, law)
+            # the privacy loss is `changed` times that of one noisy number: argmax.md, step 1
+            beta, scale = law
+            if isinstance(plan.noise, Gaussian):
+                return SampledGaussian(1.0, plan.noise.multiplier / math.sqrt(changed))
+            if beta == 2:
+                return SampledGaussian(1.0, scale / math.sqrt(2 * changed))
+            return Composition(((SampledNoise(1.0, beta, scale), changed),), charged_for_groups=False)
         case Importance() | Lp(p=2) if isinstance(plan.noise, Gaussian):
             return SampledGaussian(rate, plan.noise.multiplier)
     if law is None or (isinstance(plan.noise, Gaussian) and not isinstance(plan.clipping, Lp)):
@@ -57,13 +73,6 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     if not isinstance(plan.clipping, L2 | Lp) or plan.sampling.coordinate_participation != 1:
         raise _uncharged(plan)
     return _exponential_power(plan, *law, dimension)
-
-
-def _released_always(plan: Plan, dimension: int | None) -> SampledGaussian:
-    """The training step of a plan whose release is a choice; proved for normal noise only."""
-    step = mechanism(replace(plan, release=Always()), dimension)
-    assert isinstance(step, SampledGaussian)
-    return step
 
 
 def _exponential_power(plan: Plan, beta: float, scale: float, dimension: int | None) -> Mechanism:
@@ -91,8 +100,8 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
     blocks = plan.clipping.sensitivity(dimension)
     if any(math.isinf(block.l2_radius) for block in blocks):
         raise InvalidValue(
-            "Linf clipping needs the dimension: a change spread over many coordinates is longer without "
-            "end. Pass dimension=, the number of parameters, or clip with L2 or L2Linf.",
+            "Linf clipping needs the dimension: the length of a change spread over many coordinates has "
+            "no limit. Pass dimension=, the number of parameters, or clip with L2 or L2Linf.",
             key="dimension",
         )
     deviations = []
@@ -114,43 +123,13 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
 
 
 def _uncharged(plan: Plan) -> Unproved:
-    """The error for parts that declare a proof which no branch of `mechanism` carries out."""
+    """The error for parts that declare a proof without a branch of `mechanism`."""
     return Unproved(
-        f"{names(plan)} is declared to be proved, but nothing here computes its charge, and that of "
-        "another mechanism would be a guess. Define dominating_noise(), or exponential_power() of noise "
-        "under L2 or Lp clipping."
+        f"{names(plan)} is declared to be proved, but no accountant computes its charge. Define "
+        "dominating_noise(), or exponential_power() of noise under L2 or Lp clipping."
     )
 
 
 def grows_with_dimension(plan: Plan) -> bool:
     """Whether the l2 sensitivity of a step of `plan` grows with the number of parameters, unbounded."""
     return any(math.isinf(block.l2_radius) for block in plan.clipping.sensitivity(None))
-
-
-def _tested(train: SampledGaussian, release: Selective) -> Mechanism:
-    """docs/guarantees/selective.md, "What is tested"."""
-    test = SampledGaussian(release.rate, release.multiplier)
-    if release.test == "summed":
-        return Composition(((train, 1), (test, 1)))
-    return Trial(train, test, release.threshold / 2, release.accounting)
-
-
-def _selection(train: SampledGaussian, release: BestOf) -> Mechanism:
-    """docs/guarantees/tuning.md, "What a trial is": held-out records are no training records."""
-    trials = [((train, release.steps),)]
-    if release.score is not None:
-        trials.append(((SampledGaussian(1.0, release.score), 1),))
-    return Selection(tuple(trials), trial_count(release))
-
-
-def _entrywise(changed: int, noise: Noise, law: tuple[float, float]) -> Mechanism:
-    """Noise on each entry of a vector, of which a record changes `changed` at most.
-
-    The privacy loss is `changed` times that of one noisy number: docs/guarantees/argmax.md, step 1.
-    """
-    beta, scale = law
-    if isinstance(noise, Gaussian):
-        return SampledGaussian(1.0, noise.multiplier / math.sqrt(changed))
-    if beta == 2:
-        return SampledGaussian(1.0, scale / math.sqrt(2 * changed))
-    return Composition(((SampledNoise(1.0, beta, scale), changed),), charged_for_groups=False)

@@ -1,7 +1,4 @@
-"""The steps that compositions are made of, with their RDP and the steps that bound them.
-
-A step states everything that `composition` needs to know of it.
-"""
+"""The steps of a composition, with their RDP and the steps that bound them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -26,7 +23,6 @@ from hush.core.parts import SensitivitySet
 MIN_MULTIPLIER, MAX_LOSS = 1e-3, 5e5
 # Up to this power the rounding of a loss is within what `compose` pays for: 32 units, measured.
 MAX_BETA = 12.0
-# Rényi divergences of losses beyond this are infinite: the squares of the losses would overflow.
 _MAX_RDP_LOSS = 1e100
 
 Basis = Literal["proved", "published"]
@@ -37,7 +33,7 @@ class ComposableStep(ABC):
 
     @property
     def components(self) -> tuple[tuple["ComposableStep", int], ...]:
-        """The steps that the mechanism of a plan is composed of, and how often each runs."""
+        """Steps of the mechanism, and the number of times that each runs."""
         return ((self, 1),)
 
     @property
@@ -66,12 +62,12 @@ class ComposableStep(ABC):
 
     @property
     def dominated_step(self) -> "PairedStep | None":
-        """A step with a dominating pair that this one dominates, if known; itself if it has one."""
+        """A step with a dominating pair that this one dominates, if known."""
         return None
 
     @property
     def dominating_step(self) -> "PairedStep | None":
-        """A step with a dominating pair that dominates this one, if known; itself if it has one."""
+        """A step with a dominating pair that dominates this one, if known."""
         return None
 
     @property
@@ -129,8 +125,36 @@ class _Subsampled(ComposableStep):
         return replace(self, rate=1.0)
 
 
+class PairedStep(_Subsampled):
+    """A step with a dominating pair of its own: one noisy number, subsampled."""
+
+    @property
+    @abstractmethod
+    def noise(self) -> GaussianLaw | GeneralizedGaussianLaw:
+        """Law of the noise, in units of the number's sensitivity."""
+
+    @property
+    def law(self) -> SampledLaw:
+        return SampledLaw(self.noise, self.rate)
+
+    @property
+    def dominated_step(self) -> Self:
+        return self
+
+    @property
+    def dominating_step(self) -> Self:
+        return self
+
+    @abstractmethod
+    def divided(self, shift: float) -> Self: ...
+
+    @abstractmethod
+    def with_representable_loss(self) -> Self:
+        """The step with at least as much noise as losses that fit a grid need."""
+
+
 @dataclass(frozen=True, order=True)
-class SampledGaussian(_Subsampled):
+class SampledGaussian(PairedStep):
     """Poisson-subsampled Gaussian mechanism.
 
     `multiplier` is in units of the l2 sensitivity, so the clipping norm does not appear.
@@ -142,22 +166,10 @@ class SampledGaussian(_Subsampled):
     def noise(self) -> GaussianLaw:
         return GaussianLaw(self.multiplier)
 
-    @property
-    def law(self) -> SampledLaw:
-        return SampledLaw(self.noise, self.rate)
-
-    @property
-    def dominated_step(self) -> Self:
-        return self
-
-    @property
-    def dominating_step(self) -> Self:
-        return self
-
-    def divided(self, shift: float) -> "SampledGaussian":
+    def divided(self, shift: float) -> Self:
         return replace(self, multiplier=self.multiplier / shift)
 
-    def with_representable_loss(self) -> "SampledGaussian":
+    def with_representable_loss(self) -> Self:
         return replace(self, multiplier=max(self.multiplier, MIN_MULTIPLIER))
 
     def rdp(self, orders: Array) -> Array:
@@ -165,14 +177,14 @@ class SampledGaussian(_Subsampled):
 
 
 @dataclass(frozen=True, order=True)
-class SampledNoise(_Subsampled):
+class SampledNoise(PairedStep):
     """Poisson-subsampled additive noise on one number.
 
     The noise has density proportional to exp(-|x / scale|^beta): `beta` 1 is Laplace. `scale` is in
     units of the number's sensitivity.
 
     **Guarantee.** docs/guarantees/scalar-noise.md. For one number, or a vector of which a record
-    changes one entry; for other vectors only Laplace, `scale` then being in units of the l1 norm.
+    changes one entry; for other vectors only Laplace, with `scale` in units of the l1 norm.
     """
 
     beta: float
@@ -181,16 +193,10 @@ class SampledNoise(_Subsampled):
     def __post_init__(self) -> None:
         if not 1 <= self.beta <= MAX_BETA:
             raise InvalidValue(
-                f"beta={self.beta!r} must be between 1 and {MAX_BETA:g}: below 1 the noise is not "
-                "log-concave, and the largest change of a number is not the worst one; above, the "
-                "rounding of losses is not paid for. Pass e.g. beta=1.5.",
+                f"beta={self.beta!r} must be between 1 and {MAX_BETA:g}: below 1 the largest change of "
+                "a number is not the worst one, and above, the rounding of losses is not bounded. Pass "
+                "e.g. beta=1.5.",
                 key="beta",
-            )
-        if not 0 < self.scale < math.inf or not 0 < self.rate <= 1:
-            raise InvalidValue(
-                f"scale={self.scale!r}, rate={self.rate!r} must satisfy 0 < scale and 0 < rate <= 1: "
-                "without noise nothing is private. Pass e.g. scale=1.0, rate=0.01.",
-                key="scale",
             )
 
     @property
@@ -198,34 +204,20 @@ class SampledNoise(_Subsampled):
         return GeneralizedGaussianLaw(self.beta, self.scale)
 
     @property
-    def law(self) -> SampledLaw:
-        return SampledLaw(self.noise, self.rate)
-
-    @property
-    def dominated_step(self) -> Self:
-        return self
-
-    @property
-    def dominating_step(self) -> Self:
-        return self
-
-    @property
     def needs_whole_orders(self) -> bool:
         return self.rate < 1
 
-    def divided(self, shift: float) -> "SampledNoise":
+    def divided(self, shift: float) -> Self:
         return replace(self, scale=self.scale / shift)
 
-    def with_representable_loss(self) -> "SampledNoise":
+    def with_representable_loss(self) -> Self:
         return replace(self, scale=max(self.scale, MAX_LOSS ** (-1 / self.beta)))
 
     def rdp(self, orders: Array) -> Array:
-        scalar = Block(self.beta, self.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
-        return CoordinateWise(self.rate, (scalar,)).rdp(orders)
-
-
-PairedStep = SampledGaussian | SampledNoise
-"""Steps with a dominating pair of their own."""
+        scalar = CoordinateRDP(self.beta, self.scale), SensitivitySet(p=1.0, norm=1.0, dimension=1)
+        if _too_large(*scalar):
+            return np.full(len(orders), np.inf)
+        return coordinatewise_rdp([scalar], self.rate, orders)
 
 
 @dataclass(frozen=True)
@@ -309,22 +301,21 @@ class CoordinateWise(_Subsampled):
             if block.sensitivity.dimension is None and block.sensitivity.p > 2:
                 raise InvalidValue(
                     f"noise of exponent beta={block.beta:g} under l_{block.sensitivity.p:g} clipping "
-                    "needs the dimension: a change spread over many coordinates costs more without end. "
-                    "Pass dimension=, the number of parameters, or clip with L2."
+                    "needs the dimension: the cost of a change spread over many coordinates has no "
+                    "limit. Pass dimension=, the number of parameters, or clip with L2."
                 )
-        if any(
-            block.sensitivity.max_entry > block.scale * _MAX_RDP_LOSS ** (1 / block.beta)
-            for block in self.blocks
-        ):
-            return np.full(len(orders), np.inf)
         blocks = [
-            (
-                CoordinateRDP(beta=block.beta, scale=block.scale, rate=self.coordinate_rate),
-                block.sensitivity,
-            )
+            (CoordinateRDP(block.beta, block.scale, self.coordinate_rate), block.sensitivity)
             for block in self.blocks
         ]
+        if any(_too_large(*block) for block in blocks):
+            return np.full(len(orders), np.inf)
         return coordinatewise_rdp(blocks, self.rate, orders)
+
+
+def _too_large(profile: CoordinateRDP, sensitivity: SensitivitySet) -> bool:
+    """Whether the squares of losses would overflow: Rényi divergences are infinite then."""
+    return sensitivity.max_entry > profile.scale * _MAX_RDP_LOSS ** (1 / profile.beta)
 
 
 def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) -> SampledGaussian:
