@@ -50,17 +50,17 @@ def calibrate(
         budget: Epsilon and delta that may be spent; or a `Risk`, the attack that may succeed.
         steps: Number of steps.
         dimension: Number of parameters, as in `hush.rdp`.
-        spent: Steps of each plan charged before, e.g. `Ledger.counts`, which the budget covers too;
-            none whose charge depends on a dimension.
-        adjacency: What neighbours of the budget differ in: `hush.Adjacency(group=5)`, for example.
+        spent: Steps of each plan charged before, e.g. `Ledger.counts`, which the budget covers too.
+            Their charge may not depend on a dimension.
+        adjacency: Adjacency of the budget, e.g. `hush.Adjacency(group=5)`.
 
     Returns:
         The plan with the calibrated multiplier.
 
     **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it
-    unless a multiplier of 0.001, the smallest considered, is private enough already. So it is of the
-    gain over a blind guess that a `Risk` allows. A `Risk` that holds without any noise, because a record
-    is unlikely to be sampled at all, raises `InvalidValue`.
+    unless a multiplier of 0.001, the smallest considered, is private enough already. The same holds for
+    the gain over a blind guess that a `Risk` allows. A `Risk` that holds without any noise, because a
+    record is unlikely to be sampled at all, raises `InvalidValue`.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -76,8 +76,8 @@ def calibrate(
     check_limit(budget)
     if not isinstance(spent, Mapping):
         raise InvalidValue(
-            f"spent must be plans and how often each was run, not a {type(spent).__name__}: all of it "
-            "is part of what the budget bounds. Pass e.g. spent=ledger.counts.",
+            f"spent must be a mapping from plans to steps, not a {type(spent).__name__}: the budget "
+            "covers past steps too. Pass e.g. spent=ledger.counts.",
             key="spent",
         )
     for earlier in spent:
@@ -85,8 +85,18 @@ def calibrate(
         mechanism(check_kind("what was spent", earlier, Plan))
     steps = check_count("steps", steps, "with no step there is no noise to choose", at_least=1)
 
-    if isinstance(budget, Risk) and not spent:
-        _check_noise_needed(plan, budget, steps, adjacency)
+    if isinstance(budget, Risk) and not spent and isinstance(plan.sampling, Poisson):
+        # the total variation distance is at most the probability that the record takes part
+        rate, slots = plan.sampling.rate, adjacency.slots
+        participation = 1.0 if rate == 1 else -math.expm1(steps * slots * math.log1p(-rate))
+        unprotected = ApproximateDP([(0.0, participation)])
+        if isinstance(plan.release, Always) and budget.gain(unprotected) <= budget.max_gain:
+            raise InvalidValue(
+                f"{budget} holds without any noise (at most {budget.attained(unprotected):.4g}): at "
+                f"rate={rate:g} a record takes part in any of steps={steps} with probability "
+                f"{participation:.4g}, and releasing it outright would meet the limit. Set a smaller "
+                "limit, or pass an epsilon."
+            )
 
     def with_noise(multiplier: float) -> Plan:
         return replace(plan, noise=plan.noise.with_multiplier(multiplier))
@@ -116,25 +126,6 @@ def calibrate(
     return with_noise(1 / precision)
 
 
-def _check_noise_needed(plan: Plan, risk: Risk, steps: int, adjacency: Adjacency) -> None:
-    """Raise if a risk holds without noise, because a record is unlikely to be sampled at all.
-
-    The total variation distance of neighbours is at most the probability that the record takes part.
-    """
-    if not (isinstance(plan.sampling, Poisson) and isinstance(plan.release, Always)):
-        return
-    rate = plan.sampling.rate
-    participation = 1.0 if rate == 1 else -math.expm1(steps * adjacency.slots * math.log1p(-rate))
-    unprotected = ApproximateDP([(0.0, participation)])
-    if risk.gain(unprotected) <= risk.max_gain:
-        raise InvalidValue(
-            f"{risk} holds without any noise (at most {risk.attained(unprotected):.4g}): at "
-            f"rate={rate:g} a record takes part in any of steps={steps} with probability "
-            f"{participation:.4g}, and releasing it outright would meet the limit. Set a smaller "
-            "limit, or pass an epsilon."
-        )
-
-
 def max_steps(
     plan: Plan,
     budget: Limit,
@@ -148,11 +139,11 @@ def max_steps(
         plan: Sampling, clipping, noise and release of the further steps.
         budget: Epsilon and delta that may be spent, or a `Risk`.
         spent: Steps of each plan charged before.
-        dimension: Number of parameters, where the charge depends on it.
-        adjacency: What neighbours of the budget differ in.
+        dimension: Number of parameters, if the charge depends on it.
+        adjacency: Adjacency of the budget.
 
     Returns:
-        The number of steps, at most 10**12; 0 where not even one fits.
+        The number of steps, at most 10**12; 0 if not even one fits.
     """
     mechanism(plan, dimension.get(plan) if isinstance(dimension, Mapping) else dimension)
 
@@ -182,10 +173,10 @@ def max_rate(
         budget: Epsilon and delta that may be spent, or a `Risk`.
         steps: Number of steps.
         dimension: Number of parameters, as in `hush.rdp`.
-        adjacency: What neighbours of the budget differ in.
+        adjacency: Adjacency of the budget.
 
     Returns:
-        The plan with the calibrated rate, which is 1 where even that fits.
+        The plan with the calibrated rate, at most 1.
 
     **Guarantee.** As for `calibrate`.
 
@@ -278,7 +269,7 @@ def largest_affordable(
 
 
 def _interpolate(inside: Point, outside: Point, previous: Point, target: float) -> float:
-    """Where between `inside` and `outside` the cost is about `target`, as a share of their log-ratio.
+    """Estimated place of the `target` cost between two points, as a share of their log-ratio.
 
     Inverse quadratic interpolation in logarithms, in which costs are nearly straight lines; else linear;
     else one half. Any share is sound: the cost of every trial is evaluated.

@@ -1,4 +1,4 @@
-"""Steps with a dominating pair on either side of coordinate-sampled Gaussian noise."""
+"""Steps with a dominating pair that bound coordinate-sampled Gaussian noise from either side."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _MAX_JUMPS = 300.0
 
 @dataclass(frozen=True, order=True)
 class JumpDiffusionStep:
-    """Poisson-subsampled jump diffusion: a step with a dominating pair, of no mechanism of its own."""
+    """Poisson-subsampled jump diffusion: a step with a dominating pair, but without a mechanism."""
 
     law: JumpDiffusionLaw
 
@@ -45,8 +45,8 @@ def dominating_step(
     """A step that dominates coordinate-sampled Gaussian noise on `blocks`; None if none is certified.
 
     Args:
-        rate: Chance that a record takes part.
-        coordinate_rate: Chance that each coordinate of it does.
+        rate: Probability that a record takes part.
+        coordinate_rate: Probability that a coordinate of a record takes part.
         blocks: Largest change of one coordinate and l2 sensitivity of each block, in units of its noise.
 
     **Guarantee.** In both directions the step's hockey-stick divergence is at least the mechanism's, at
@@ -57,7 +57,11 @@ def dominating_step(
         return None
     if max(shift for shift, _ in blocks) > _MAX_SHIFT:
         return None
-    shifts = [_rounded_up(shift) for shift, _ in blocks]
+    # a step that dominates a shift also dominates smaller ones
+    octaves = [math.log2(max(shift, _MIN_SHIFT)) for shift, _ in blocks]
+    shifts = [
+        float(2.0 ** (math.ceil(_STEPS_PER_OCTAVE * x + 1e-9) / _STEPS_PER_OCTAVE)) for x in octaves
+    ]
     wanted = [best_jump(coordinate_rate, shift) for shift in shifts]
     unit = max(min(wanted), max(wanted) / _MAX_UNITS)
     variance, jumps = 0.0, []
@@ -74,18 +78,12 @@ def dominating_step(
     return JumpDiffusionStep(JumpDiffusionLaw(rate, variance, unit, tuple(jumps), killed))
 
 
-def _rounded_up(shift: float) -> float:
-    """The shift, rounded up to a power of 2^(1/8): what dominates it dominates smaller ones."""
-    steps = math.ceil(_STEPS_PER_OCTAVE * math.log2(max(shift, _MIN_SHIFT)) + 1e-9)
-    return float(2.0 ** (steps / _STEPS_PER_OCTAVE))
-
-
-# Where to look for the number of coordinates that take part: a handful of its quantiles.
+# Quantiles of the number of coordinates that take part, one candidate each.
 _QUANTILES = (1e-6, 1e-3, 0.05, 0.2, 0.5, 0.8, 0.95, 0.999, 1 - 1e-6)
 _INWARD = 1 - 1e-9
-# How many times more coordinates than at the cap a change is spread over.
+# Factors by which a change is spread over more coordinates than at the cap.
 _SPREADS = (1.0, 1e2, 1e4, 1e8)
-# A record may always move fewer than it could, and SciPy counts no further.
+# A record may always move fewer than it could, and SciPy counts up to here.
 _MAX_COORDINATES = 1e15
 
 Blocks = tuple[tuple[SensitivitySet, float], ...]
@@ -98,9 +96,8 @@ def dominated_step(blocks: Blocks, rate: float, coordinate_rate: float) -> tuple
 
     **Guarantee.** A record that moves m coordinates by c each moves their sum, under noise of deviation
     sqrt(m) times theirs, by c times a binomial number of them. That is c k at least with the probability
-    that k or more take part, so the sum dominates a step at that rate and that shift; of several blocks
-    likewise, each with its weight: docs/guarantees/twice-sampling.md, step 4. The best by chi-square is
-    taken.
+    that k or more take part, so the sum dominates a step at that rate and that shift; several blocks
+    are weighted: docs/guarantees/twice-sampling.md, step 4. The result is the best by chi-square.
 
     >>> changes = SensitivitySet(p=2, norm=1.0, cap=0.1)
     >>> rate, multiplier = dominated_step(((changes, 1.5),), rate=0.06, coordinate_rate=1 / 3)
@@ -119,10 +116,13 @@ def _of_even_change(
     blocks: Blocks, spread: float, rate: float, coordinate_rate: float
 ) -> list[tuple[float, float]]:
     """Steps that a change of equal coordinates in each block dominates, one for each quantile."""
-    # squares of the change of a coordinate, and of all, over the deviation
-    units, counts = [], []
+    units, counts = [], []  # squared change of a coordinate over the deviation, number of coordinates
     for ball, deviation in blocks:
-        count, change = _even_change(ball, spread)
+        movable = (ball.norm / ball.max_entry) ** ball.p if ball.p < math.inf else math.inf
+        limit = min(movable * spread, ball.dimension or math.inf, _MAX_COORDINATES)
+        count, change = max(1, math.floor(limit * OUTWARD)), ball.max_entry
+        if count > movable * OUTWARD:
+            change = min(ball.max_entry, ball.norm * count ** (-1 / ball.p))
         units.append((change / deviation) ** 2 if deviation > change * 1e-150 else math.inf)
         counts.append(count)
     whole = math.sqrt(sum(unit * count for unit, count in zip(units, counts, strict=True)))
@@ -138,20 +138,10 @@ def _of_even_change(
     return steps
 
 
-def _even_change(ball: SensitivitySet, spread: float) -> tuple[int, float]:
-    """A number of coordinates that move by as much, and by how much: at the cap, or `spread` further."""
-    movable = (ball.norm / ball.max_entry) ** ball.p if ball.p < math.inf else math.inf
-    limit = min(movable * spread, ball.dimension or math.inf, _MAX_COORDINATES)
-    count = max(1, math.floor(limit * OUTWARD))
-    if count <= movable * OUTWARD:
-        return count, ball.max_entry
-    return count, min(ball.max_entry, ball.norm * count ** (-1 / ball.p))
-
-
 def _chi_square(step: tuple[float, float]) -> float:
     """The logarithm of the chi-square divergence of a sampled Gaussian step."""
     rate, multiplier = step
     if rate == 0:
         return -math.inf
-    power = max(multiplier, 700**-0.5) ** -2  # beyond, the exponential is no number
+    power = max(multiplier, 700**-0.5) ** -2  # avoids overflow of the exponential
     return 2 * math.log(rate) + math.log(math.expm1(power)) if power > 0 else -math.inf

@@ -63,7 +63,8 @@ class Ledger:
         self._file: LockedFile | None = None
         self._writable = not read_only
         self._cut_short = False
-        self._mirrored = False
+        self.mirrored = False
+        """Whether this is a copy in memory of the ledger that rank 0 of a process group writes."""
         self._process = os.getpid()
         self._stream_labels = 0
         """Number of labels of random streams handed out so far."""
@@ -160,11 +161,6 @@ class Ledger:
         """Delta of the newest run's budget; None if none was stored."""
         return self._journal.delta
 
-    @property
-    def mirrored(self) -> bool:
-        """Whether this is a copy in memory of the ledger that rank 0 of a process group writes."""
-        return self._mirrored
-
     def epsilon(
         self,
         delta: float | None = None,
@@ -226,11 +222,7 @@ class Ledger:
         )
 
     def store_delta(self, delta: float) -> None:
-        """Record the delta of a run's budget; the newest one counts.
-
-        Args:
-            delta: Delta at which epsilon is reported, chosen independently of the records.
-        """
+        """Record the delta of a run's budget, chosen independently of the records; the newest counts."""
         delta = DELTA["range"].check("delta", delta)
         self._check_writable()
         if delta != self._journal.delta:
@@ -249,21 +241,13 @@ class Ledger:
         return label
 
     def last_step(self, run: str) -> int:
-        """Last step charged for a run; 0 if there is none.
-
-        Args:
-            run: Name of the run.
-        """
+        """Last step charged for the run of this name; 0 if there is none."""
         return self._journal.runs[run].last if run in self._journal.runs else 0
 
     def digest_at(self, run: str, step: int) -> str | None:
         """Digest of the hash chain just after a charged step; None if it is not on record.
 
         A checkpoint stores it to verify that a ledger still has all charges up to that step.
-
-        Args:
-            run: Name of the run.
-            step: Number of the step in the run.
         """
         return self._journal.runs[run].digest_at(step) if run in self._journal.runs else None
 
@@ -294,21 +278,12 @@ class Ledger:
         """`counts` without the torn charges that a repeated charge of this step replaces.
 
         A search for the number of steps within a budget counts such a charge once: ledger.md, 4.
-
-        Args:
-            plan: Plan of the repeated step.
-            run: Name of the run.
-            step: Number of the step in the run.
         """
         self._check_not_void()
         return self._by_plan(self._journal.replaced_torn(head_of(plan.digest, run, step)))
 
     def check_adjacency(self, adjacency: Adjacency = RECORD) -> None:
-        """Raise `LedgerError` unless charges for this adjacency may follow; call it before any draw.
-
-        Args:
-            adjacency: Adjacency of the charges to come.
-        """
+        """Raise `LedgerError` unless charges for this adjacency may follow; call it before any draw."""
         if check_kind("adjacency", adjacency, Adjacency).group != 1:
             raise InvalidValue(
                 f"adjacency with group={adjacency.group} cannot be charged: a step is charged for one "
@@ -363,7 +338,7 @@ class Ledger:
 
         **Guarantee.** The charge is on disk when this returns.
         """
-        if self._mirrored:
+        if self.mirrored:
             raise LedgerError(
                 "this ledger is a copy of the one that rank 0 writes: a charge of this process alone "
                 "would be lost. Charge on rank 0, or use a PrivateStep, which charges for all ranks."
@@ -431,12 +406,8 @@ class Ledger:
         return list(self._journal.folded_lines()), self._journal.void
 
     def mirror(self, snapshot: Snapshot) -> None:
-        """Become a copy in memory of a ledger that another process writes; `charge` then raises.
-
-        Args:
-            snapshot: Snapshot of the written ledger.
-        """
-        if self.path is not None or (self.counts and not self._mirrored):
+        """Become a copy in memory of a ledger that another process writes; `charge` then raises."""
+        if self.path is not None or (self.counts and not self.mirrored):
             raise LedgerError(
                 f"{self._title} has charges or a file of its own, which a copy of another one would "
                 "hide. Pass a new hush.Ledger()."
@@ -444,28 +415,20 @@ class Ledger:
         self._journal = Journal()
         self._journal.read(snapshot[0])
         self._journal.void = snapshot[1]
-        self._mirrored = True
+        self.mirrored = True
 
-    def follow(self, plan: Plan, *, run: str, step: int, release: str, **details: Any) -> None:
-        """Count a charge that rank 0 has put on disk.
-
-        Args:
-            plan: Plan of the step.
-            run: Name of the run.
-            step: Number of the step in the run.
-            release: The released value, or a fingerprint of it.
-            details: Other arguments of `charge`.
-        """
-        if not self._mirrored:
+    def follow(self, plan: Plan, **details: Any) -> None:
+        """Count a charge that rank 0 has put on disk, with the arguments of its `charge`."""
+        if not self.mirrored:
             raise LedgerError(
                 f"{self._title} is no copy: only `charge`, which returns when the charge is on disk, "
                 "puts a charge on it."
             )
-        self._mirrored = False
+        self.mirrored = False
         try:
-            self.charge(plan, run=run, step=step, release=release, **details)
+            self.charge(plan, **details)
         finally:
-            self._mirrored = True
+            self.mirrored = True
 
     def void(self, reason: str) -> None:
         """Record that the guarantee no longer holds: from here on none is given.

@@ -315,7 +315,7 @@ class CoordinateWise(_Subsampled):
 
 def _too_large(profile: CoordinateRDP, sensitivity: SensitivitySet) -> bool:
     """Whether the squares of losses would overflow: Rényi divergences are infinite then."""
-    return sensitivity.max_entry > profile.scale * _MAX_RDP_LOSS ** (1 / profile.beta)
+    return bool(sensitivity.max_entry > profile.scale * _MAX_RDP_LOSS ** (1 / profile.beta))
 
 
 def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) -> SampledGaussian:

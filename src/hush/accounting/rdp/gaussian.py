@@ -19,9 +19,8 @@ from hush.accounting.numerics import (
     log_weights,
 )
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
-from hush.core.errors import InvalidValue
 
-if TYPE_CHECKING:  # which has its RDP from here
+if TYPE_CHECKING:  # its RDP is computed here
     from hush.accounting.steps import SampledGaussian
 
 # Orders with longer sums or integrals than this get an upper bound instead of the value.
@@ -36,12 +35,6 @@ def renyi_divergence(step: "SampledGaussian", orders: npt.ArrayLike) -> Array:
     prove that the direction computed here (the record is removed) is the larger one.
     """
     order_array = np.atleast_1d(np.asarray(orders, dtype=float))
-    for order in order_array.flat:
-        if not order > 1 or not math.isfinite(order):
-            raise InvalidValue(
-                f"orders={order:g} must be a finite number > 1: Rényi divergence bounds the privacy "
-                "loss only above order 1. Pass e.g. orders=[2, 4, 8]."
-            )
     moments = np.array([_log_moment(step, order) for order in order_array.flat])
     # Rounding: the sums have positive terms, each off by the error of log-factorials; and a moment
     # of almost no information may come out below zero.
