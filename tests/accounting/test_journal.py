@@ -117,6 +117,7 @@ def test_epsilon_of_a_truncated_file_is_at_least_that(path: Path, left: bytes) -
     ledger = hush.Ledger(path, read_only=True)
     with pytest.warns(PrivacyWarning, match="at least this epsilon") if left else nullcontext():
         assert ledger.epsilon(1e-5).epsilon.lower > 0
+    assert ledger.cut_short == bool(left)
     assert path.read_bytes().endswith(left), "reading repairs nothing"
     with hush.Ledger(path) as repaired:
         repaired.epsilon(1e-5)

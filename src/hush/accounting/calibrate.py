@@ -43,7 +43,7 @@ def calibrate(
     spent: Mapping[Plan, int] = _NOTHING,
     adjacency: Adjacency = RECORD,
 ) -> Plan:
-    """The plan with the smallest noise multiplier for which `steps` steps stay within `budget`.
+    """The plan with the smallest noise multiplier that keeps `steps` steps within `budget`.
 
     Args:
         plan: Sampling, clipping, noise and release; its multiplier is replaced.
@@ -81,7 +81,7 @@ def calibrate(
             key="spent",
         )
     for earlier in spent:
-        # `dimension` is that of the model still to be trained, not of these
+        # `dimension` belongs to the model still to be trained
         mechanism(check_kind("what was spent", earlier, Plan))
     steps = check_count("steps", steps, "with no step there is no noise to choose", at_least=1)
 
@@ -166,7 +166,7 @@ def max_rate(
     dimension: int | None = None,
     adjacency: Adjacency = RECORD,
 ) -> Plan:
-    """The plan with the largest Poisson sampling rate for which `steps` steps stay within `budget`.
+    """The plan with the largest Poisson sampling rate that keeps `steps` steps within `budget`.
 
     Args:
         plan: Clipping, noise and release; its sampling is replaced.
@@ -204,7 +204,7 @@ def max_rate(
     if rate is None:
         raise BudgetExceeded(
             f"steps={steps} cost more than {stated(budget)} even at a rate of {_MIN_RATE:g}: with so "
-            "little noise whoever takes part is seen. Add noise, take fewer steps, or allow a larger "
+            "little noise every participant is detected. Add noise, take fewer steps, or allow a larger "
             "budget."
         )
     return with_rate(rate)
@@ -219,7 +219,7 @@ def largest_affordable(
     high: float,
     whole: bool,
 ) -> float | None:
-    """The largest argument in [low, high] whose increasing `cost` is at most `limit`, or None.
+    """The largest argument in [low, high] with an increasing `cost` of at most `limit`, or None.
 
     Whole arguments are exact; others are refined until the cost is within `_SLACK` of the limit, or
     the argument within `_MIN_BRACKET` of one that costs more.
@@ -232,7 +232,7 @@ def largest_affordable(
     while inside_cost > limit:
         if inside == low:
             return None
-        # A smaller argument is cheaper to price, so that going too far is cheaper than many moves.
+        # A smaller argument is cheaper to evaluate: one step too far costs less than many short ones.
         max_ratio *= 8.0
         previous = (outside, outside_cost)
         outside, outside_cost = inside, inside_cost
@@ -271,7 +271,7 @@ def largest_affordable(
 def _interpolate(inside: Point, outside: Point, previous: Point, target: float) -> float:
     """Estimated place of the `target` cost between two points, as a share of their log-ratio.
 
-    Inverse quadratic interpolation in logarithms, in which costs are nearly straight lines; else linear;
+    Inverse quadratic interpolation in logarithms, where costs are nearly linear; else linear;
     else one half. Any share is sound: the cost of every trial is evaluated.
     """
     usable = [point for point in (inside, outside, previous) if 0 < point[1] < math.inf]

@@ -11,13 +11,13 @@ from hush.accounting.numerics import OUTWARD
 from hush.accounting.pld.jump_diffusion import KILLING, JumpDiffusionLaw, best_jump, dominating_diffusion
 from hush.core.parts import SensitivitySet
 
-# Shifts are rounded up to powers of 2^(1/8), so that certificates are found again; below the smallest
-# one they cost next to nothing, and beyond the largest one Rényi divergence is less.
+# Shifts are rounded up to powers of 2^(1/8), to reuse certificates. Below the smallest one the cost is
+# negligible, and beyond the largest one Rényi divergence is smaller.
 _STEPS_PER_OCTAVE = 8
 _MIN_SHIFT, _MAX_SHIFT = 0.004, 1.5
-# Less than this in all is next to nothing, which a grid would take long to say.
+# A smaller total is negligible, and its grid would be slow.
 _MIN_NORM = 1e-5
-# The most units that one jump may have, of blocks whose noise differs.
+# Largest number of units of one jump, if the blocks have different noise.
 _MAX_UNITS = 8
 # Beyond this mean number of jumps their chances would underflow (exp(-745) is 0).
 _MAX_JUMPS = 300.0
@@ -81,7 +81,7 @@ def dominating_step(
 # Quantiles of the number of coordinates that take part, one candidate each.
 _QUANTILES = (1e-6, 1e-3, 0.05, 0.2, 0.5, 0.8, 0.95, 0.999, 1 - 1e-6)
 _INWARD = 1 - 1e-9
-# Factors by which a change is spread over more coordinates than at the cap.
+# Numbers of coordinates of a spread change, relative to the number at the cap.
 _SPREADS = (1.0, 1e2, 1e4, 1e8)
 # A record may always move fewer than it could, and SciPy counts up to here.
 _MAX_COORDINATES = 1e15
@@ -90,7 +90,7 @@ Blocks = tuple[tuple[SensitivitySet, float], ...]
 """Sensitivity set and noise deviation of each block of coordinates."""
 
 
-@lru_cache(maxsize=1024)  # asked for at every point of a curve
+@lru_cache(maxsize=1024)  # called at every point of a curve
 def dominated_step(blocks: Blocks, rate: float, coordinate_rate: float) -> tuple[float, float]:
     """Rate and multiplier of a plain sampled Gaussian step: its epsilon is a lower bound for this one's.
 

@@ -134,7 +134,7 @@ def epsilon(
     if adjacency.slots > 1:
         raise InvalidValue(
             f'mode="published" is of one record removed, and not of group={adjacency.group}, '
-            f"neighbours={adjacency.neighbours}: the papers claim nothing else. Leave mode out.",
+            f"neighbours={adjacency.neighbours}: the papers have no other claim. Leave mode out.",
             key="mode",
         )
     if isinstance(plan.release, Selective):

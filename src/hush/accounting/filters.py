@@ -23,7 +23,7 @@ class RenyiFilter:
     Args:
         orders: Rényi orders, each above 1.
         budget: RDP that a record may spend, at each order.
-        records: Number of records, each with a filter of its own.
+        records: Number of records; each has a separate budget.
         knows: Information that a record's cost may depend on, besides past releases. "record": that
             record alone, as in `individual_gaussian_rdp`. "location": all records, as in
             `hush.individual_rdp(..., change=)`. Then only one record may have a filter: others would be
@@ -100,7 +100,7 @@ class RenyiFilter:
             delta=delta,
             notion="dp" if self.knows == "record" else "per-instance",
             unit="one record" if self.knows == "record" else "the record that is watched",
-            # what a location costs is bounded for the unrounded law
+            # the cost at a location is bounded for the unrounded law
             arithmetic="proved" if self.knows == "record" else "assumed",
         )
 

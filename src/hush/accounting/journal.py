@@ -6,11 +6,11 @@ detects accidents, not forgery.
 
     {"ledger": "hush", "version": 2, "id": ID}                  first line
     {"plan": DIGEST, "value": {...}}                            plan, stored before its first charge
-    {"plan": DIGEST, "value": {...}, "dimension": D}            plan whose cost grows with the dimension
+    {"plan": DIGEST, "value": {...}, "dimension": D}            plan with a cost that grows with it
     {"plan": DIGEST, "value": {...}, "records": N}              plan with a known number of slots
     {"charge": DIGEST, "run": RUN, "step": K, "release": R}     one step of a plan
-    {"charge": ..., "arithmetic": "assumed", "release": R}      step whose rounding is not proved
-    {"charge": ..., "randomness": "seeded", "release": R}       step whose noise came from a given seed
+    {"charge": ..., "arithmetic": "assumed", "release": R}      step with rounding outside of the proof
+    {"charge": ..., "randomness": "seeded", "release": R}       step with noise from a given seed
     {"protects": {...}}                                         adjacency, unless one record, zero-out
     {"delta": DELTA}                                            delta of the budget from here on
     {"torn": [[DIGEST, ...], ...]}                              plans charged for the torn lines before
@@ -18,7 +18,7 @@ detects accidents, not forgery.
     {"folded": LINES, "counts": ..., "runs": ..., "torn": ..., "through": CHAIN}
 
 `release` is the released value or its fingerprint. A torn line was cut short by a crash. A folded line
-stands for all lines up to the digest `through`, from which the chain continues.
+stands for all lines up to the digest `through`, and the chain continues from it.
 """
 
 import fcntl
@@ -52,7 +52,7 @@ _CHARGE = re.compile(
 
 
 class Charge(NamedTuple):
-    """One charged step whose release is stored."""
+    """One charged step with a stored release."""
 
     plan: str
     release: str

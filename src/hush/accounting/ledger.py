@@ -1,8 +1,8 @@
 """Privacy ledger: one line for each charge, on disk before the update is used.
 
-A run that resumes from a checkpoint repeats the steps after it with the same randomness. The same
-release again costs nothing. Another release under the same noise would reveal the difference of the two,
-so it raises. docs/guarantees/ledger.md has the proof.
+A run that resumes from a checkpoint repeats the steps after it with the same randomness. Repeating the
+same release is free. Another release under the same noise would reveal the difference of the two, so it
+raises. docs/guarantees/ledger.md has the proof.
 """
 
 import os
@@ -62,7 +62,8 @@ class Ledger:
         self._journal = Journal()
         self._file: LockedFile | None = None
         self._writable = not read_only
-        self._cut_short = False
+        self.cut_short = False
+        """Whether charges may be missing: the file ends in a torn line and was not repaired."""
         self.mirrored = False
         """Whether this is a copy in memory of the ledger that rank 0 of a process group writes."""
         self._process = os.getpid()
@@ -80,7 +81,7 @@ class Ledger:
                 ended = file.read() == b"\n"
             if not ended:
                 self._write(b"\n")
-            self._cut_short = read_only and bool(self._journal.unexplained)
+            self.cut_short = read_only and bool(self._journal.unexplained)
             if self._journal.unexplained:
                 self._append(self._journal.torn_note())
         except BaseException as error:
@@ -133,7 +134,7 @@ class Ledger:
 
     @property
     def dimensions(self) -> Mapping[Plan, int]:
-        """Largest number of parameters trained under each plan whose cost grows with it."""
+        """Largest number of trained parameters, for each plan with a cost that grows with it."""
         return {self._journal.plans[name]: size for name, size in self._journal.dimensions.items()}
 
     @property
@@ -169,7 +170,7 @@ class Ledger:
         neighbours: Neighbours | None = None,
         uncharged: Adjacency | None = None,
     ) -> Guarantee:
-        """The (epsilon, delta) guarantee of everything charged so far, under all plans together.
+        """The (epsilon, delta) guarantee of all charges so far, under all plans together.
 
         Args:
             delta: Delta of the guarantee; None: the stored one.
@@ -193,10 +194,10 @@ class Ledger:
         if chosen is None:
             advised = DEFAULT_DELTA if records is None else advised_delta(records)
             raise LedgerError(
-                f"{self._title} keeps no delta, and none was passed: an epsilon without the probability "
-                f"that it fails promises nothing. Pass e.g. delta={advised:g}."
+                f"{self._title} has no delta, and none was passed: epsilon means little without the "
+                f"probability that it fails. Pass e.g. delta={advised:g}."
             )
-        if self._cut_short:
+        if self.cut_short:
             warnings.warn(
                 f"{self._title} ends in a line that is cut short. A crash leaves such a line, which is "
                 "counted; if the file was truncated, charges are missing, and the privacy spent is at "
@@ -222,7 +223,11 @@ class Ledger:
         )
 
     def store_delta(self, delta: float) -> None:
-        """Record the delta of a run's budget, chosen independently of the records; the newest counts."""
+        """Record the delta of a run's budget; the newest one counts.
+
+        Args:
+            delta: Delta at which epsilon is reported, chosen independently of the records.
+        """
         delta = DELTA["range"].check("delta", delta)
         self._check_writable()
         if delta != self._journal.delta:
@@ -241,13 +246,21 @@ class Ledger:
         return label
 
     def last_step(self, run: str) -> int:
-        """Last step charged for the run of this name; 0 if there is none."""
+        """Last step charged for a run; 0 if there is none.
+
+        Args:
+            run: Name of the run.
+        """
         return self._journal.runs[run].last if run in self._journal.runs else 0
 
     def digest_at(self, run: str, step: int) -> str | None:
         """Digest of the hash chain just after a charged step; None if it is not on record.
 
         A checkpoint stores it to verify that a ledger still has all charges up to that step.
+
+        Args:
+            run: Name of the run.
+            step: Number of the step in the run.
         """
         return self._journal.runs[run].digest_at(step) if run in self._journal.runs else None
 
@@ -278,12 +291,21 @@ class Ledger:
         """`counts` without the torn charges that a repeated charge of this step replaces.
 
         A search for the number of steps within a budget counts such a charge once: ledger.md, 4.
+
+        Args:
+            plan: Plan of the repeated step.
+            run: Name of the run.
+            step: Number of the step in the run.
         """
         self._check_not_void()
         return self._by_plan(self._journal.replaced_torn(head_of(plan.digest, run, step)))
 
     def check_adjacency(self, adjacency: Adjacency = RECORD) -> None:
-        """Raise `LedgerError` unless charges for this adjacency may follow; call it before any draw."""
+        """Raise `LedgerError` unless charges for this adjacency may follow; call it before any draw.
+
+        Args:
+            adjacency: Adjacency of the charges to come.
+        """
         if check_kind("adjacency", adjacency, Adjacency).group != 1:
             raise InvalidValue(
                 f"adjacency with group={adjacency.group} cannot be charged: a step is charged for one "
@@ -304,7 +326,7 @@ class Ledger:
             reason = f"its guarantee names one number of records a step. Pass per_unit={stored.per_unit}"
         raise LedgerError(
             f"{self._title} protects {stored} and this charge is for {adjacency}: {reason}. Charge the "
-            "same adjacency, or use a ledger of its own, and quote both guarantees."
+            "same adjacency, or use a separate ledger, and quote both guarantees."
         )
 
     def charge(
@@ -320,7 +342,7 @@ class Ledger:
         records: int | None = None,
         adjacency: Adjacency = RECORD,
     ) -> None:
-        """Put one step of `plan` on disk; the very same release again costs nothing.
+        """Put one step of `plan` on disk; repeating the same release is free.
 
         Args:
             plan: Plan of the step.
@@ -355,7 +377,7 @@ class Ledger:
                 f"arithmetic={arithmetic!r} must be proved or assumed, and randomness={randomness!r} "
                 "secret or seeded: the guarantee names them."
             )
-        # the release comes last: a line cut short before it discloses nothing of it
+        # the release comes last: a line cut short before it does not depend on it
         entry: dict[str, Any] = {"charge": digest, "run": run, "step": step}
         if arithmetic == "assumed":
             entry["arithmetic"] = arithmetic
@@ -406,10 +428,14 @@ class Ledger:
         return list(self._journal.folded_lines()), self._journal.void
 
     def mirror(self, snapshot: Snapshot) -> None:
-        """Become a copy in memory of a ledger that another process writes; `charge` then raises."""
+        """Become a copy in memory of a ledger that another process writes; `charge` then raises.
+
+        Args:
+            snapshot: Snapshot of the written ledger.
+        """
         if self.path is not None or (self.counts and not self.mirrored):
             raise LedgerError(
-                f"{self._title} has charges or a file of its own, which a copy of another one would "
+                f"{self._title} has its own charges or file, which a copy of another one would "
                 "hide. Pass a new hush.Ledger()."
             )
         self._journal = Journal()
@@ -418,7 +444,12 @@ class Ledger:
         self.mirrored = True
 
     def follow(self, plan: Plan, **details: Any) -> None:
-        """Count a charge that rank 0 has put on disk, with the arguments of its `charge`."""
+        """Count a charge that rank 0 has put on disk.
+
+        Args:
+            plan: Plan of the step.
+            details: Other arguments of `charge`.
+        """
         if not self.mirrored:
             raise LedgerError(
                 f"{self._title} is no copy: only `charge`, which returns when the charge is on disk, "
@@ -445,11 +476,11 @@ class Ledger:
         """Fold all lines into one, without the releases of a run up to a step that is never repeated.
 
         Call it once a checkpoint of that step is on disk: a resumed run repeats only later ones. Counts,
-        plans, other runs and the hash chain stay. A few lines are left as they are.
+        plans, other runs and the hash chain stay. A short ledger stays unchanged.
 
         Args:
             run: Name of the run.
-            step: The last step whose release need not be compared again.
+            step: The last step that a resumed run does not repeat.
         """
         charges = self._journal.runs.get(run)
         if charges is None or charges.charge(step) is None:
@@ -468,7 +499,7 @@ class Ledger:
                 raise
 
     def close(self) -> None:
-        """Release the file, so that another process may open it."""
+        """Release the file for other processes."""
         self._writable = False
         if self._file is not None:
             self._file.close()
@@ -490,7 +521,7 @@ class Ledger:
             raise LedgerError(
                 f"{self._title} was opened by process {self._process} and this is a fork of it: both "
                 "would count on the same budget and draw the same noise. Charge in the process that "
-                "opened it, or give each process a ledger and a run of its own."
+                "opened it, or give each process a separate ledger and run."
             )
 
     def _check_writable(self) -> None:
@@ -504,8 +535,8 @@ class Ledger:
     def _check_not_void(self) -> None:
         if self._journal.void is not None:
             raise LedgerError(
-                f"{self._title} is void ({self._journal.void}): its charges no longer cover what was "
-                "released, so no epsilon can be given. Train a new model on a new ledger."
+                f"{self._title} is void ({self._journal.void}): its charges no longer cover all "
+                "releases, so no epsilon can be given. Train a new model on a new ledger."
             )
 
     def _append(self, entry: dict[str, Any]) -> None:
@@ -528,7 +559,7 @@ class Ledger:
                 "checkpoint."
             ) from error
         except BaseException:  # an interrupt: the line may be on disk, and is not counted here
-            self._writable, self._cut_short = False, True
+            self._writable, self.cut_short = False, True
             raise
 
     def _by_plan(self, without: Mapping[str, int]) -> dict[Plan, int]:

@@ -24,7 +24,7 @@ from hush.noise import Gaussian
 
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
-    """Mechanism whose privacy loss bounds the privacy loss of one step of `plan`.
+    """Mechanism that bounds the privacy loss of one step of `plan`.
 
     **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
     more than its mechanism: docs/guarantees, on the page that `proof_note` gives.
@@ -59,7 +59,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     law = plan.noise.exponential_power(1.0)
     match plan.clipping:
         case Entries(changed=changed) if law is not None:
-            # the privacy loss is `changed` times that of one noisy number: argmax.md, step 1
+            # the privacy loss is `changed` times the loss of one noisy number: argmax.md, step 1
             beta, scale = law
             if isinstance(plan.noise, Gaussian):
                 return SampledGaussian(1.0, plan.noise.multiplier / math.sqrt(changed))

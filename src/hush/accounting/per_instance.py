@@ -1,7 +1,7 @@
 """Per-instance RDP and Fisher information of normal noise on a fixed support.
 
 These numbers are computed from the records and are **sensitive**: publishing one would be a release
-without a charge. Nothing here prints, logs or stores them.
+without a charge. This module does not print, log or store them.
 """
 
 import itertools
@@ -38,7 +38,7 @@ def individual_rdp(
     Args:
         plan: Full batches, `L2`, `Linf` or `L2Linf` clipping, noise of bounded support or Gaussian, and
             release of every step or of trials with public verdicts.
-        location: Clipped sum of the records at hand.
+        location: Clipped sum of the private records.
         orders: Rényi orders, each above 1.
         change: Difference of a neighbour's sum from `location`: a vector, or a row for each neighbour.
             None: any record may be added or removed. For a selective trial, one record's change.
@@ -62,8 +62,8 @@ def individual_rdp(
     check_kind("plan", plan, Plan)
     if type(plan.sampling) is not FullBatch or type(plan.clipping) not in (L2, Linf, L2Linf):
         raise Unproved(
-            f"{type(plan.sampling).__name__} x {type(plan.clipping).__name__} has no charge for the "
-            "records at hand: with sampled records the location is a secret of the draw, and in other "
+            f"{type(plan.sampling).__name__} x {type(plan.clipping).__name__} has no per-instance "
+            "charge: with sampled records the location is a secret of the draw, and in other "
             "bases the law is no product. Use FullBatch with Linf, L2 or L2Linf, or hush.rdp."
         )
     support, scale = unit_law(plan.noise, plan.clipping.reference_norm)
@@ -75,7 +75,7 @@ def individual_rdp(
         for_any = rdp(plan, order_array, len(center))
     elif type(release) is not Always:
         raise Unproved(
-            f"{release} has no charge for the records at hand: an update that was chosen among hidden "
+            f"{release} has no per-instance charge: an update that was chosen among hidden "
             "ones costs more than the one step and test that it ended with. Use Always, or Selective "
             'with accounting="per-trial".'
         )
@@ -104,7 +104,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
 
     Args:
         plan: Plan with noise of bounded support or Gaussian.
-        location: Clipped sum of the records at hand.
+        location: Clipped sum of the private records.
 
     Returns:
         A number for each coordinate, in units of 1 / (unit of the sum)^2.
@@ -143,7 +143,7 @@ def unit_law(noise: Noise, unit: float) -> tuple["Support", float]:
             levels = np.linspace(-noise.bound, noise.bound, noise.levels) / noise.scale
             return Atoms((levels[1:] + levels[:-1]) / 2), noise.scale
     raise Unproved(
-        f"{type(noise).__name__} noise has no charge for the records at hand: it is proved for "
+        f"{type(noise).__name__} noise has no per-instance charge: it is proved for "
         "Rectified, Truncated, StochasticSign, Quantized and Gaussian. Use hush.rdp for the rest."
     )
 
@@ -152,7 +152,7 @@ def check_always_released(plan: Plan) -> None:
     """Raise unless every step of the plan is released."""
     if type(plan.release) is not Always:
         raise Unproved(
-            f"release={type(plan.release).__name__} is not covered for the records at hand: the "
+            f"release={type(plan.release).__name__} has no per-instance charge: the "
             "verdicts of a release rule depend on the records too. Leave out release=."
         )
 
@@ -306,8 +306,8 @@ class TruncatedLaw:
     def _detrended_log_mass(self, outside: Array, origin: Array) -> Array:
         """log of the normal mass of the support, plus outside^2 / 2 where `origin` > 0.
 
-        The parabola changes the divergence by a (shift)^2 / 2 exactly; without it nothing large is left
-        to cancel, however far outside the location is.
+        The parabola changes the divergence by a (shift)^2 / 2 exactly; without it no large
+        terms cancel, however far outside the location is.
         """
         width = 2 * self.bound
         right = np.maximum(outside, -5.0)
@@ -330,7 +330,7 @@ class TruncatedLaw:
         return np.clip(variance, 0.0, min(1.0, self.bound**2))
 
     def _variance(self, outside: Array) -> Array:
-        """The variance by Gauss-Legendre, far outside, where the closed form cancels."""
+        """The variance by Gauss-Legendre, for locations so far outside that the closed form cancels."""
         reach = np.minimum(2 * self.bound, 45 / outside)
         depth = reach[..., None] * _NODES
         weight = _WEIGHTS * np.exp(-depth * (outside[..., None] + depth / 2))
@@ -347,7 +347,7 @@ _NODES = _NODES + 0.5
 
 
 def log_mass(low: Array, high: Array) -> Array:
-    """log of the normal mass between `low` and `high`, taken on the side where it is a small tail."""
+    """log of the normal mass between `low` and `high`, computed in the tail for accuracy."""
     flip = low + high > 0
     near = np.where(flip, -low, high)
     far = np.where(flip, -high, low)

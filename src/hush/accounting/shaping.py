@@ -43,9 +43,9 @@ Blocks = Sequence[SensitivitySet]
 """The changes that one record can make in each block of coordinates."""
 
 _MAX_CORRECTIONS, _NEWTON_STEPS = 20, 200
-# Largest factor by which noise is scaled from the result of the search for its proportions.
+# Largest factor between the noise and the result of the search for its proportions.
 _MAX_SCALE = 1e6
-# An order whose tangent allows a smaller gain than this is not solved, relatively.
+# Relative gain that a tangent must allow for its order to be solved.
 _MIN_GAIN = 1e-9
 # Distance of a divergence from its limit at which scaling ends, relatively.
 _LIMIT_TOLERANCE = 1e-13
@@ -55,7 +55,7 @@ def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     """The plan with the Gaussian noise of least total variance for `steps` steps within `budget`.
 
     Args:
-        plan: Plan whose noise is replaced.
+        plan: Plan; its noise is replaced.
         budget: Epsilon and delta of all steps.
         steps: Number of steps.
         dimension: Number of parameters, if the clipping does not determine it.
@@ -340,8 +340,8 @@ def _solve_order(cost: BlockCost, ranks: Array, order: int, limit: float, start:
 def scale_to_limit(cost: BlockCost, order: int, limit: float, log_variances: Array) -> Array:
     """The log-variances, all moved by one number such that the divergence is `limit`.
 
-    Newton's iteration in the precision, in which the cost is convex: after its first step it stays above
-    the limit.
+    Newton's iteration in the precision. The cost is convex in it, so after the first step the iteration
+    stays above the limit.
     """
     for _ in range(_NEWTON_STEPS):
         value, slopes = cost.at(order, log_variances)

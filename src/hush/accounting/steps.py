@@ -21,7 +21,7 @@ from hush.core.parts import SensitivitySet
 
 # With less noise than this losses exceed MAX_LOSS, and fit no grid.
 MIN_MULTIPLIER, MAX_LOSS = 1e-3, 5e5
-# Up to this power the rounding of a loss is within what `compose` pays for: 32 units, measured.
+# Up to this power the rounding of a loss is at most 32 units (measured), which `compose` covers.
 MAX_BETA = 12.0
 _MAX_RDP_LOSS = 1e100
 
@@ -72,7 +72,7 @@ class ComposableStep(ABC):
 
     @property
     def dominating_step_of_one(self) -> "PairedStep | JumpDiffusionStep | None":
-        """A step that dominates this one where a single slot changes; closer than `dominating_step`."""
+        """A step that dominates this one if a single slot changes; closer than `dominating_step`."""
         return self.dominating_step
 
     def divided(self, shift: float) -> "ComposableStep | None":
@@ -80,11 +80,11 @@ class ComposableStep(ABC):
         return None
 
     def epsilon_upper(self, delta: float) -> float:
-        """Upper bound on the step's own epsilon, where one not by RDP is known; else infinite."""
+        """Upper bound on the epsilon of this step alone, if one not by RDP is known; else infinite."""
         return math.inf
 
     def delta_upper(self, epsilon: float) -> float:
-        """Upper bound on the step's own delta, where one not by RDP is known; else 1."""
+        """Upper bound on the delta of this step alone, if one not by RDP is known; else 1."""
         return 1.0
 
     @property
@@ -94,13 +94,13 @@ class ComposableStep(ABC):
 
     @property
     def basis(self) -> Basis:
-        """Whether `rdp` is proved, or what a paper says."""
+        """Whether `rdp` is proved, or published in a paper without a valid proof."""
         return "proved"
 
 
 @dataclass(frozen=True)
 class Composition:
-    """Several steps with independent randomness, all of whose results are released."""
+    """Several steps with independent randomness; all results are released."""
 
     components: tuple[tuple[ComposableStep, int], ...]
     charged_for_groups: bool = True
@@ -112,7 +112,7 @@ Mechanism = ComposableStep | Composition
 
 @dataclass(frozen=True)
 class _Subsampled(ComposableStep):
-    """A step in which each record takes part with probability `rate`."""
+    """Step with Poisson subsampling: each record takes part with probability `rate`."""
 
     rate: float
 
@@ -126,7 +126,7 @@ class _Subsampled(ComposableStep):
 
 
 class PairedStep(_Subsampled):
-    """A step with a dominating pair of its own: one noisy number, subsampled."""
+    """Subsampled noise on one number: a step with an exact dominating pair."""
 
     @property
     @abstractmethod
@@ -183,8 +183,8 @@ class SampledNoise(PairedStep):
     The noise has density proportional to exp(-|x / scale|^beta): `beta` 1 is Laplace. `scale` is in
     units of the number's sensitivity.
 
-    **Guarantee.** docs/guarantees/scalar-noise.md. For one number, or a vector of which a record
-    changes one entry; for other vectors only Laplace, with `scale` in units of the l1 norm.
+    **Guarantee.** docs/guarantees/scalar-noise.md. For one number, or a vector if a record
+    changes one entry of it; for other vectors only Laplace, with `scale` in units of the l1 norm.
     """
 
     beta: float
@@ -254,7 +254,7 @@ class CoordinateWise(_Subsampled):
 
     @property
     def dominated_step(self) -> "PairedStep | None":
-        """One of the changes that a record can make, where its dominating pair is known."""
+        """The step for one of the record's possible changes, if its dominating pair is known."""
         block = max(self.blocks, key=lambda block: block.sensitivity.max_entry / block.scale)
         if not block.sensitivity.max_entry or block.beta > MAX_BETA:
             return None
@@ -265,7 +265,7 @@ class CoordinateWise(_Subsampled):
 
     @property
     def dominating_step(self) -> SampledGaussian | None:
-        """The step with every coordinate, where that is a subsampled Gaussian.
+        """The step with every coordinate, if that is a subsampled Gaussian.
 
         docs/guarantees/twice-sampling.md, step 3.
         """
@@ -276,7 +276,7 @@ class CoordinateWise(_Subsampled):
 
     @property
     def dominating_step_of_one(self) -> SampledGaussian | JumpDiffusionStep | None:
-        """The jump diffusion where it costs less, by chi-square, than every coordinate taking part.
+        """The jump diffusion if it costs less, by chi-square, than the step with every coordinate.
 
         docs/guarantees/twice-sampling-pld.md.
         """

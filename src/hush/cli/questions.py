@@ -124,6 +124,11 @@ def _ledger_charges(
 
     ledger, notes = checked_ledger(path) if is_run else ledger_at(path)
     chosen, reason = reported_delta(ledger, delta)
+    if ledger.cut_short:
+        notes = [
+            "its last line is cut short: charges may be missing, and epsilon is at least this",
+            *notes,
+        ]
     relation = None if neighbours is None else Neighbours(neighbours)
     guarantee = _for_units(ledger.epsilon(chosen, group=group, neighbours=relation))
     adjacency = replace(ledger.adjacency, group=group, neighbours=guarantee.neighbours)

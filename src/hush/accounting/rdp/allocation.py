@@ -18,8 +18,8 @@ _MAX_REFINEMENTS = 30
 class ConcaveMajorant:
     """Certified bounds on the least concave majorant of y -> h(y^(1/p)) at y = `point`, for one order.
 
-    `point` = 0 asks for its slope at 0 instead: the divergence per unit of budget where the number of
-    coordinates is not limited.
+    With `point` = 0 the value is the slope at 0: the divergence per unit of budget if the number of
+    coordinates is unlimited.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ConcaveMajorant:
     def start(
         cls, profile: CoordinateRDP, p: float, top: float, point: float, order: float
     ) -> "ConcaveMajorant":
-        """A coarse grid from where the profile is quadratic up to `top`."""
+        """A coarse grid from the end of the quadratic range up to `top`."""
         uniform = point ** (1 / p)
         low = top if profile.quadratic and p <= 2 else min(top, profile.nearly_quadratic(order))
         if p > 2 and point > 0:
@@ -76,7 +76,7 @@ class ConcaveMajorant:
         )[0]
 
     def refinement_points(self, tolerance: float) -> Array:
-        """Shifts to add to the grid; none where the bounds agree to `tolerance`, relatively."""
+        """Shifts to add to the grid; empty if the bounds agree to `tolerance`, relatively."""
         points, heights = np.concatenate([[0.0], self._powers()]), np.concatenate([[0.0], self.costs])
         level, left, right = self._hull(points, heights)
         if not np.isfinite(self.costs).all():
@@ -106,8 +106,8 @@ class ConcaveMajorant:
     def _tangent_crossings(self) -> tuple[Array, Array]:
         """Crossing of the tangents of each cell's bound, and its height.
 
-        A cell's bound is the chord of h; or, where that is lower, the chord of exp((a - 1) h) less the
-        effect of its least curvature.
+        A cell's bound is the lower one of the chord of h and the chord of exp((a - 1) h) less the effect
+        of its least curvature.
         """
         low, high = self.grid[:-1], self.grid[1:]
         below, above = self.costs[:-1], np.maximum(self.costs[1:], self.costs[:-1])

@@ -39,5 +39,5 @@ def rdp_to_delta(divergences: Array, orders: Array, epsilon: float) -> float:
 
 
 def _nan_to_inf(divergences: Array) -> Array:
-    """A divergence that could not be computed bounds nothing."""
+    """A divergence that could not be computed gives no bound."""
     return np.where(np.isnan(divergences), np.inf, divergences)

@@ -16,7 +16,7 @@ from hush.core.parts import SensitivitySet
 Blocks = Sequence[tuple[CoordinateRDP, SensitivitySet]]
 
 # Up to this order every whole one is computed: the binomial sum of subsampling magnifies errors. Beyond,
-# orders are 3% apart, independently of the highest requested one, so that cached values are reused.
+# orders are 3% apart, independently of the highest requested one, to reuse cached values.
 _DENSE = 152
 _COMPUTED_ORDERS: Array = np.unique(
     np.round(np.append(np.arange(2, _DENSE + 1), np.geomspace(_DENSE, 1e6, 298)))

@@ -51,7 +51,7 @@ class Integrand:
         return np.logaddexp(up - log_ratio, down)
 
     def log_tail(self, u: Array) -> Array:
-        """The log of a bound on the integral beyond u (+inf where there is none yet).
+        """The log of a bound on the integral beyond u (+inf if there is none yet).
 
         The integrand is at most a exp(psi), psi = (a-1) L - u^beta, and psi is concave from where it
         first falls.
@@ -180,7 +180,7 @@ _REACH = (_RHO + 1 / _RHO) / 2
 _LOG_GAUSS = math.log(64 / 15 / (1 - _RHO**-2)) - 2 * (len(_NODES) - 1) * math.log(_RHO)
 # The error that a panel may add, and the size too small to integrate, relative to the integral.
 _LOG_TOLERANCE, _LOG_NEGLIGIBLE = math.log(1e-12), math.log(1e-14)
-# Where more halvings or panels would be needed the answer is infinite.
+# With more halvings or panels than these the answer is infinite.
 _MAX_HALVINGS, _MAX_PANELS = 60, 1_000_000
 # Pairs of order and shift that are worked on at a time, to bound the memory.
 _CHUNK = 1000
@@ -238,7 +238,7 @@ class _AdaptiveQuadrature:
         return Integrand(self.beta, self.rate, self.orders[pair], self.shifts[pair], side)
 
     def _initial_panels(self) -> Array:
-        """Panels that double away from the kink; bounds on what they leave out go into the error."""
+        """Panels that double away from the kink; bounds on the rest go into the error."""
         all_pairs = np.arange(len(self.orders))
         steepness = 1 + self.orders * self.beta * self.shifts ** (self.beta - 1)
         start = 2.0**-17 * np.minimum(self.shifts, 1 / steepness)
@@ -269,7 +269,7 @@ class _AdaptiveQuadrature:
         return merged[:, np.isfinite(self.log_error[merged[0].astype(np.intp)])]
 
     def _integrate_or_dismiss(self, panels: Array) -> Array:
-        """Integrate or dismiss the panels whose error bounds allow it; return the others."""
+        """Integrate or dismiss the panels with small error bounds; return the others."""
         pair, side, low, high = panels[0].astype(np.intp), *panels[1:]
         integrand = self._integrand(pair, side)
         middle, half = (low + high) / 2, (high - low) / 2
