@@ -11,10 +11,21 @@ import hush
 
 SOURCE = Path(hush.__file__).parent
 FOLDERS = [
-    *("core", "noise", "clipping", "sampling", "accounting", "gradients", "training", "pate", "audit"),
+    *(
+        "core",
+        "noise",
+        "clipping",
+        "sampling",
+        "plans",
+        "accounting",
+        "gradients",
+        "training",
+        "pate",
+        "audit",
+    ),
     *("data", "models", "report", "cli", "integrations"),
 ]
-NO_TORCH = {"core", "noise", "clipping", "sampling", "accounting", "data"}
+NO_TORCH = {"core", "noise", "clipping", "sampling", "plans", "accounting", "data"}
 
 
 def imports(path: Path) -> set[str]:

@@ -2,6 +2,7 @@ import dataclasses
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -137,3 +138,28 @@ def test_broken_toml_and_missing_files_say_so(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidPlan, match="cannot read"):
         read_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "name"),
+    [
+        *((kind, 0.25, "rate") for kind in (hush.Poisson, hush.Coordinate)),
+        *((kind, 1.5, "norm") for kind in (hush.L2, hush.Linf, hush.Importance)),
+        *((kind, 1.5, "multiplier") for kind in (hush.Gaussian, hush.Laplace)),
+        (hush.StochasticSign, 1.5, "scale"),
+        (hush.BlockGaussian, (1.0, 2.0), "multipliers"),
+        (hush.Box, ((3, 1.0), (2, 0.5)), "bounds"),
+    ],
+)
+def test_the_main_number_of_a_part_may_be_positional(kind: Any, value: Any, name: str) -> None:
+    assert kind(value) == kind(**{name: value})
+    wrongs: list[Any] = [-1, math.nan, "1", None, [], {}]
+    for wrong in wrongs:
+        with pytest.raises(InvalidValue, match=rf"{name}=.* must be"):
+            kind(wrong)
+
+
+def test_a_budget_may_be_positional() -> None:
+    assert hush.Budget(3, 1e-5) == hush.Budget(epsilon=3.0, delta=1e-5)
+    with pytest.raises(InvalidValue, match="delta=2 must be"):
+        hush.Budget(3, 2)

@@ -1,0 +1,333 @@
+"""Named plans: the methods of the papers, with the papers' hyperparameters as defaults.
+
+Each function returns a `Plan`. Keyword arguments replace single hyperparameters; `hush.calibrate`
+replaces the noise by the least that a budget allows. Sampling rates are batch sizes over the papers'
+numbers of records.
+
+>>> from hush import plans
+>>> print(plans.NAMES["dpsgd"].summary)
+DP-SGD: Poisson sampling, l2 clipping, Gaussian noise.
+>>> plans.dpsgd(rate=0.02).sampling
+Poisson(rate=0.02)
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hush.clipping import L2, L2Linf, Linf, Lp, Principal, Subspaces
+from hush.core.parts import Clipping, Noise, Sampling
+from hush.core.plan import Plan
+from hush.core.release import Accounting, Selective, Test
+from hush.noise import Gaussian, GeneralizedGaussian, Rectified, StochasticSign, Truncated
+from hush.sampling import FullBatch, Poisson, Twice
+
+Make = TypeVar("Make", bound=Callable[..., Plan])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedPlan:
+    """Function that makes a plan, and the paper of its method."""
+
+    make: Callable[..., Plan]
+    paper: str
+    """Authors, title, venue, year and arXiv number."""
+    proof: str
+    """Page of docs/guarantees with the proof."""
+
+    @property
+    def summary(self) -> str:
+        """The method in one line."""
+        return (inspect.getdoc(self.make) or "").partition("\n")[0]
+
+
+NAMES: dict[str, NamedPlan] = {}
+"""Named plans by their name on the command line."""
+
+_ABADI = (
+    "M. Abadi, A. Chu, I. Goodfellow, H. B. McMahan, I. Mironov, K. Talwar, L. Zhang, Deep Learning "
+    "with Differential Privacy, CCS 2016, arXiv 1607.00133"
+)
+_DPSUR = (
+    "J. Fu, Q. Ye, H. Hu, Z. Chen, L. Wang, K. Wang, X. Ran, DPSUR: Accelerating Differentially Private "
+    "Stochastic Gradient Descent Using Selective Update and Release, VLDB 2024, arXiv 2311.14056"
+)
+_TWICE = (
+    "H. Xiao, J. Wan, S. Devadas, Geometry of Sensitivity: Twice Sampling and Hybrid Clipping in "
+    "Differential Privacy with Optimal Gaussian Noise and Application to Deep Learning, CCS 2023, arXiv "
+    "2309.02672"
+)
+_BETA = (
+    "Beyond Laplace and Gaussian: Exploring the Generalized Gaussian Mechanism for Private Machine "
+    "Learning, arXiv 2506.12553 (version 1, 2025; version 2, April 2026, limits DP-SGD to beta in "
+    "[1, 2])"
+)
+_BOUNDED = (
+    "S. Hu, S. Mahloujifar, V. Smith, K. Chaudhuri, C. Guo, Privacy Amplification for the Gaussian "
+    "Mechanism via Bounded Support, 2024, arXiv 2403.05598"
+)
+_SIGN = (
+    "R. Jin, Y. Huang, X. He, H. Dai, T. Wu, Stochastic-Sign SGD for Federated Learning with "
+    f"Theoretical Guarantees, 2020, arXiv 2002.10940; accounting: {_BOUNDED}"
+)
+
+
+def _named(paper: str, proof: str) -> Callable[[Make], Make]:
+    """Decorator that lists a function in `NAMES`."""
+
+    def listed(make: Make) -> Make:
+        NAMES[make.__name__.replace("_", "-")] = NamedPlan(make=make, paper=paper, proof=proof)
+        return make
+
+    return listed
+
+
+@_named(_ABADI, "poisson-gaussian.md")
+def dpsgd(*, rate: float = 0.01, clip_norm: float = 4.0, multiplier: float = 4.0) -> Plan:
+    """DP-SGD: Poisson sampling, l2 clipping, Gaussian noise.
+
+    Defaults: MNIST, lots of 600 of 60,000 records, medium noise (Abadi et al. 2016, section 5.2).
+    Proof: docs/guarantees/poisson-gaussian.md.
+
+    Args:
+        rate: Sampling rate.
+        clip_norm: l2 clipping norm.
+        multiplier: Noise multiplier.
+    """
+    return Plan(sampling=_sampling(rate), clipping=L2(clip_norm), noise=Gaussian(multiplier))
+
+
+@_named(_DPSUR, "selective.md")
+def dpsur(
+    *,
+    rate: float = 2048 / 60_000,
+    clip_norm: float = 0.1,
+    multiplier: float = 2.15,
+    test_rate: float = 256 / 60_000,
+    test_clip: float = 0.001,
+    test_multiplier: float = 0.8,
+    threshold: float = -1.0,
+    test: Test = "mean",
+    accounting: Accounting = "per-trial",
+) -> Plan:
+    """DPSUR: an update is released if a noisy test accepts it; every trial is charged.
+
+    Defaults: Fashion-MNIST at epsilon 3 (Fu et al. 2024, section 6.1.3 and Table 1; batch and noise of
+    training as in the authors' runs). The paper tests the mean loss; the summed test needs less noise.
+    Proof: docs/guarantees/selective.md.
+
+    Args:
+        rate: Sampling rate of training.
+        clip_norm: l2 clipping norm.
+        multiplier: Noise multiplier of training.
+        test_rate: Sampling rate of the test.
+        test_clip: Bound on the change of the loss.
+        test_multiplier: Noise multiplier of the test.
+        threshold: Accepted are noisy changes below `threshold * test_clip`.
+        test: "mean" or "summed", as in `Selective`.
+        accounting: Public verdicts, as in `Selective`.
+    """
+    release = Selective(
+        rate=test_rate,
+        clip=test_clip,
+        multiplier=test_multiplier,
+        threshold=threshold,
+        test=test,
+        accounting=accounting,
+    )
+    clipping, noise = L2(clip_norm), Gaussian(multiplier)
+    return Plan(sampling=_sampling(rate), clipping=clipping, noise=noise, release=release)
+
+
+@_named(_DPSUR, "selective.md")
+def dpsur_published(
+    *,
+    rate: float = 2048 / 60_000,
+    clip_norm: float = 0.1,
+    multiplier: float = 2.15,
+    test_rate: float = 256 / 60_000,
+    test_clip: float = 0.001,
+    test_multiplier: float = 0.8,
+    threshold: float = -1.0,
+) -> Plan:
+    """DPSUR with the paper's accounting of accepted updates alone: for comparison, not a guarantee.
+
+    Defaults: as in `dpsur`. The counter-example is in docs/guarantees/selective.md.
+
+    Args:
+        rate: Sampling rate of training.
+        clip_norm: l2 clipping norm.
+        multiplier: Noise multiplier of training.
+        test_rate: Sampling rate of the test.
+        test_clip: Bound on the change of the mean loss.
+        test_multiplier: Noise multiplier of the test.
+        threshold: Accepted are noisy changes below `threshold * test_clip`.
+    """
+    return dpsur(
+        rate=rate,
+        clip_norm=clip_norm,
+        multiplier=multiplier,
+        test_rate=test_rate,
+        test_clip=test_clip,
+        test_multiplier=test_multiplier,
+        threshold=threshold,
+        accounting="published",
+    )
+
+
+@_named(_TWICE, "twice-sampling.md")
+def twice(
+    *,
+    rate: float = 0.06,
+    coordinate_rate: float = 1 / 3,
+    clip_norm: float = 1.0,
+    cap: float = 0.1,
+    multiplier: float = 1.61,
+) -> Plan:
+    """Twice sampling: records are sampled, and coordinates of each record; clipping in two norms.
+
+    Defaults: ResNet22 on CIFAR-10 at epsilon 2 in 1,500 steps (Xiao et al. 2023, Table 1, first row;
+    norms as in section 6). The noise is calibrated here. Proof: docs/guarantees/twice-sampling.md.
+
+    Args:
+        rate: Sampling rate of records.
+        coordinate_rate: Sampling rate of coordinates, rounded to a multiple of 1/256.
+        clip_norm: l2 clipping norm.
+        cap: Bound on each entry, in units of `clip_norm`.
+        multiplier: Noise multiplier.
+    """
+    return Plan(
+        sampling=_sampling(rate, coordinate_rate),
+        clipping=L2Linf(l2=clip_norm, linf=cap * clip_norm),
+        noise=Gaussian(multiplier),
+    )
+
+
+@_named(_TWICE, "twice-sampling.md")
+def subspaces(
+    *,
+    parameters: int = 291_898,
+    ranks: Sequence[int] = (250, 500, 1000, 1500),
+    rate: float = 0.02,
+    coordinate_rate: float = 1 / 2,
+    clip_norm: float = 1.0,
+    shares: Sequence[float] | None = None,
+    cap: float | None = 0.1,
+    groups: int = 4,
+    every: int = 100,
+    multiplier: float = 0.555,
+) -> Plan:
+    """Hybrid clipping: a norm for each principal subspace of public gradients, with twice sampling.
+
+    Defaults: ResNet22 on CIFAR-10 at epsilon 8 in 5,000 steps (Xiao et al. 2023, Table 2, last row;
+    ranks as in section 6). The paper measures the shares on public gradients; here they are equal, and
+    the noise is calibrated. `hush.fit_noise` shapes it. Proof: docs/guarantees/twice-sampling.md and
+    docs/guarantees/public-basis.md.
+
+    Args:
+        parameters: Number of trained parameters.
+        ranks: Dimensions of the principal subspaces; the last subspace is their complement.
+        rate: Sampling rate of records.
+        coordinate_rate: Sampling rate of coordinates; 1 for sampling of records alone.
+        clip_norm: l2 norm of a gradient that fills all subspaces.
+        shares: Relative norm of each subspace and of the complement; None: equal.
+        cap: Bound on each coefficient, in units of its subspace's norm; None for none.
+        groups: Number of parameter groups with bases of their own.
+        every: Number of steps between updates of the bases.
+        multiplier: Noise multiplier.
+    """
+    relative = [1.0] * (len(ranks) + 1) if shares is None else shares
+    length = sum(share**2 for share in relative) ** 0.5
+    norms = [clip_norm * share / length for share in relative]
+    clipping = Subspaces(
+        ranks=(*ranks, parameters - sum(ranks)),
+        l2=norms,
+        linf=None if cap is None else [cap * norm for norm in norms],
+        bases=Principal(groups=groups, every=every),
+    )
+    noise = Gaussian(multiplier)
+    return Plan(sampling=_sampling(rate, coordinate_rate), clipping=clipping, noise=noise)
+
+
+@_named(_BETA, "coordinate-wise.md")
+def beta(
+    *, beta: float = 1.5, rate: float = 256 / 50_000, clip_norm: float = 0.1, multiplier: float = 1.5
+) -> Plan:
+    """beta-DP-SGD: noise of density exp(-|x|^beta), between Laplace (1) and Gaussian (2).
+
+    Defaults: CIFAR-10 (arXiv 2506.12553, Appendix E.2, of the values that it searches). Gradients are
+    clipped in the l_beta norm, for beta above 2 in the l2 norm, where the paper's charge does not hold.
+    Proof: docs/guarantees/coordinate-wise.md.
+
+    Args:
+        beta: Exponent of the density, at least 1.
+        rate: Sampling rate.
+        clip_norm: Clipping norm.
+        multiplier: Scale s of exp(-(|x| / s)^beta), in units of `clip_norm`.
+    """
+    noise = GeneralizedGaussian(beta=beta, multiplier=multiplier)
+    clipping = Lp(p=noise.beta, norm=clip_norm) if noise.beta <= 2 else L2(clip_norm)
+    return Plan(sampling=_sampling(rate), clipping=clipping, noise=noise)
+
+
+@_named(_BOUNDED, "bounded.md")
+def rectified(
+    *, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0, bound: float = 32.0
+) -> Plan:
+    """Rectified Gaussian noise: the noisy sum is clamped, and far from 0 a record costs less.
+
+    Defaults: a linear layer on features of CIFAR-10, full batches (Hu et al. 2024, Appendix G, Table 1).
+    Proof: docs/guarantees/bounded.md; `hush.individual_rdp` has the per-instance cost.
+
+    Args:
+        rate: Sampling rate; 1 for full batches.
+        clip_norm: l-infinity clipping norm.
+        multiplier: Standard deviation, in units of `clip_norm`.
+        bound: End of the support of the noisy sum.
+    """
+    noise = Rectified(scale=multiplier * clip_norm, bound=bound)
+    return _bounded(rate, clip_norm, noise)
+
+
+@_named(_BOUNDED, "bounded.md")
+def truncated(
+    *, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0, bound: float = 32.0
+) -> Plan:
+    """Truncated Gaussian noise: the noisy sum is conditioned on an interval.
+
+    Defaults and proof: as in `rectified`.
+
+    Args:
+        rate: Sampling rate; 1 for full batches.
+        clip_norm: l-infinity clipping norm.
+        multiplier: Standard deviation before truncation, in units of `clip_norm`.
+        bound: End of the support of the noisy sum.
+    """
+    noise = Truncated(scale=multiplier * clip_norm, bound=bound)
+    return _bounded(rate, clip_norm, noise)
+
+
+@_named(_SIGN, "bounded.md")
+def sign(*, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0) -> Plan:
+    """Stochastic sign: one bit of each coordinate of the noisy sum is released.
+
+    Defaults: as in `rectified`. Proof: docs/guarantees/bounded.md.
+
+    Args:
+        rate: Sampling rate; 1 for full batches.
+        clip_norm: l-infinity clipping norm.
+        multiplier: Standard deviation of the noise, in units of `clip_norm`.
+    """
+    return _bounded(rate, clip_norm, StochasticSign(multiplier * clip_norm))
+
+
+def _bounded(rate: float, clip_norm: float, noise: Noise) -> Plan:
+    clipping: Clipping = Linf(clip_norm)
+    return Plan(sampling=_sampling(rate), clipping=clipping, noise=noise)
+
+
+def _sampling(rate: float, coordinate_rate: float = 1.0) -> Sampling:
+    if coordinate_rate != 1:
+        return Twice(rate=rate, coordinate_rate=coordinate_rate)
+    return FullBatch() if rate == 1 else Poisson(rate)
