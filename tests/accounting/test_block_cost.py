@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP
 from hush.accounting.shaping import BlockCost

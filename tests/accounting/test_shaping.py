@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 
 import hush
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.accounting.shaping import charged_variance
 from hush.accounting.steps import Block, CoordinateWise, ellipsoid

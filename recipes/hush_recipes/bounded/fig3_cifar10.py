@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import hush
+from hush.accounting.numerics import Array
 from hush.accounting.per_instance import individual_rdp
-from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.data import load, tensors, with_features
 from hush.report.text import Table

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from hush.accounting.epsilon import checked_orders, rdp
 from hush.accounting.filters import RenyiFilter, individual_gaussian_rdp
 from hush.accounting.ledger import Ledger
+from hush.accounting.numerics import Array
 from hush.accounting.per_instance import individual_rdp, unit_law
-from hush.accounting.pld.privacy_loss import Array
 from hush.clipping import Linf
 from hush.core.errors import DataError, Unproved, Unsupported
 from hush.core.guarantee import Guarantee, Neighbours, Secrecy, check_delta

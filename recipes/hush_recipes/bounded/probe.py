@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import hush
+from hush.accounting.numerics import Array
 from hush.accounting.per_instance import individual_rdp, unit_law
-from hush.accounting.pld.privacy_loss import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.core.parts import Noise
 from hush.data import load, tensors, with_features

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hush.accounting.calibrate import calibrate
 from hush.accounting.compare import typical_norm
 from hush.accounting.epsilon import epsilon
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.clipping import L2, Lp
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan

@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from hush.accounting.calibrate import calibrate
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.accounting.rdp.profile import CoordinateRDP
 from hush.clipping import Lp
 from hush.core.guarantee import Budget

@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 
 from hush.accounting.epsilon import epsilon, rdp
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.accounting.rdp.conversion import conversion_term
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
 from hush.core.plan import Plan

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.accounting.shaping import charged_variance, closed_form_deviations
 from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet

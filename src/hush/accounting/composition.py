@@ -18,10 +18,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from hush.accounting.numerics import bisect
+from hush.accounting.numerics import Array, bisect
 from hush.accounting.pld import accountant
-from hush.accounting.pld.laws import GroupLaw
-from hush.accounting.pld.privacy_loss import Array, Step
+from hush.accounting.pld.privacy_loss import GroupLaw, Step
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_delta, rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
 from hush.accounting.steps import ComposableStep, Mechanism, PairedStep

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from hush.accounting.composition import SampledGroup
+from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.pld.privacy_loss import Array, Direction, Step
+from hush.accounting.pld.privacy_loss import Direction, Step
 from hush.accounting.steps import SampledGaussian, SampledNoise
 from hush.core.guarantee import Bound
 

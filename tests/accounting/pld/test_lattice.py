@@ -9,9 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hush.accounting.numerics import Array
 from hush.accounting.pld import privacy_loss as loss
 from hush.accounting.pld.lattice import SNAP, Lattice, optimistic, pessimistic
-from hush.accounting.pld.privacy_loss import Array, CellMasses, Direction
+from hush.accounting.pld.privacy_loss import CellMasses, Direction
 from hush.accounting.steps import SampledGaussian
 
 BOTH = list(Direction)

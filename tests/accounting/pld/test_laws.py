@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hush.accounting.numerics import UNIT, Array
 from hush.accounting.pld.laws import GeneralizedGaussianLaw
-from hush.accounting.pld.privacy_loss import UNIT, Array
 
 BETAS = st.one_of(st.sampled_from([1.0, 1 + 1e-9, 1.25, 1.99, 2.0, 2.33, 4.0, 12.0]), st.floats(1, 12))
 # Powers of the noise from the middle of the law to where its mass underflows.

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
 from hush.accounting.pld.lattice import SNAP, Lattice, optimistic, pessimistic
 from hush.accounting.pld.laws import GeneralizedGaussianLaw
-from hush.accounting.pld.privacy_loss import Array, Direction
+from hush.accounting.pld.privacy_loss import Direction
 from hush.accounting.steps import SampledNoise
 from hush.core.errors import InvalidValue
 

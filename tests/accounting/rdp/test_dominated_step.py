@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from hush.accounting.coordinates import dominated_step
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.core.parts import SensitivitySet
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.accounting.rdp.profile import CoordinateRDP
 
 BETAS = st.one_of(st.sampled_from([1.0, 2.0, 2.33, 4.0]), st.floats(1, 4))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.accounting.rdp.coordinatewise import subsampled_rdp
 
 HIGHEST = 9

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import gammaln
 
-from hush.accounting.pld.privacy_loss import Array
+from hush.accounting.numerics import Array
 from hush.accounting.steps import Block, CoordinateWise
 from hush.core.parts import SensitivitySet
 

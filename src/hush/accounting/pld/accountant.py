@@ -14,10 +14,7 @@ from hush.accounting.numerics import OUTWARD, UNIT
 from hush.accounting.pld import analytic_gaussian
 from hush.accounting.pld.compose import Cumulants, PrivacyCurve, Window, choose_window, compose
 from hush.accounting.pld.lattice import Lattice, aligned_width, optimistic, pessimistic
-from hush.accounting.pld.privacy_loss import (
-    Direction,
-    Step,
-)
+from hush.accounting.pld.privacy_loss import Direction, Step
 from hush.accounting.rdp import gaussian
 from hush.accounting.steps import MAX_LOSS, SampledGaussian
 from hush.core.guarantee import Bound
@@ -267,7 +264,7 @@ def _grid_widths(
     min_width = length / MAX_POINTS
     width = max(width, 1.2 * min_width)
     width = 2.0 ** (math.floor(4 * math.log2(width)) / 4)
-    bounded = [step for step in steps if step.law.max_privacy_loss < math.inf]
+    bounded = [step for step in steps if step.law.ratio_range[1] < math.inf]
     commonest = max(bounded, key=steps.__getitem__, default=None)
     while True:
         aligned = aligned_width(commonest, direction, width) if commonest else width

@@ -190,7 +190,10 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
         loss_error += count * (2 * SNAP + lattice.loss_rounding * (1 + max_loss))
         log_rounding += count * UNIT * (64 + 8 * window.tilt * max_loss)
         infinite_mass += count * lattice.infinite_mass
-        spectrum = np.fft.rfft(_wrap(tilted, lattice.first, size))[indices]
+        # a cyclic convolution sees the masses summed modulo the size
+        places = (lattice.first + np.arange(len(tilted))) % size
+        circle = np.bincount(places, weights=tilted, minlength=size)
+        spectrum = np.fft.rfft(circle)[indices]
         modulus = np.abs(spectrum)
         log_bound += count * np.log(modulus + unit_error)
         large = log_bound > -NEGLIGIBLE
@@ -226,18 +229,6 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
         infinite_mass=infinite_mass,
         loss_error=loss_error,
     )
-
-
-def _wrap(masses: Array, first: int, size: int) -> Array:
-    """The masses summed modulo `size`, as a cyclic convolution sees them; the first is at `first`."""
-    circle = np.zeros(size)
-    start = 0
-    while start < len(masses):
-        place = (first + start) % size
-        stop = min(start + size - place, len(masses))
-        circle[place : place + stop - start] += masses[start:stop]
-        start = stop
-    return circle
 
 
 def _tilt(lattice: Lattice, window: Window) -> tuple[Array, float, float, float]:

@@ -15,14 +15,12 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import erf, ndtr
 
-from hush.accounting.numerics import OUTWARD, Array, bisect, log_mixture_ratio_absolute
+from hush.accounting.numerics import OUTWARD, UNIT, Array, bisect, log_mixture_ratio_absolute
 from hush.accounting.pld.laws import GaussianLaw
 from hush.accounting.pld.privacy_loss import (
-    UNIT,
-    CellMasses,
     Direction,
     PrivacyLossLaw,
-    by_loss,
+    mixture_quantiles,
     noise_masses,
     unsampled_ratio,
 )
@@ -195,14 +193,6 @@ class JumpDiffusionLaw(PrivacyLossLaw):
     killed: float
 
     @property
-    def scale(self) -> float:
-        return math.sqrt(self.variance)
-
-    @property
-    def max_privacy_loss(self) -> float:
-        return math.inf
-
-    @property
     def total_variation(self) -> float:
         below = self._masses(np.zeros(1))
         # of a sum of positive terms each; the difference of the two has their absolute error
@@ -214,41 +204,42 @@ class JumpDiffusionLaw(PrivacyLossLaw):
         # of the places of the components, beside that of the subsampled ratio
         return 32 * UNIT * (2 + self.variance + abs(self._drift) + self.jump * len(self._weights[0]))
 
-    def privacy_loss(self, direction: Direction, noise: Array) -> Array:
-        centre = self._places[int(np.argmax(self._weights[1]))]
-        return self._loss(direction, centre + self.scale * noise)
+    @property
+    def ratio_range(self) -> tuple[float, float]:
+        return (math.log1p(-self.rate) if self.rate < 1 else -math.inf), math.inf
 
-    def loss_range(self, direction: Direction) -> tuple[float, float]:
-        low = math.log1p(-self.rate) if self.rate < 1 else -math.inf
-        return (low, math.inf) if direction is Direction.REMOVE else (-math.inf, -low)
+    @property
+    def centre(self) -> float:  # type: ignore[override]
+        return float(self._places[int(np.argmax(self._weights[1]))])
+
+    def log_ratio(self, outcomes: Array) -> Array:
+        return log_mixture_ratio_absolute(self.rate, outcomes)
 
     def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
-        cuts = np.linspace(*self._ratio_quantiles(direction, tail), _QUADRATURE)
+        cuts = np.linspace(*self.outcome_quantiles(direction, tail), _QUADRATURE)
         diffused, without = (law[1:-1] for law in self._masses(cuts))
         if direction is Direction.REMOVE:
             without = self.rate * diffused + (1 - self.rate) * without
-        losses = self._loss(direction, (cuts[1:] + cuts[:-1]) / 2)
+        losses = self.privacy_loss(direction, (cuts[1:] + cuts[:-1]) / 2)
         return losses, np.log(np.maximum(without, 1e-300))
 
-    def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
-        edges = np.array(self._ratio_quantiles(direction, tail))
-        low, high = sorted(self._loss(direction, edges).tolist())
-        return low, high
+    def outcome_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        diffused, without = self._weights
+        removed = direction is Direction.REMOVE
+        places, shares = self._places, (1 - self.rate if removed else 1.0) * without
+        if removed:
+            places = np.append(places, places + self.variance)
+            shares = np.append(shares, self.rate * diffused)
+        parts = zip(places.tolist(), shares.tolist(), strict=True)
+        deviation = math.sqrt(self.variance)
+        return mixture_quantiles(
+            [part for part in parts if part[1] > _BEYOND],
+            lambda tail: deviation * _NORMAL.inverse_survival(tail),
+            tail,
+        )
 
-    def _ratio_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
-        """Two values of W with at most `tail` of the finite mass of a direction's first law outside."""
-        parts = self._components(direction)
-        edges = []
-        for place, share in parts:
-            part = max(tail / (2 * len(parts)) / share, 1e-300)
-            if part < 0.5:
-                reach = self.scale * _NORMAL.inverse_survival(part)
-                edges += [place - reach, place + reach]
-        return min(edges), max(edges)
-
-    def _cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
-        forward = direction is Direction.REMOVE
-        ratios = unsampled_ratio(self.rate, cuts if forward else -cuts[::-1])
+    def _outcome_masses(self, direction: Direction, ratios: Array) -> tuple[Array, Array, Array]:
+        ratios, forward = unsampled_ratio(self.rate, ratios), direction is Direction.REMOVE
         diffused, without = self._masses(ratios)
         with_record = self.rate * diffused + (1 - self.rate) * without
         # numbers of jumps that are left out count as an infinite loss in either direction
@@ -259,13 +250,8 @@ class JumpDiffusionLaw(PrivacyLossLaw):
         # The component farthest from a cut has the smallest tail there, and the largest error.
         places = self._places
         farthest = ratios - places[0] if forward else places[-1] + self.variance - ratios
-        survival_error = _NORMAL.survival_error(np.maximum(farthest / self.scale, 0.0))
-        rounding = 4 * UNIT * (4 * survival_error + 16 * len(places) + 64)
-        return by_loss(direction, with_record, without, rounding)
-
-    def _loss(self, direction: Direction, ratios: Array) -> Array:
-        loss = log_mixture_ratio_absolute(self.rate, ratios)
-        return loss if direction is Direction.REMOVE else -loss
+        survival_error = _NORMAL.survival_error(np.maximum(farthest / math.sqrt(self.variance), 0.0))
+        return with_record, without, 4 * UNIT * (4 * survival_error + 16 * len(places) + 64)
 
     @property
     def _infinite(self) -> float:
@@ -291,23 +277,13 @@ class JumpDiffusionLaw(PrivacyLossLaw):
         jumped: Array = np.arange(len(self._weights[0]), dtype=float) * self.jump
         return jumped + (self._drift - self.variance / 2)
 
-    def _components(self, direction: Direction) -> list[tuple[float, float]]:
-        """Means and shares of the normal components of a direction's first law."""
-        diffused, without = self._weights
-        places = self._places
-        stay = 1 - self.rate if direction is Direction.REMOVE else 1.0
-        parts = list(zip(places.tolist(), (stay * without).tolist(), strict=True))
-        if direction is Direction.REMOVE:
-            moved = (places + self.variance).tolist()
-            parts += zip(moved, (self.rate * diffused).tolist(), strict=True)
-        return [part for part in parts if part[1] > _BEYOND]
-
     def _masses(self, ratios: Array) -> tuple[Array, Array]:
         """Masses of W below, between and above the `ratios`, with the record taking part and without."""
         diffused, without = np.zeros(len(ratios) + 1), np.zeros(len(ratios) + 1)
+        deviation = math.sqrt(self.variance)
         for place, first, second in zip(self._places, *self._weights, strict=True):
-            diffused += first * noise_masses(_NORMAL, (ratios - place - self.variance) / self.scale)
-            without += second * noise_masses(_NORMAL, (ratios - place) / self.scale)
+            diffused += first * noise_masses(_NORMAL, (ratios - place - self.variance) / deviation)
+            without += second * noise_masses(_NORMAL, (ratios - place) / deviation)
         return diffused, without
 
 

@@ -5,19 +5,13 @@ Both are proved in docs/guarantees/poisson-gaussian.md.
 """
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
 
 import numpy as np
 
-from hush.accounting.pld.privacy_loss import (
-    UNIT,
-    Array,
-    CellMasses,
-    Direction,
-    Step,
-)
+from hush.accounting.numerics import UNIT, Array
+from hush.accounting.pld.privacy_loss import CellMasses, Direction, Step
 
 # An atom this close to its grid point, relatively, counts as being on it; `compose` pays for it.
 SNAP = 1e-13
@@ -120,8 +114,8 @@ def first_law_mass(second_law: Array, losses: Array) -> Array:
 
 
 _MIN_CELLS = 4
-# Points of the lattices in a cache, of which there are two, pessimistic and optimistic: 32 MB each.
-_CACHED_POINTS = 1 << 22
+# Lattices in a cache, which a search for noise or steps uses again; one has 16 MB at most.
+_CACHED = 8
 # Sums over a grid are off by less than this.
 _OUTWARD = 1 + 1e-6
 
@@ -143,30 +137,7 @@ class Lattice:
         return _grid(self.origin, self.first, len(self.masses), self.width)
 
 
-class _Discretisation(Protocol):
-    def __call__(self, step: Step, direction: Direction, width: float, tail: float, /) -> Lattice: ...
-
-
-class _LatticeCache:
-    """A discretisation with a cache of its latest lattices, up to `_CACHED_POINTS` points."""
-
-    def __init__(self, discretise: _Discretisation) -> None:
-        self.__wrapped__ = discretise
-        self._lattices: OrderedDict[tuple[Step, Direction, float, float], Lattice] = OrderedDict()
-
-    def __call__(self, step: Step, direction: Direction, width: float, tail: float) -> Lattice:
-        key = (step, direction, width, tail)
-        latest = self._lattices.pop(key, None) or self.__wrapped__(*key)
-        self._lattices[key] = latest
-        while sum(len(lattice.masses) for lattice in self._lattices.values()) > _CACHED_POINTS:
-            self._lattices.popitem(last=False)
-        return latest
-
-    def cache_clear(self) -> None:
-        self._lattices.clear()
-
-
-@_LatticeCache
+@lru_cache(maxsize=_CACHED)
 def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
     """A lattice that dominates the step.
 
@@ -190,7 +161,7 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
     return Lattice(0.0, first, width, masses, infinite_mass, step.law.loss_rounding)
 
 
-@_LatticeCache
+@lru_cache(maxsize=_CACHED)
 def optimistic(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
     """A lattice that the step dominates.
 
@@ -306,7 +277,7 @@ def _origin(step: Step, direction: Direction, width: float) -> float:
     With a small rate almost every step has nearly the same loss; rounding that one by half a
     grid width, thousands of times, would cost all of the lower bound.
     """
-    heaviest = float(step.law.privacy_loss(direction, np.zeros(1))[0])
+    heaviest = float(step.law.privacy_loss(direction, np.array([step.law.centre]))[0])
     for _ in range(8):
         cut = step.law.cell_masses(direction, np.array([heaviest - width / 2, heaviest + width / 2]))
         if cut.first[1] <= 0 or cut.second[1] <= 0:

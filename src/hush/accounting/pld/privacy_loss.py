@@ -1,58 +1,28 @@
-"""The privacy loss distribution of one subsampled step: both laws' mass between given losses.
+"""Privacy loss distributions of one step: the mass of both laws between given losses.
 
 A step is a dominating pair: two laws on the line whose log-likelihood ratio increases with the outcome,
-so a cut in the loss is a cut in the outcome. `SampledLaw` is noise on the line, without the record,
-against that noise shifted by one with probability `rate`, with the record. Its ratio log(1 - rate + rate
-* shifted / unshifted) increases if the noise is log-concave (docs/guarantees/scalar-noise.md).
+so a cut in the loss is a cut in the outcome. The first law is that with the record in the direction
+`REMOVE`, and that without it in the direction `ADD`.
 """
 
 import math
+import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
-from hush.accounting.numerics import UNIT as UNIT
-from hush.accounting.numerics import Array as Array
-from hush.accounting.numerics import log_mixture_ratio_absolute, log_weights
+from hush.accounting.numerics import UNIT, Array, log_mixture_ratio_absolute, log_weights
+from hush.accounting.pld.laws import MAX_POWER, GaussianLaw, GeneralizedGaussianLaw
 
 # Cuts per chunk, to bound the memory: a grid may have millions.
 _CHUNK = 1 << 16
 
-
-class NoiseLaw(Protocol):
-    """Symmetric log-concave noise and its shift by one; `noise` is in units of `scale`."""
-
-    @property
-    def scale(self) -> float: ...
-
-    @property
-    def max_privacy_loss(self) -> float:
-        """Upper bound on the log-likelihood ratio of the shifted and the unshifted law, or infinity."""
-
-    @property
-    def total_variation(self) -> float:
-        """Total variation distance between the shifted and the unshifted law."""
-
-    def log_likelihood_ratio(self, noise: Array, shift: float) -> Array:
-        """log(shifted / unshifted) at the outcomes `shift + scale * noise`."""
-
-    def invert_ratio(self, ratios: Array) -> tuple[Array, Array]:
-        """Where the log-likelihood ratio crosses `ratios`: noise without the record, and with it."""
-
-    def survival(self, noise: Array) -> Array:
-        """Mass beyond `noise` >= 0, with relative accuracy."""
-
-    def survival_error(self, noise: Array) -> Array:
-        """Relative error of `survival` at noise from `invert_ratio`, in units of `UNIT`."""
-
-    def inverse_survival(self, tail: float) -> float:
-        """Noise with mass of about `tail` beyond it, or less."""
-
-    def quadrature(self, tail: float) -> tuple[Array, Array]:
-        """Noise out to `inverse_survival(tail)`, and log-weights that approximate the law."""
+NoiseLaw = GaussianLaw | GeneralizedGaussianLaw
 
 
 class Direction(Enum):
@@ -64,7 +34,7 @@ class Direction(Enum):
 
 @dataclass(frozen=True, eq=False)
 class CellMasses:
-    """Both laws' mass below the first cut, between cuts, and above the last one, by loss.
+    """Mass of both laws below the first cut, between cuts, and above the last one, by loss.
 
     `error` bounds the rounding of a mass relative to all the mass at its loss and above.
     """
@@ -77,15 +47,8 @@ class CellMasses:
 class PrivacyLossLaw(ABC):
     """Two laws on the line, sampling included, whose likelihood ratio increases with the outcome."""
 
-    @property
-    @abstractmethod
-    def scale(self) -> float:
-        """Scale of the noise."""
-
-    @property
-    @abstractmethod
-    def max_privacy_loss(self) -> float:
-        """Upper bound on the log-likelihood ratio, or infinity."""
+    centre = 0.0
+    """Outcome near the mode of the law without the record."""
 
     @property
     @abstractmethod
@@ -93,112 +56,69 @@ class PrivacyLossLaw(ABC):
         """Upper bound on the total variation distance."""
 
     @property
-    @abstractmethod
     def loss_rounding(self) -> float:
         """Rounding of a loss at a cut, relative to one and the largest loss."""
+        return 32 * UNIT
+
+    @property
+    @abstractmethod
+    def ratio_range(self) -> tuple[float, float]:
+        """The smallest and the largest log-likelihood ratio, which may be infinite."""
 
     @abstractmethod
-    def privacy_loss(self, direction: Direction, noise: Array) -> Array:
-        """The privacy loss at the outcomes `scale * noise`."""
+    def log_ratio(self, outcomes: Array) -> Array:
+        """log(with the record / without it) at `outcomes`, which are in units of the noise."""
 
     @abstractmethod
-    def loss_range(self, direction: Direction) -> tuple[float, float]:
-        """The smallest and the largest privacy loss, which may be infinite."""
+    def outcome_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        """Two outcomes with at most `tail` of the first law's finite mass outside either."""
 
     @abstractmethod
     def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
         """Losses and log-weights that approximate the privacy loss distribution: an estimate."""
 
     @abstractmethod
-    def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
-        """Two losses with at most `tail` of the first law's mass outside either."""
+    def _outcome_masses(self, direction: Direction, ratios: Array) -> tuple[Array, Array, Array]:
+        """Masses with the record and without it between increasing ratios, and rounding at the cuts."""
 
-    @abstractmethod
-    def _cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
-        """`cell_masses` at a limited number of cuts."""
+    def privacy_loss(self, direction: Direction, outcomes: Array) -> Array:
+        """The privacy loss at `outcomes`."""
+        ratio = self.log_ratio(outcomes)
+        return ratio if direction is Direction.REMOVE else -ratio
+
+    def loss_range(self, direction: Direction) -> tuple[float, float]:
+        """The smallest and the largest privacy loss, which may be infinite."""
+        low, high = self.ratio_range
+        return (low, high) if direction is Direction.REMOVE else (-high, -low)
+
+    def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        """Two losses with at most `tail` of the first law's finite mass outside either."""
+        ends = np.array(self.outcome_quantiles(direction, tail))
+        low, high = sorted(self.privacy_loss(direction, ends).tolist())
+        return low, high
 
     def cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
-        """Both laws' mass between the `cuts`, with relative accuracy in both tails."""
-        if len(cuts) <= _CHUNK:
-            return self._cell_masses(direction, cuts)
+        """Mass of both laws between the `cuts`, with relative accuracy in both tails."""
         # Neighbouring chunks share a cut: the mass beyond it belongs to the other chunk.
         first, second, error = (np.empty(len(cuts) + 1) for _ in range(3))
-        for start in range(0, len(cuts) - 1, _CHUNK):
+        for start in range(0, max(len(cuts) - 1, 1), _CHUNK):
             stop = min(start + _CHUNK, len(cuts) - 1)
-            chunk = self._cell_masses(direction, cuts[start : stop + 1])
+            chunk = self._chunk_masses(direction, cuts[start : stop + 1])
             low, high = int(start > 0), len(chunk.first) - int(stop < len(cuts) - 1)
             for whole, part in ((first, chunk.first), (second, chunk.second), (error, chunk.error)):
                 whole[start + low : start + high] = part[low:high]
         return CellMasses(first, second, error)
 
-
-@dataclass(frozen=True)
-class SampledLaw(PrivacyLossLaw):
-    """Noise against the mixture of itself and its shift by one, of weight `rate`."""
-
-    noise: NoiseLaw
-    rate: float
-
-    @property
-    def scale(self) -> float:
-        return self.noise.scale
-
-    @property
-    def max_privacy_loss(self) -> float:
-        return self.noise.max_privacy_loss
-
-    @property
-    def total_variation(self) -> float:
-        return self.rate * self.noise.total_variation
-
-    @property
-    def loss_rounding(self) -> float:
-        return 32 * UNIT
-
-    def privacy_loss(self, direction: Direction, noise: Array) -> Array:
-        return self._shifted_loss(direction, noise, 0.0)
-
-    def _shifted_loss(self, direction: Direction, noise: Array, shift: float) -> Array:
-        """The privacy loss at the outcomes `shift + scale * noise`; `shift` is 0 or 1."""
-        ratio = log_mixture_ratio_absolute(self.rate, self.noise.log_likelihood_ratio(noise, shift))
-        return ratio if direction is Direction.REMOVE else -ratio
-
-    def loss_range(self, direction: Direction) -> tuple[float, float]:
-        rate, ratio = self.rate, self.noise.max_privacy_loss
-        low = math.log1p(rate * math.expm1(-ratio)) if rate < 1 else -ratio
-        # exp would overflow where 1 - rate is negligible beside it
-        high = ratio + math.log(rate) if ratio > 600 else math.log1p(rate * math.expm1(ratio))
-        return (low, high) if direction is Direction.REMOVE else (-high, -low)
-
-    def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
-        noise, weight = self.noise.quadrature(tail)
-        if direction is Direction.ADD:
-            return self.privacy_loss(direction, noise), weight
-        shifted = self._shifted_loss(direction, noise, 1.0)
-        if self.rate == 1:
-            return shifted, weight
-        log_stay, log_move = log_weights(self.rate)
-        weights = np.append(weight + log_stay, weight + log_move)
-        return np.append(self.privacy_loss(direction, noise), shifted), weights
-
-    def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
-        law = self.noise
-        unshifted = law.inverse_survival(max(tail / 2, 1e-300))
-        shifted = law.inverse_survival(min(0.5, max(tail / 2 / self.rate, 1e-300)))
-        top = max(unshifted * law.scale, 1 + shifted * law.scale)
-        noise = np.array([-unshifted, top / law.scale])
-        low, high = sorted(float(edge) for edge in self.privacy_loss(direction, noise))
-        return low, high
-
-    def _cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
+    def _chunk_masses(self, direction: Direction, cuts: Array) -> CellMasses:
         forward = direction is Direction.REMOVE
-        ratios = unsampled_ratio(self.rate, cuts if forward else -cuts[::-1])
-        without, with_record = self.noise.invert_ratio(ratios)
-        null = noise_masses(self.noise, without)
-        mixed = self.rate * noise_masses(self.noise, with_record) + (1 - self.rate) * null
-        outer = without if forward else -with_record
-        rounding = 4 * UNIT * self.noise.survival_error(np.maximum(outer, 0.0))
-        return by_loss(direction, mixed, null, rounding)
+        with_record, without, rounding = self._outcome_masses(
+            direction, cuts if forward else -cuts[::-1]
+        )
+        # Rounding at both cuts of a cell affects its mass under either law.
+        error = np.maximum(np.append(rounding, rounding[-1:]), np.append(rounding[:1], rounding))
+        if forward:
+            return CellMasses(with_record, without, error)
+        return CellMasses(without[::-1], with_record[::-1], error[::-1])
 
 
 class Step(Protocol):
@@ -213,13 +133,60 @@ class Step(Protocol):
         """The step, or one with just enough more noise for its losses to fit a grid."""
 
 
-def by_loss(direction: Direction, with_record: Array, without: Array, rounding: Array) -> CellMasses:
-    """Both laws' masses between outcomes, in the order of the loss; `rounding` is that at the cuts."""
-    # Rounding at both cuts of a cell affects its mass under either law.
-    error = np.maximum(np.append(rounding, rounding[-1:]), np.append(rounding[:1], rounding))
-    if direction is Direction.REMOVE:
-        return CellMasses(with_record, without, error)
-    return CellMasses(without[::-1], with_record[::-1], error[::-1])
+@dataclass(frozen=True)
+class SampledLaw(PrivacyLossLaw):
+    """Noise, against the mixture of it and its shift by one, of weight `rate`.
+
+    The noise is log-concave, so the ratio log(1 - rate + rate * shifted / unshifted) increases
+    (docs/guarantees/scalar-noise.md).
+    """
+
+    noise: NoiseLaw
+    rate: float
+
+    @property
+    def total_variation(self) -> float:
+        return self.rate * self.noise.total_variation
+
+    @property
+    def ratio_range(self) -> tuple[float, float]:
+        return _sampled_range(self.noise, self.rate)
+
+    def log_ratio(self, outcomes: Array, shift: float = 0.0) -> Array:
+        return log_mixture_ratio_absolute(self.rate, self.noise.log_likelihood_ratio(outcomes, shift))
+
+    def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
+        noise, weight = self.noise.quadrature(tail)
+        if direction is Direction.ADD:
+            return self.privacy_loss(direction, noise), weight
+        shifted = self.log_ratio(noise, 1.0)
+        if self.rate == 1:
+            return shifted, weight
+        log_stay, log_move = log_weights(self.rate)
+        weights = np.append(weight + log_stay, weight + log_move)
+        return np.append(self.log_ratio(noise), shifted), weights
+
+    def outcome_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        law = self.noise
+        unshifted = law.inverse_survival(max(tail / 2, 1e-300))
+        shifted = law.inverse_survival(min(0.5, max(tail / 2 / self.rate, 1e-300)))
+        top = max(unshifted * law.scale, 1 + shifted * law.scale)
+        return -unshifted, top / law.scale
+
+    def _outcome_masses(self, direction: Direction, ratios: Array) -> tuple[Array, Array, Array]:
+        without, with_record = self.noise.invert_ratio(unsampled_ratio(self.rate, ratios))
+        null = noise_masses(self.noise, without)
+        mixed = self.rate * noise_masses(self.noise, with_record) + (1 - self.rate) * null
+        outer = without if direction is Direction.REMOVE else -with_record
+        return mixed, null, 4 * UNIT * self.noise.survival_error(np.maximum(outer, 0.0))
+
+
+def _sampled_range(noise: NoiseLaw, rate: float) -> tuple[float, float]:
+    """Ends of the log-likelihood ratio of a sampled record."""
+    ratio = noise.max_privacy_loss
+    # exp would overflow where 1 - rate is negligible beside it
+    high = ratio + math.log(rate) if ratio > 600 else math.log1p(rate * math.expm1(ratio))
+    return math.log1p(rate * math.expm1(-ratio)) if rate < 1 else -ratio, high
 
 
 def unsampled_ratio(rate: float, losses: Array) -> Array:
@@ -252,3 +219,192 @@ def noise_masses(law: NoiseLaw, cuts: Array) -> Array:
     )
     # Rounding may have left less than nothing in a narrow cell.
     return np.maximum(masses, 0.0)
+
+
+def mixture_quantiles(
+    parts: Sequence[tuple[float, float]], reach: Callable[[float], float], tail: float
+) -> tuple[float, float]:
+    """Two outcomes with at most `tail` of a mixture's mass outside.
+
+    `parts` are places and shares; `reach` is the distance from its place beyond which a part has a given
+    mass.
+    """
+    edges = []
+    for place, share in parts:
+        part = max(tail / (2 * len(parts)) / share, 1e-300)
+        if part < 0.5:
+            edges += [place - reach(part), place + reach(part)]
+    return min(edges), max(edges)
+
+
+_GROUP_TABLE_SIZE = 1 << 14
+_MAX_SECANTS = 12
+# Terms of mixtures that are held at a time, to bound the memory.
+_MAX_TERMS = 1 << 21
+# No mass lies beyond noise of this tail, the smallest double.
+_NO_MASS = 5e-324
+
+
+@dataclass(frozen=True)
+class GroupLaw(PrivacyLossLaw):
+    """Mixture of shifts k = 0..size of `noise`, binomial with `rate`, against none or its mirror image.
+
+    Args:
+        noise: Noise that one record shifts by one at most.
+        rate: Chance that a record is drawn.
+        size: Number of records.
+        replaced: Whether each has another record in its place in the other data set, or none.
+    """
+
+    noise: NoiseLaw
+    rate: float
+    size: int
+    replaced: bool
+
+    @property
+    def total_variation(self) -> float:
+        # the numbers drawn in the two data sets are coupled: total variation is jointly convex
+        return sum(
+            weight * self._noise_of(2 * k if self.replaced else k).total_variation
+            for k, weight in self._weights
+            if k
+        )
+
+    @property
+    def loss_rounding(self) -> float:
+        # docs/guarantees/groups.md, step 6
+        power = self.noise.beta if isinstance(self.noise, GeneralizedGaussianLaw) else 2.0
+        least = min(weight for _, weight in self._weights)
+        return 8 * UNIT * power * (MAX_POWER - math.log(least))
+
+    @property
+    def ratio_range(self) -> tuple[float, float]:
+        # the ratio's ends are powers of those of one record
+        low, high = (self.size * end for end in _sampled_range(self.noise, self.rate))
+        return (low - high, high - low) if self.replaced else (low, high)
+
+    def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
+        noise, weight = self.noise.quadrature(tail)
+        # components lighter than the tail lie beyond the grid
+        parts = [(shift, share) for shift, share in self._components(direction) if share > 1e-3 * tail]
+        losses = [self.privacy_loss(direction, noise + shift / self.noise.scale) for shift, _ in parts]
+        return np.concatenate(losses), np.concatenate([weight + math.log(share) for _, share in parts])
+
+    def outcome_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        parts = [(shift / self.noise.scale, share) for shift, share in self._components(direction)]
+        return mixture_quantiles(parts, self.noise.inverse_survival, tail)
+
+    def _outcome_masses(self, direction: Direction, ratios: Array) -> tuple[Array, Array, Array]:
+        outcomes, scale = self._invert_ratio(ratios), self.noise.scale
+        with_records, without = (
+            np.asarray(
+                sum(share * noise_masses(self.noise, (outcomes - shift) / scale) for shift, share in law)
+            )
+            for law in (self._components(Direction.REMOVE), self._components(Direction.ADD))
+        )
+        # The components farthest from a cut have its smallest tails, and the largest errors: those of
+        # the tail, of its argument (no more), of the shares and of their sum.
+        forward = direction is Direction.REMOVE
+        farthest = outcomes + self._mirrored if forward else self.size - outcomes
+        survival_error = self.noise.survival_error(np.maximum(farthest / scale, 0.0))
+        return with_records, without, 4 * UNIT * (2 * survival_error + len(self._weights) + 8)
+
+    @property
+    def _mirrored(self) -> int:
+        """The largest shift of the second law, which is to the other side."""
+        return self.size if self.replaced else 0
+
+    @property
+    def _weights(self) -> tuple[tuple[int, float], ...]:
+        return _binomial_weights(self.size, self.rate)
+
+    def _components(self, direction: Direction) -> Iterator[tuple[int, float]]:
+        """Shifts and weights of a direction's first law."""
+        if direction is Direction.REMOVE:
+            yield from self._weights
+        elif self.replaced:
+            yield from ((-k, weight) for k, weight in self._weights)
+        else:
+            yield 0, 1.0
+
+    def _noise_of(self, shift: int) -> NoiseLaw:
+        """The noise in units of `shift`: what the shift is to it, one is to this."""
+        return replace(self.noise, scale=self.noise.scale / shift)
+
+    def log_ratio(self, outcomes: Array) -> Array:
+        ratio = self._log_mixture(outcomes)
+        return ratio - self._log_mixture(-outcomes) if self.replaced else ratio
+
+    def _log_mixture(self, noise: Array) -> Array:
+        """log sum_k weight_k shifted_k / unshifted."""
+        if len(noise) > (chunk := _MAX_TERMS // len(self._weights)):
+            parts = (noise[start : start + chunk] for start in range(0, len(noise), chunk))
+            return np.concatenate([self._log_mixture(part) for part in parts])
+        top = np.full(len(noise), -np.inf)
+        terms = []
+        for k, weight in self._weights:
+            # with next to no noise a ratio may be no number
+            with np.errstate(over="ignore"):
+                ratios = self._noise_of(k).log_likelihood_ratio(noise, 0.0) if k else 0 * noise
+            terms.append(ratios + math.log(weight))
+            np.maximum(top, terms[-1], out=top)
+        np.minimum(top, sys.float_info.max, out=top)
+        total = np.zeros(len(noise))
+        for term in terms:
+            term -= top
+            total += np.exp(np.minimum(term, 0.0, out=term), out=term)
+        top += np.log(total)
+        return top
+
+    def _invert_ratio(self, losses: Array) -> Array:
+        """Outcomes at which the log-likelihood ratio is `losses`; infinite where there is no mass."""
+        table, values = _ratio_table(self)
+        after = np.searchsorted(values, losses)
+        outcomes = np.where(after == 0, -np.inf, np.inf)
+        inside = np.flatnonzero((after > 0) & (after < len(values)))
+        after, target = after[inside], losses[inside]
+        low, high = table[after - 1], table[after]
+        tolerance = self.loss_rounding / 4 * (1 + np.abs(target))
+        last, last_error = low, values[after - 1] - target
+        outcome, error = high, values[after] - target
+        # Secants through the last two outcomes; the bracket is halved where they leave it or do not end.
+        turn = 0
+        while len(inside):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                secant = outcome - error * (outcome - last) / (error - last_error)
+            usable = (low < secant) & (secant < high) & (turn < _MAX_SECANTS)
+            last, last_error = outcome, error
+            outcome = np.where(usable, secant, (low + high) / 2)
+            error = self.log_ratio(outcome / self.noise.scale) - target
+            outcomes[inside] = outcome
+            low, high = np.where(error < 0, outcome, low), np.where(error < 0, high, outcome)
+            middle = (low + high) / 2
+            # where no double lies between the two, the loss at either is as close as can be
+            rest = (np.abs(error) > tolerance) & (low < middle) & (middle < high)
+            inside, turn = inside[rest], turn + 1
+            target, tolerance, low, high, last, last_error, outcome, error = (
+                each[rest] for each in (target, tolerance, low, high, last, last_error, outcome, error)
+            )
+        # rounding must not put two cuts in the wrong order
+        return np.maximum.accumulate(outcomes)
+
+
+@lru_cache(maxsize=16)
+def _binomial_weights(size: int, rate: float) -> tuple[tuple[int, float], ...]:
+    """Numbers drawn out of `size`, and their chances to the last bit; without those that underflow."""
+    drawn, outcomes = rate.as_integer_ratio()
+    chances = (
+        (k, math.comb(size, k) * drawn**k * (outcomes - drawn) ** (size - k) / outcomes**size)
+        for k in range(size + 1)
+    )
+    return tuple((k, chance) for k, chance in chances if chance > 0)
+
+
+@lru_cache(maxsize=4)
+def _ratio_table(law: GroupLaw) -> tuple[Array, Array]:
+    """Increasing outcomes, from one end of the mass to the other, and their log-likelihood ratios."""
+    # Beyond the shifts a bounded ratio is flat.
+    bounded = law.noise.max_privacy_loss < math.inf
+    reach = 0.0 if bounded else law.noise.inverse_survival(_NO_MASS) * law.noise.scale
+    table = np.linspace(-law._mirrored - reach, law.size + reach, _GROUP_TABLE_SIZE)
+    return table, np.maximum.accumulate(law.log_ratio(table / law.noise.scale))
