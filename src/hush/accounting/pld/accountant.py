@@ -65,7 +65,9 @@ def profile(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[Bo
     noisier = _representable(steps)
     lowers, uppers = [0.0] * len(epsilons), [0.0] * len(epsilons)
     for direction in Direction:
-        for k, (lower, upper) in enumerate(_one_sided_profile(noisier, direction, epsilons)):
+        decisive = [max(lower, upper / 1000) for lower, upper in zip(lowers, uppers, strict=True)]
+        bounds = _one_sided_profile(noisier, direction, epsilons, decisive)
+        for k, (lower, upper) in enumerate(bounds):
             lowers[k], uppers[k] = max(lowers[k], lower), max(uppers[k], upper)
     if noisier != steps:
         largest = max(max_composed_loss(steps, direction) for direction in Direction)
@@ -170,27 +172,37 @@ def _epsilon(steps: Counts, direction: Direction, delta: float, at_least: float)
 
 
 def _one_sided_profile(
-    steps: Counts, direction: Direction, epsilons: Sequence[float]
-) -> Iterator[tuple[float, float]]:
+    steps: Counts, direction: Direction, epsilons: Sequence[float], decisive: Sequence[float]
+) -> list[tuple[float, float]]:
     """Lower and upper bounds on delta in one direction, at each of the increasing `epsilons`.
 
-    A composition answers for the epsilon that its tilt is for, and for those up to a deviation of the
-    tilted loss above it: it is exact at all of them, and hardly less accurate.
+    A composition answers for the epsilon of its tilt, and for those up to a deviation of the tilted loss
+    above it: it is exact at all of them, and hardly less accurate. Where delta is below `decisive`, the
+    other direction decides: the delta of a smaller epsilon, which is no less, is bound enough.
     """
+    bounds: list[tuple[float, float]] = []
     max_loss = max_composed_loss(steps, direction)
-    done = 0
-    while done < len(epsilons):
+    while (done := len(bounds)) < len(epsilons):
         epsilon = epsilons[done]
         if max_loss <= epsilon:
-            yield 0.0, 0.0
-            done += 1
-            continue
-        rough = choose_window(Cumulants(steps, direction, 1e-300), log_delta=None, epsilon=epsilon)
-        tail = _step_tail(steps, rough.log_delta)
-        window = choose_window(Cumulants(steps, direction, tail), log_delta=None, epsilon=epsilon)
-        near = [other for other in epsilons[done:] if other <= epsilon + window.deviation]
-        yield from _deltas(steps, direction, near, window, tail)
-        done += len(near)
+            bounds.append((0.0, 0.0))
+        elif bounds and bounds[-1][1] <= decisive[done]:
+            bounds.append((0.0, bounds[-1][1]))
+        else:
+            window, tail = _window_at(steps, direction, epsilon)
+            near = [other for other in epsilons[done:] if other <= epsilon + window.deviation]
+            bounds += _deltas(steps, direction, near, window, tail)
+    return bounds
+
+
+def _window_at(steps: Counts, direction: Direction, epsilon: float) -> tuple[Window, float]:
+    """The window for an epsilon, and the mass of one step that may lie beyond the grid."""
+    rough = choose_window(Cumulants(steps, direction, 1e-300), log_delta=None, epsilon=epsilon)
+    if rough.low > epsilon:
+        # losses that are all but impossible are so large that no tilt suits them and epsilon
+        rough = choose_window(Cumulants(steps, direction, 1e-30), log_delta=None, epsilon=epsilon)
+    tail = _step_tail(steps, rough.log_delta)
+    return choose_window(Cumulants(steps, direction, tail), log_delta=None, epsilon=epsilon), tail
 
 
 def _deltas(
@@ -223,9 +235,7 @@ def _deltas_upper(steps: Counts, direction: Direction, epsilons: Sequence[float]
         return [0.0] * len(epsilons)
     if largest <= middle:
         middle = epsilons[0]
-    rough = choose_window(Cumulants(steps, direction, 1e-300), log_delta=None, epsilon=middle)
-    tail = _step_tail(steps, rough.log_delta)
-    window = choose_window(Cumulants(steps, direction, tail), log_delta=None, epsilon=middle)
+    window, tail = _window_at(steps, direction, middle)
     width = next(_grid_widths(steps, direction, window, tail, middle + window.deviation))
     curve = compose(_lattices(pessimistic, steps, direction, width, tail), window)
     return [
