@@ -6,7 +6,7 @@ back when delta is summed. That is exact, and it keeps relative accuracy at any 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +17,8 @@ from hush.accounting.pld.privacy_loss import Direction, Step
 
 # exp(-_LOG_OUTSIDE) of the tilted mass may fall outside the window on either side.
 _LOG_OUTSIDE = 25.0
+# Above this the window is widened to all losses, if it has most of them.
+_MAX_OUTSIDE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,14 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
     kernel_sum = 1 / -math.expm1(-window.tilt * width) if window.tilt * width * size > 1 else size
     above = math.exp(min(log_above - window.upper_exponent * high, 0.0))
     below = math.exp(min(log_below + window.lower_exponent * low, 0.0))
+    # A large exponent takes losses that were moved onto the grid for mass outside: hold all of them.
+    bottom, top = (sum(count * float(lattice.losses[end]) for lattice, count in parts) for end in (0, -1))
+    if above > _MAX_OUTSIDE and 0 <= top - high < high - low:
+        return compose(parts, replace(window, high=top + 2 * width))
+    if below > _MAX_OUTSIDE and 0 <= low - bottom < high - low:
+        return compose(parts, replace(window, low=bottom - 2 * width))
+    above = 0.0 if above > _MAX_OUTSIDE and top < high else above
+    below = 0.0 if below > _MAX_OUTSIDE and low < bottom else below
     return PrivacyCurve(
         start=low,
         width=width,
