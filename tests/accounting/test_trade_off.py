@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
-from gdpnum.converter import PLDConverter, get_worst_case_regret
+from gdpnum.converter import PLDConverter
 from riskcal.analysis import get_advantage_from_pld, get_bayes_risk_from_pld, get_beta_from_pld
 from scipy.stats import norm
 
@@ -14,7 +14,6 @@ import hush
 from hush.accounting.attacker import Attacker
 from hush.accounting.explanation import (
     MIN_ERROR_RATE,
-    PRIORS,
     PrivacyProfile,
     explain,
     gaussian_mu,
@@ -22,7 +21,7 @@ from hush.accounting.explanation import (
     trade_off_curve,
 )
 from hush.accounting.numerics import Array
-from hush.accounting.pld import analytic_gaussian
+from hush.accounting.pld import accountant, analytic_gaussian
 
 
 def plan(rate: float, multiplier: float) -> hush.Plan:
@@ -61,34 +60,21 @@ FEW_STEPS = [(0.25, 3.0, 200), (1.0, 10.0, 100), (0.5, 2.0, 20)]
 def test_the_gaussian_mechanism_is_its_own_gaussian_dp(mu: float) -> None:
     curve = trade_off_curve(privacy_profile({plan(1.0, 1 / mu): 1}))
     assert mu <= curve.mu <= mu * 1.002
-    assert curve.regret < 1e-3
     rates = np.array(curve.false_positive_rates)
     exact = norm.cdf(norm.isf(rates) - mu)
     assert (np.array(curve.lower) <= exact + 1e-12).all()
-    assert (np.array(curve.upper) >= exact - 1e-12).all()
-    np.testing.assert_allclose(curve.lower, curve.upper, atol=4e-3)
+    np.testing.assert_allclose(curve.lower, exact, atol=4e-3)
 
 
 @pytest.mark.parametrize(("rate", "multiplier", "steps"), [*FEW_STEPS, (0.01, 1.0, 1000), (0.3, 0.5, 1)])
-def test_both_ends_hold_the_curve_and_the_gaussian_is_below(
-    rate: float, multiplier: float, steps: int
-) -> None:
-    counts = {plan(rate, multiplier): steps}
+def test_the_gaussian_is_below_the_curve(rate: float, multiplier: float, steps: int) -> None:
     curve = trade_off_curve(profile_of(rate, multiplier, steps))
     inside = np.array(curve.false_positive_rates) >= 1e-6
-    lower, upper, gaussian = (
-        np.array(side)[inside] for side in (curve.lower, curve.upper, curve.gaussian)
-    )
-    assert (lower <= upper).all()
-    assert (gaussian <= lower + 1e-12).all()
-    attacker = Attacker(counts)
+    assert (np.array(curve.gaussian)[inside] <= np.array(curve.lower)[inside] + 1e-12).all()
+    attacker = Attacker({plan(rate, multiplier): steps})
     for x in (1e-3, 0.05, 0.4):
-        best = attacker.false_negative_rate(x)
-        assert np.interp(x, curve.false_positive_rates, curve.upper) >= best - 1e-12
-    # moved by the regret in both error rates, what holds is below mu-GDP
-    rates = np.array(curve.false_positive_rates)
-    shifted = np.interp(rates + curve.regret, rates, curve.lower)
-    assert (shifted - curve.regret <= np.array(curve.gaussian) + 1e-9).all()
+        at_x = np.interp(x, curve.false_positive_rates, curve.lower)
+        assert at_x == pytest.approx(attacker.false_negative_rate(x), abs=5e-3)
 
 
 @pytest.mark.parametrize(("rate", "multiplier", "steps"), [*FEW_STEPS, (0.01, 1.0, 1000), (0.1, 0.5, 9)])
@@ -119,11 +105,7 @@ def test_other_libraries_agree_where_steps_are_few(rate: float, multiplier: floa
     rates = np.geomspace(1e-10, 0.3, 50)
     mus = norm.isf(rates) - norm.isf(best_powers(loss, rates))
     assert curve.mu == pytest.approx(mus.max(), rel=1e-3)
-    converter = PLDConverter(loss)
-    assert 0.98 * curve.mu <= converter.get_mu() <= curve.mu
-    # an underestimate by its own account, and ours an overestimate
-    regret = get_worst_case_regret(converter.alphas_symm, converter.betas_symm, curve.mu)
-    assert regret - 1e-6 <= curve.regret <= regret + 2e-3
+    assert 0.98 * curve.mu <= PLDConverter(loss).get_mu() <= curve.mu
 
 
 @pytest.mark.parametrize(
@@ -160,10 +142,29 @@ def test_a_profile_that_is_loose_at_epsilon_zero_is_mended_by_its_other_points()
     assert meaning.attack.advantage == pytest.approx(1 - 2 * alike, abs=1e-9)
     assert meaning.attack.advantage < 0.7 * loose.advantage
     assert meaning.attack.posterior == pytest.approx((1 + meaning.attack.advantage) / 2)
-    exact = explain(hush.epsilon(plan(0.2, 3.0), 50, 1e-5), {plan(0.2, 3.0): 50})
-    likewise = Attacker({plan(0.2, 3.0): 50}).posteriors(PRIORS)
-    np.testing.assert_allclose(exact.posteriors, likewise, atol=2e-4)
-    at_even = meaning.posteriors[len(meaning.posteriors) // 2]
-    assert at_even == pytest.approx(meaning.attack.posterior)
-    for rate, power in zip((0.1, 0.01, 0.001), meaning.attack.true_positive_rates, strict=True):
-        assert power <= loose.true_positive_rate(rate)
+
+
+@pytest.mark.parametrize(
+    ("rate", "multiplier", "steps"), [(0.01, 1.0, 1000), (0.001, 0.5, 20), (1e-4, 0.4, 10)]
+)
+def test_rates_from_the_profile_are_those_of_a_search(
+    rate: float, multiplier: float, steps: int
+) -> None:
+    counts = {plan(rate, multiplier): steps}
+    attack, searched = explain(hush.epsilon(*counts, steps, 1e-5), counts).attack, Attacker(counts)
+    assert attack.advantage == pytest.approx(searched.advantage, rel=1e-9)
+    for x, power in zip((0.1, 0.01, 0.001), attack.true_positive_rates, strict=True):
+        assert power == pytest.approx(searched.true_positive_rate(x), rel=1e-3)
+
+
+def test_a_rare_record_is_explained_by_few_compositions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The direction that does not decide took most of half a minute."""
+    composed = []
+    compose = accountant.compose
+    monkeypatch.setattr(
+        accountant, "compose", lambda parts, window: composed.append(1) or compose(parts, window)
+    )
+    counts = {plan(1e-9, 1.0): 100}
+    meaning = explain(hush.epsilon(*counts, 100, 1e-5), counts)
+    assert len(composed) < 150, "474 before"
+    assert 0 < meaning.attack.advantage <= 1e-7

@@ -78,21 +78,11 @@ class AttackBounds(ABC):
         Returns:
             An upper bound on the accuracy of the best guess; `success` at a prior of 1/2.
         """
-        return self.posteriors([prior])[0]
-
-    def posteriors(self, priors: Sequence[float]) -> list[float]:
-        """`posterior` of each prior, from one composition: much cheaper than one by one.
-
-        Args:
-            priors: Probabilities of membership before anything is released.
-        """
-        likelier = [max(p, 1 - p) for p in (_PRIOR.check("prior", prior) for prior in priors)]
+        checked = _PRIOR.check("prior", prior)
+        m = max(checked, 1 - checked)
         # rounded down: delta falls with epsilon
-        log_odds = [max(0.0, math.log(m / (1 - m)) * (1 - _ROUNDING) - _ROUNDING) for m in likelier]
-        increasing = sorted(set(log_odds))
-        deltas = dict(zip(increasing, self._deltas(increasing).tolist(), strict=True))
-        gains = [(1 - m) * deltas[odds] for m, odds in zip(likelier, log_odds, strict=True)]
-        return [min(1.0, m + gain + _ROUNDING) for m, gain in zip(likelier, gains, strict=True)]
+        log_odds = max(0.0, math.log(m / (1 - m)) * (1 - _ROUNDING) - _ROUNDING)
+        return min(1.0, m + (1 - m) * float(self._deltas([log_odds])[0]) + _ROUNDING)
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
         """The largest power of a test at a false positive rate.

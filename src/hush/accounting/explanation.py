@@ -1,13 +1,12 @@
 """The meaning of a guarantee: its privacy profile, its trade-off curve and the rates of attacks.
 
-**Guarantee.** docs/guarantees/risk.md: no test has errors below the trade-off curve; and mu-GDP holds for
+**Guarantee.** docs/guarantees/risk.md: no test has errors below the trade-off curve; mu-GDP holds for
 all tests whose error rates are both at least 1e-10.
 """
 
 import math
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -17,12 +16,11 @@ from hush.accounting.epsilon import Dimension, compose, deltas
 from hush.accounting.numerics import UNIT, Array
 from hush.core.guarantee import RECORD, Adjacency, Guarantee
 from hush.core.plan import Plan
-from hush.core.release import Selective
 
 # The profile ends at this delta, and at this epsilon where that comes first. Its epsilons are squares of
 # evenly spaced numbers: a record that is rarely sampled has a profile that falls steeply near 0.
 _MIN_DELTA, _MAX_EPSILON = 1e-12, 700.0
-_POINTS = 129
+_POINTS = 257
 MIN_ERROR_RATE = 1e-10
 """Gaussian DP is for tests with error rates from here on: subsampled steps have no such mu beyond."""
 # Outweighs the rounding of the normal distribution's quantiles, and of a few operations up to 1.
@@ -31,8 +29,6 @@ _OUTWARD, _ROUNDING = 1 + 1e-9, 32 * UNIT
 _MIN_GAP = 1e-6
 _RATES = np.unique(np.concatenate([np.geomspace(1e-6, 0.5, 60), np.linspace(0.0, 1.0, 61)]))
 FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
-PRIORS = tuple(percent / 100 for percent in range(1, 100))
-"""Prior probabilities of membership at which the probability of a correct guess is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,14 +80,12 @@ class Explanation:
     Args:
         attack: Rates that follow from the privacy profile.
         from_epsilon: Rates that follow from epsilon and delta alone: never smaller.
-        posteriors: Probability of a correct guess at each of `PRIORS`.
         profile: Certified bounds on delta at each epsilon.
         trade_off: Trade-off curve and mu of Gaussian DP.
     """
 
     attack: AttackRates
     from_epsilon: AttackRates
-    posteriors: tuple[float, ...]
     profile: PrivacyProfile
     trade_off: TradeOffCurve
 
@@ -109,30 +103,9 @@ def explain(
     return Explanation(
         attack=attack_rates(implied),
         from_epsilon=attack_rates(ApproximateDP([own])),
-        posteriors=tuple(implied.posteriors(PRIORS)),
         profile=profile,
         trade_off=trade_off_curve(profile),
     )
-
-
-def proved_guarantee(
-    counts: Mapping[Plan, int], delta: float, dimension: Dimension = None, adjacency: Adjacency = RECORD
-) -> Guarantee:
-    """The proved guarantee of plans whose selective steps may be charged as published.
-
-    These are charged per acceptance: a published charge is also for one accepted update, after a secret
-    number of trials.
-    """
-    proved: Counter[Plan] = Counter()
-    sizes: dict[Plan, int] = {}
-    for plan, count in counts.items():
-        release, charged = plan.release, plan
-        if isinstance(release, Selective) and release.accounting == "published":
-            charged = replace(plan, release=replace(release, accounting="per-acceptance"))
-        proved[charged] += count
-        if isinstance(dimension, Mapping) and plan in dimension:
-            sizes[charged] = dimension[plan]
-    return compose(proved, delta, sizes if isinstance(dimension, Mapping) else dimension, adjacency)
 
 
 def privacy_profile(

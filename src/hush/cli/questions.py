@@ -182,7 +182,7 @@ def explain(**options: Any) -> None:
         "\nAn attacker who sees all that is released, knows everything else and tests "
         f"{membership(charges.adjacency)}:\n\n{table}\n",
         f"  Gaussian DP: mu = {at_most(meaning.trade_off.mu)} (for error rates of {MIN_ERROR_RATE:g} or "
-        f"more; regret at most {at_most(meaning.trade_off.regret, 2)})",
+        "more)",
     ]
     charges.print(explanation_facts(meaning), lines, as_json=options["as_json"])
 

@@ -146,12 +146,11 @@ class RunFacts:
 
 def explanation_facts(meaning: Explanation) -> dict[str, Any]:
     """Rates of attacks and the mu of Gaussian DP, as plain data."""
-    curve = meaning.trade_off
     return {
         "false_positive_rates": FALSE_POSITIVE_RATES,
         "attack": asdict(meaning.attack),
         "from_epsilon": asdict(meaning.from_epsilon),
-        "gaussian": {"mu": curve.mu, "regret": curve.regret, "min_error_rate": MIN_ERROR_RATE},
+        "gaussian": {"mu": meaning.trade_off.mu, "min_error_rate": MIN_ERROR_RATE},
     }
 
 

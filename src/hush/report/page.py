@@ -112,7 +112,6 @@ def _trade_off(explanation: Explanation) -> Chart:
     """Trade-off curve against the ideal and mu-GDP."""
     curve = explanation.trade_off
     rates = curve.false_positive_rates
-    known = any(explanation.profile.lower)
     return Chart(
         title="Trade-off curve",
         axes=("false positive rate", "false negative rate"),
@@ -123,7 +122,6 @@ def _trade_off(explanation: Explanation) -> Chart:
                 "gaussian",
                 [*zip(rates, curve.gaussian, strict=True)],
             ),
-            ("certified upper bound", "bound", [*zip(rates, curve.upper, strict=True)] * known),
             ("guarantee", "holds", [*zip(rates, curve.lower, strict=True)]),
         ],
         caption="Smallest false negative rate of any membership attack. Tangents of the privacy "

@@ -62,7 +62,7 @@ def quadrature(one: One, size: int, replaced: bool, direction: Direction, epsilo
 
 def one_sided(counts: dict[Step, int], direction: Direction, epsilon: float) -> tuple[float, float]:
     """Bounds on delta in one direction."""
-    (bounds,) = accountant._one_sided_profile(counts, direction, [epsilon])
+    (bounds,) = accountant._one_sided_profile(counts, direction, [epsilon], [0.0])
     return bounds
 
 
@@ -263,3 +263,14 @@ def test_monotone(rate: float, scale: float, beta: float, size: int, steps: int)
     ]
     assert all(bound.lower <= other.upper for other in dearer)
     assert charge(one, size, True).lower <= charge(one, size + 1, True).upper
+
+
+@pytest.mark.parametrize("one", [SampledGaussian(0.95, 7.57), SampledGaussian(0.9, 87.1)], ids=str)
+def test_one_replaced_record_at_a_high_rate_is_tight(one: SampledGaussian) -> None:
+    """The window missed the largest losses, whose mass was then bounded by one."""
+    step = SampledGroup(one, 1, True)
+    bound = accountant.epsilon({step: 1}, 1e-5)
+    assert bound.upper <= bound.lower * (1 + 1e-3)
+    for epsilon, sign in ((bound.lower, 1), (bound.upper, -1)):
+        exact = quadrature(one, 1, True, Direction.REMOVE, epsilon)
+        assert sign * (exact - 1e-5) >= -1e-9

@@ -219,7 +219,9 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
     above = math.exp(min(log_above - window.upper_exponent * high, 0.0))
     below = math.exp(min(log_below + window.lower_exponent * low, 0.0))
     # A large exponent takes losses that were moved onto the grid for mass outside: hold all of them.
-    bottom, top = (sum(count * float(lattice.losses[end]) for lattice, count in parts) for end in (0, -1))
+    bottom, top = (
+        sum(count * float(lattice.losses[end]) for lattice, count in parts) for end in (0, -1)
+    )
     if above > _MAX_OUTSIDE and 0 <= top - high < high - low:
         return compose(parts, replace(window, high=top + 2 * width))
     if below > _MAX_OUTSIDE and 0 <= low - bottom < high - low:
