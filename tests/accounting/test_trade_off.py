@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from hush.accounting.explanation import (
 )
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant, analytic_gaussian
+from hush.accounting.pld.compose import compose
 
 
 def plan(rate: float, multiplier: float) -> hush.Plan:
@@ -150,8 +152,9 @@ def test_a_profile_that_is_loose_at_epsilon_zero_is_mended_by_its_other_points()
 def test_rates_from_the_profile_are_those_of_a_search(
     rate: float, multiplier: float, steps: int
 ) -> None:
-    counts = {plan(rate, multiplier): steps}
-    attack, searched = explain(hush.epsilon(*counts, steps, 1e-5), counts).attack, Attacker(counts)
+    run = plan(rate, multiplier)
+    attack = explain(hush.epsilon(run, steps, 1e-5), {run: steps}).attack
+    searched = Attacker({run: steps})
     assert attack.advantage == pytest.approx(searched.advantage, rel=1e-9)
     for x, power in zip((0.1, 0.01, 0.001), attack.true_positive_rates, strict=True):
         assert power == pytest.approx(searched.true_positive_rate(x), rel=1e-3)
@@ -160,11 +163,13 @@ def test_rates_from_the_profile_are_those_of_a_search(
 def test_a_rare_record_is_explained_by_few_compositions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The direction that does not decide took most of half a minute."""
     composed = []
-    compose = accountant.compose
-    monkeypatch.setattr(
-        accountant, "compose", lambda parts, window: composed.append(1) or compose(parts, window)
-    )
-    counts = {plan(1e-9, 1.0): 100}
-    meaning = explain(hush.epsilon(*counts, 100, 1e-5), counts)
+
+    def counted(parts: Any, window: Any) -> Any:
+        composed.append(window)
+        return compose(parts, window)
+
+    monkeypatch.setattr(accountant, "compose", counted)
+    rare = plan(1e-9, 1.0)
+    meaning = explain(hush.epsilon(rare, 100, 1e-5), {rare: 100})
     assert len(composed) < 150, "474 before"
     assert 0 < meaning.attack.advantage <= 1e-7

@@ -194,8 +194,8 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
         infinite_mass += count * lattice.infinite_mass
         # a cyclic convolution sees the masses summed modulo the size
         places = (lattice.first + np.arange(len(tilted))) % size
-        circle = np.bincount(places, weights=tilted, minlength=size)
-        spectrum = np.fft.rfft(circle)[indices]
+        wrapped = np.bincount(places, weights=tilted, minlength=size)
+        spectrum = np.fft.rfft(wrapped)[indices]
         modulus = np.abs(spectrum)
         log_bound += count * np.log(modulus + unit_error)
         large = log_bound > -NEGLIGIBLE
