@@ -22,6 +22,7 @@ MADE_HERE = {
     "hush/accounting/filters.py",
     "hush_recipes/bounded/linear.py",
     "hush/training/methods/statistics.py",
+    "hush/training/per_instance.py",
     # attacks on made-up records
     "hush_recipes/audit/distinguisher.py",
     # recipes on made-up records

@@ -4,7 +4,6 @@ The spectral norm of diag(eta) J, J the Jacobian of a record's clipped gradient 
 input. Neither J nor J^T J is ever materialised.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from hush.core.errors import InvalidValue, Unproved, Unsupported
 from hush.core.parts import Clipping
 from hush.core.plan import Plan
 from hush.gradients.precision import full_precision
+from hush.training.per_instance import power_iteration_error
 
 NormalOperator = Callable[[Tensor], Tensor]
 """Multiplies each row by its record's J^T diag(eta^2) J."""
@@ -65,21 +65,6 @@ def power_iteration(
         upper=lower / (1 - power_iteration_error(start.shape[1], iterations, failure)),
         failure=failure,
     )
-
-
-def power_iteration_error(dimension: int, iterations: int, failure: float) -> float:
-    """Relative error that a random start of the power method exceeds with probability `failure`."""
-    if dimension == 1:
-        return 0.0
-
-    def log_probability(error: float) -> float:
-        power = (iterations + 0.5) * math.log1p(-error) - math.log(error * (2 * iterations + 1)) / 2
-        return math.log(2 * dimension / math.pi) / 2 + power
-
-    low, high = 0.0, 1.0
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if log_probability(middle) > math.log(failure) else (low, middle)
-    return high
 
 
 def spectrum(
