@@ -43,6 +43,12 @@ def test_delta_must_be_a_small_probability(delta: float) -> None:
         epsilon(plan(), steps=1, delta=delta)
 
 
+@pytest.mark.parametrize("rate", [0.01, 1.0])
+def test_a_huge_loss_is_a_number(rate: float) -> None:
+    guarantee = epsilon(plan(rate, multiplier=0.00229), steps=7_700_000, delta=1e-5)
+    assert 1e9 < guarantee.epsilon.upper < 1e12
+
+
 def generalized(
     noise: hush.Laplace | hush.GeneralizedGaussian, p: float, rate: float = 1.0
 ) -> hush.Plan:

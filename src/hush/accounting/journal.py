@@ -78,11 +78,13 @@ class Run:
 
     def _at(self, index: int) -> Charge:
         row = self._rows[self._ends[index] : self._ends[index + 1]]
-        return Charge(row[:16].hex(), row[32:].decode(), row[16:32].hex())
+        return Charge(row[:16].hex(), row[32:].decode(errors="surrogatepass"), row[16:32].hex())
 
     def add(self, plan: str, release: str, digest: str) -> None:
         """Append the next step."""
-        self._rows += bytes.fromhex(plan) + bytes.fromhex(digest) + release.encode()
+        self._rows += (
+            bytes.fromhex(plan) + bytes.fromhex(digest) + release.encode(errors="surrogatepass")
+        )
         self._ends.append(len(self._rows))
         self.last += 1
 
@@ -108,7 +110,7 @@ class Run:
 
 
 class Journal:
-    """Totals of a ledger's lines; `read` and `apply` alone change them."""
+    """Totals of a ledger's lines."""
 
     def __init__(self) -> None:
         self.plans: dict[str, Plan] = {}
@@ -136,7 +138,7 @@ class Journal:
         number = 0
         for number, line in enumerate(lines, start=1):
             try:
-                self._read(line)
+                self.add(line)
             except (ValueError, KeyError, TypeError, AttributeError):
                 old = b'"version": 1}' in line
                 reason = " (it is of version 1, whose lines have no digest)" if old else ""
@@ -144,12 +146,14 @@ class Journal:
         if not number:
             raise ValueError("line 1 (it is empty)")
 
-    def _read(self, line: bytes) -> None:
+    def add(self, line: bytes) -> None:
+        """Add one line; raises if it is damaged or cannot follow the others."""
         if (match := _CHARGE.fullmatch(line)) and not self.unexplained:
-            text, plan, run, step, assumed, seeded, release, digest = match.groups()
-            if _link(self.chain, text) != digest.decode():
+            text, plan, run, step, assumed, seeded, release, stated = match.groups()
+            digest = _link(self.chain, text)
+            if digest != stated.decode():
                 raise ValueError
-            self._charge(plan.decode(), run.decode(), int(step), release.decode(), text, digest.decode())
+            self._charge(plan.decode(), run.decode(), int(step), release.decode(), text, digest)
             self.assumed |= assumed is not None
             self.seeded |= seeded is not None
             return
@@ -166,13 +170,6 @@ class Journal:
         digest = _link(self.chain, text)
         if not key or rest != digest.encode() + b'"}':
             raise ValueError
-        del entry["chain"]
-        self.apply(entry, text, digest)
-        if "ledger" in entry:
-            self.header, self.identity = line.rstrip(b"\n") + b"\n", digest
-
-    def apply(self, entry: dict[str, Any], text: bytes, digest: str) -> None:
-        """Add one whole line; raises if it cannot follow the others."""
         if (self.unexplained and "torn" not in entry) or (not self.lines) != ("ledger" in entry):
             raise ValueError
         match entry:
@@ -182,7 +179,7 @@ class Journal:
                 self.seeded |= entry.get("randomness") == "seeded"
                 return
             case {"ledger": "hush", "version": version} if version == VERSION:
-                pass
+                self.header, self.identity = line.rstrip(b"\n") + b"\n", digest
             case {"plan": name, "value": value}:
                 self.plans[name] = Plan.from_plain(value)
                 for known, key in ((self.dimensions, "dimension"), (self.records, "records")):

@@ -541,10 +541,9 @@ class Ledger:
 
     def _append(self, entry: dict[str, Any]) -> None:
         """Put one entry on disk, then count it."""
-        text = text_of(entry)
-        line, digest = chained(text, self._journal.chain)
+        line, _ = chained(text_of(entry), self._journal.chain)
         self._write(line)
-        self._journal.apply(entry, text, digest)
+        self._journal.add(line)
 
     def _write(self, line: bytes) -> None:
         if self._file is None:
