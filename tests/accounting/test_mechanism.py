@@ -20,10 +20,6 @@ def plan(**parts: object) -> hush.Plan:
     return hush.Plan(**{**usual, **parts})  # type: ignore[arg-type]
 
 
-def test_poisson_gaussian_is_the_sampled_gaussian() -> None:
-    assert mechanism(plan()) == SampledGaussian(0.1, 2.0)
-
-
 def test_a_refusal_says_what_why_and_which_part_to_change() -> None:
     with pytest.raises(Unproved) as raised:
         mechanism(plan(clipping=hush.Linf(norm=1.0), noise=hush.Laplace(multiplier=1.0)))

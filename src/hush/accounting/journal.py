@@ -149,11 +149,12 @@ class Journal:
     def add(self, line: bytes) -> None:
         """Add one line; raises if it is damaged or cannot follow the others."""
         if (match := _CHARGE.fullmatch(line)) and not self.unexplained:
-            text, plan, run, step, assumed, seeded, release, stated = match.groups()
+            text, *named, assumed, seeded, fingerprint, stated = match.groups()
             digest = _link(self.chain, text)
             if digest != stated.decode():
                 raise ValueError
-            self._charge(plan.decode(), run.decode(), int(step), release.decode(), text, digest)
+            name, of_run, at_step = (part.decode() for part in named)
+            self._charge(name, of_run, int(at_step), fingerprint.decode(), text, digest)
             self.assumed |= assumed is not None
             self.seeded |= seeded is not None
             return
@@ -182,9 +183,9 @@ class Journal:
                 self.header, self.identity = line.rstrip(b"\n") + b"\n", digest
             case {"plan": name, "value": value}:
                 self.plans[name] = Plan.from_plain(value)
-                for known, key in ((self.dimensions, "dimension"), (self.records, "records")):
-                    if key in entry:
-                        known[name] = max(entry[key], known.get(name, 0))
+                for known, size in ((self.dimensions, "dimension"), (self.records, "records")):
+                    if size in entry:
+                        known[name] = max(entry[size], known.get(name, 0))
             case {"protects": value}:
                 self.adjacency = Adjacency.from_plain(value)
             case {"delta": float(delta)}:
@@ -258,9 +259,13 @@ class Journal:
         heads = tuple(head_of(plan, run, step) for plan in self.plans) if self._torn else ()
         return all(_agree(text, torn) for torn, _ in self._torn if torn.startswith(heads))
 
-    def replaced_torn(self, head: bytes) -> Counter[str]:
-        """Counts, by plan, of the torn charges that a charge beginning with `head` replaces."""
-        return Counter(plan for torn, plans in self._torn if _agree(head, torn) for plan in plans)
+    def totals(self, head: bytes | None = None) -> dict[Plan, int]:
+        """Charges of each plan, without the torn ones that a charge beginning with `head` replaces."""
+        counts = Counter(self.counts)
+        for torn, plans in self._torn:
+            if head is not None and _agree(head, torn):
+                counts.subtract(plans)
+        return {self.plans[name]: count for name, count in counts.items() if count}
 
     def folded_lines(self) -> Iterator[bytes]:
         """Lines of a compacted file with the same totals."""

@@ -106,7 +106,7 @@ class Ledger:
     @property
     def counts(self) -> Mapping[Plan, int]:
         """Number of charged steps of each plan."""
-        return self._by_plan({})
+        return self._journal.totals()
 
     @property
     def sequence(self) -> Sequence[tuple[Plan, int]]:
@@ -298,7 +298,7 @@ class Ledger:
             step: Number of the step in the run.
         """
         self._check_not_void()
-        return self._by_plan(self._journal.replaced_torn(head_of(plan.digest, run, step)))
+        return self._journal.totals(head_of(plan.digest, run, step))
 
     def check_adjacency(self, adjacency: Adjacency = RECORD) -> None:
         """Raise `LedgerError` unless charges for this adjacency may follow; call it before any draw.
@@ -560,10 +560,6 @@ class Ledger:
         except BaseException:  # an interrupt: the line may be on disk, and is not counted here
             self._writable, self.cut_short = False, True
             raise
-
-    def _by_plan(self, without: Mapping[str, int]) -> dict[Plan, int]:
-        counts = {name: count - without.get(name, 0) for name, count in self._journal.counts.items()}
-        return {self._journal.plans[name]: count for name, count in counts.items() if count}
 
 
 def reported_delta(ledger: Ledger, requested: float | None) -> tuple[float, str]:

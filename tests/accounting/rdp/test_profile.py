@@ -148,10 +148,6 @@ def test_closed_forms_and_both_directions(beta: float) -> None:
     assert float(backward) == pytest.approx(float(exact(beta, 1.0, 2.0, 0.4)), rel=1e-12)
 
 
-def test_beta_two_is_the_normal_law() -> None:
-    assert float(CoordinateRDP(beta=2, scale=3 * math.sqrt(2))(5, 1.0)) == pytest.approx(5 / 18)
-
-
 @given(beta=BETAS, rate=SOME_RATES, order=ORDERS, small=st.floats(-6, -0.5))
 @settings(max_examples=60, deadline=None)
 def test_the_quadratic_bound_with_sampling(beta: float, rate: float, order: float, small: float) -> None:
