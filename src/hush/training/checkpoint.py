@@ -186,11 +186,7 @@ def origin_of(
 ) -> dict[str, Any]:
     """Origin of a run, for its secret checkpoint: shapes and dtypes, keyed digests of records and seed.
 
-    Args:
-        data: Private records; those of a data set that draws are read under public random numbers.
-        generator: Generator passed to the run.
-        secure: Whether the checkpoint holds no randomness; then it holds no digest of records either.
-        salt: Key of the digests; None: a new one.
+    A `secure` run has no digest of records. Augmented records are read under public random numbers.
     """
     key = secrets.token_hex(32) if salt is None else salt
     held = held_slots(data)  # a rank may hold none
@@ -214,14 +210,7 @@ def origin_of(
 def check_same_origin(
     stored: Any, data: Data, generator: torch.Generator | None, *, secure: bool
 ) -> None:
-    """Raise if a checkpoint is of a run on other data or from another seed, before anything is released.
-
-    Args:
-        stored: `origin_of` the run as it began, from its checkpoint.
-        data: Records to continue with.
-        generator: Generator to continue with; None: the run's own randomness.
-        secure: As the run began.
-    """
+    """Raise if a checkpoint is of other data or of another seed: before anything is released."""
     if not isinstance(stored, dict) or not isinstance(stored.get("salt"), str):
         raise CheckpointError(
             "the checkpoint does not identify the data of its run: on other records it would be another "
@@ -299,12 +288,15 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
     step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
     step.accepted = state["accepted"]
     step.gradients.replayed = state.get("replayed")  # repeated steps must round alike
+    # a torn line may show a part of its release, which only the same noise reproduces: ledger.md, 4
+    once = step.ledger.counts_repeating(step.plan, step.run, step.steps + 1)
+    charged_since = step.ledger.last_step(step.run) > step.steps or once != step.ledger.counts
     ours = step.reducer.description
     ranks, sharded = state.get("processes", 1), state.get("sharded", False)
     theirs = f"{ranks} process{'es' * (ranks > 1)}{' with sharded parameters' * sharded}"
     if isinstance(step.generator, SystemSource):
         step.reseed()
-    elif theirs != ours and _charged_since(step):
+    elif theirs != ours and charged_since:
         warnings.warn(
             f"steps were charged by {theirs} since the checkpoint, and this run has {ours}, which draw "
             f"other noise: the steps are drawn again and charged again. Resume with {theirs} to repeat "
@@ -313,15 +305,6 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
             stacklevel=3,
         )
         step.reseed()
-
-
-def _charged_since(step: "PrivateStep") -> bool:
-    """Whether the ledger has a charge, whole or torn, of the step after the checkpoint.
-
-    A torn line may show a part of its release, which only the same noise reproduces: ledger.md, 4.
-    """
-    once = step.ledger.counts_repeating(step.plan, step.run, step.steps + 1)
-    return step.ledger.last_step(step.run) > step.steps or once != step.ledger.counts
 
 
 def _check(step: "PrivateStep", state: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 import sys
 import time
 from threading import Event, Thread
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -43,22 +42,18 @@ class Progress:
         visible: bool = True,
     ) -> None:
         self._task, self._total, self._done, self._unit = task, total, done, unit
-        self._facts, self._begun = "", time.monotonic()
         self._counted = total is not None or done > 0
-        self._over, self._lines = Event(), None
-        self._bar: Bar | None = None
-        shown = _bar(task, total, done) if visible else None
-        if shown is not None:
-            self._bar, self._bar_task = shown
-        elif visible:
-            self._lines = Thread(target=self._report, daemon=True)
+        self._facts, self._begun = "", time.monotonic()
+        self._over, self._lines = Event(), Thread(target=self._report, daemon=True)
+        self._bar = _bar(task, total, done) if visible else None
+        self._visible = visible
 
     def advance(self) -> None:
         """Count one more item."""
         self._done += 1
         self._counted = True
         if self._bar is not None:
-            self._bar.advance(self._bar_task)
+            self._bar.advance(self._bar.task_ids[0])
 
     def show(self, metrics: dict[str, Any]) -> None:
         """Show the latest metrics beside the bar, or on the next line.
@@ -69,41 +64,33 @@ class Progress:
         facts = [text.format(**metrics) for name, text in _SHOWN.items() if name in metrics]
         self._facts = ", ".join(facts)
         if self._bar is not None:
-            self._bar.update(self._bar_task, facts="  ".join(facts))
-
-    def line(self) -> str:
-        """Progress of the task as one line."""
-        of = "" if self._total is None else f" of {self._total}"
-        parts = [f"{self._done}{of} {self._unit}" if self._counted else "", self._facts]
-        parts.append(f"{time.monotonic() - self._begun:.0f} seconds so far")
-        return f"hush: {self._task}: {', '.join(filter(None, parts))}"
+            self._bar.update(self._bar.task_ids[0], facts=self._facts)
 
     def _report(self) -> None:
         while not self._over.wait(_SECONDS):
-            print(self.line(), file=sys.stderr, flush=True)
+            of = "" if self._total is None else f" of {self._total}"
+            parts = [f"{self._done}{of} {self._unit}" if self._counted else "", self._facts]
+            parts.append(f"{time.monotonic() - self._begun:.0f} seconds so far")
+            line = f"hush: {self._task}: {', '.join(filter(None, parts))}"
+            print(line, file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
-        if self._lines is not None:
+        elif self._visible:
             self._lines.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
-        if self._lines is not None:
+        elif self._visible:
             self._over.set()
             self._lines.join()
 
 
-def _bar(task: str, total: int | None, done: int) -> "tuple[Bar, Any] | None":
-    """Bar that is not started yet, and the number of its only task; None without a terminal."""
+def _bar(task: str, total: int | None, done: int) -> "Bar | None":
+    """Bar of one task that is not started yet; None without a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -118,4 +105,5 @@ def _bar(task: str, total: int | None, done: int) -> "tuple[Bar, Any] | None":
         TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
     )
-    return bar, bar.add_task(task, total=total, completed=done, facts="")
+    bar.add_task(task, total=total, completed=done, facts="")
+    return bar

@@ -1,7 +1,6 @@
 """Records of a data set, arrays or a table as rows of tensors: structure, columns and padding.
 
-A row is a tree of tensors whose first dimension is the record. It does not depend on other records:
-docs/guarantees/tape.md, 12.
+A row is a tree of tensors with one row each, independent of other records: docs/guarantees/tape.md, 12.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ _TO_DENSE = {"sparse": ".to_dense()", "quantized": ".dequantize()", "meta": "wit
 
 @runtime_checkable
 class MapStyle(Protocol):
-    """Data set whose records have numbers: item i is record i, whatever was read before."""
+    """Data set with numbered records: item i is record i, independent of earlier reads."""
 
     def __len__(self) -> int: ...
 
@@ -50,12 +49,6 @@ class ArrayRecords:
     """Row of each slot; None: slot i is row i."""
 
     def __post_init__(self) -> None:
-        for part in leaves((self.inputs, self.targets)):
-            if isinstance(part, np.ndarray) and part.dtype.kind not in "biufc":
-                raise DataError(
-                    f"an array of type {part.dtype} holds no numbers. Turn it into numbers by a rule "
-                    "that does not depend on the records."
-                )
         check_lengths(self.inputs, self.targets)
 
     def __len__(self) -> int:
@@ -205,6 +198,11 @@ def check_lengths(inputs: Any, targets: Any) -> None:
 def check_numbers(rows: Any) -> None:
     """Raise unless a tensor or array is dense and has a number in each row."""
     _check_dense(rows)
+    if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biufc":
+        raise DataError(
+            f"an array of type {rows.dtype} has no numbers. Convert it by a rule that is "
+            "independent of the records."
+        )
     if 0 in rows.shape[1:]:
         raise DataError(
             f"a record has a tensor of shape {tuple(rows.shape[1:])}, without a number in it. Leave the "
@@ -239,14 +237,7 @@ def check_present(present: object, slots: int) -> Tensor | None:
 def row_of(
     record: Any, collate_fn: Callable[[list[Any]], Any] | None, inputs: Columns, targets: Columns
 ) -> tuple[Any, Any]:
-    """Inputs and targets of one record of a data set, a row each.
-
-    Args:
-        record: Item of the data set.
-        collate_fn: Function that makes a batch of [record]; None: torch's own.
-        inputs: Columns of records with names.
-        targets: Columns of the targets, likewise.
-    """
+    """Inputs and targets of one record of a data set, a row each."""
     if collate_fn is not None:
         rows = collate_fn([record])
         if isinstance(rows, Mapping):
@@ -327,13 +318,12 @@ def _choose(
     """Inputs and targets; inputs that are not given are all columns but those of the targets."""
     if targets is None:
         raise DataError(
-            f"a record has the columns {', '.join(map(str, names))}, and nothing says which of them is "
-            'to be predicted. Pass hush.Source(data, inputs=["age", "hours"], targets="income"), '
+            f"a record has the columns {', '.join(map(str, names))}, and no target was named. "
+            'Pass hush.Source(data, inputs=["age", "hours"], targets="income"), '
             "or a collate_fn that returns (inputs, targets)."
         )
     if inputs is None:
-        taken = set() if callable(targets) else _names_in(targets)
-        _check_named(taken, names)
+        taken = _names_in(targets, names)
         inputs = {name: name for name in names if name not in taken}
 
     def pick(columns: Any) -> Any:
@@ -342,7 +332,7 @@ def _choose(
             return call(columns)
         if isinstance(columns, dict):
             return {key: pick(part) for key, part in columns.items()}
-        _check_named(_names_in(columns), names)
+        _names_in(columns, names)
         if isinstance(columns, str):
             return column(columns)
         parts = [column(name) for name in columns]
@@ -358,22 +348,15 @@ def _choose(
     return pick(inputs), pick(targets)
 
 
-def _names_in(columns: Any) -> set[str]:
-    """Names of the chosen columns."""
-    if isinstance(columns, str):
-        return {columns}
-    parts = columns.values() if isinstance(columns, dict) else columns
-    return {name for part in parts for name in _names_in(part)}
-
-
-def _check_named(chosen: set[str], names: Iterable[str]) -> None:
-    """Raise for a column that the data does not have."""
-    missing = chosen - set(names)
-    if missing:
+def _names_in(columns: Any, names: Iterable[str]) -> set[str]:
+    """Names of the chosen columns; raise for a column that the data does not have."""
+    chosen = {part for part in leaves(columns) if not callable(part)}
+    if missing := chosen - set(names):
         raise DataError(
             f"there is no column {', '.join(sorted(map(repr, missing)))}; the columns are "
             f"{', '.join(map(str, names))}."
         )
+    return chosen
 
 
 def _number(name: str, value: Any) -> Tensor:
@@ -414,13 +397,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any], *, lists: bool = True) -> Any:
-    """The tree, with plain dictionaries, and a function applied to each leaf.
-
-    Args:
-        value: Tree of tuples, lists and mappings.
-        function: Function of a leaf.
-        lists: Whether a list is a part of the tree; otherwise it is a leaf.
-    """
+    """The tree, with plain dictionaries, and a function applied to each leaf (or list)."""
     if isinstance(value, tuple) or (lists and isinstance(value, list)):
         return type(value)(map_leaves(part, function, lists=lists) for part in value)
     if isinstance(value, Mapping):
@@ -435,13 +412,7 @@ def _numeric(part: Any) -> bool:
 
 
 def check_alike(row: Any, template: Any, *, any_length: bool) -> None:
-    """Raise unless a row has the structure, the types and the shapes of another one.
-
-    Args:
-        row: Inputs and targets of one record.
-        template: Those of the first record.
-        any_length: Whether the first dimension of a record may differ.
-    """
+    """Raise unless a row has the structure, types and shapes of the first one, or all but its length."""
 
     def kind(rows: Tensor) -> Any:
         return rows.dtype, rows.dim(), rows.shape[2:]
@@ -462,12 +433,11 @@ def check_alike(row: Any, template: Any, *, any_length: bool) -> None:
 
 
 def pad(rows: Any, length: Any, value: Any) -> Any:
-    """The tree with the second dimension of its tensors padded, or cut, to public lengths.
+    """The tree with the second dimension of its tensors padded, or cut, to public lengths, if any.
 
     Args:
         rows: Tensors with a row a record; those without a second dimension are unchanged.
-        length: Length for all tensors, or a tuple or dictionary of lengths for parts of the tree; None:
-            unchanged.
+        length: Length for all tensors, or a tuple or dictionary of lengths for parts of the tree.
         value: Padding value, likewise.
     """
     return rows if length is None or length == LONGEST else _map_with(_padded, rows, length, value)
@@ -483,13 +453,7 @@ def lengthened(rows: Any, value: Any) -> Any:
 
 
 def stack(parts: Sequence[Any], value: Any, *, pinned: bool = False) -> Any:
-    """Rows of the same structure, one below the other, padded to the longest of them.
-
-    Args:
-        parts: Tensors, or trees of them, with a row a record.
-        value: Padding value, as for `pad`.
-        pinned: Whether the result is in pinned memory.
-    """
+    """Rows of the same structure, one below the other, padded to the longest of them."""
 
     def join(first: Tensor, fill: Any, *others: Tensor) -> Tensor:
         rows = [first, *others]

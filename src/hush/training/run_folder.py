@@ -48,14 +48,7 @@ class RunFolder:
     def __init__(
         self, path: Path, plan: Plan, *, resume: bool, settings: dict[str, Any] | None = None
     ) -> None:
-        """Folder of a run, before it has files; raise if the run may not begin or continue.
-
-        Args:
-            path: Folder.
-            plan: Plan of the run.
-            resume: Whether to continue the run in the folder.
-            settings: Choices that are in no plan.
-        """
+        """Folder of a run, before it has files; raise if the run may not begin or continue."""
         self.ledger = path / _LEDGER
         self.checkpoint = path / _CHECKPOINT
         self.weights = path / "model.safetensors"
@@ -96,9 +89,7 @@ class RunFolder:
     def check_ledger(self, ledger: Ledger, *, reseed: bool = False) -> None:
         """Raise if the ledger was replaced, or the checkpoint of its charges is missing.
 
-        Args:
-            ledger: Ledger of the run.
-            reseed: Whether the run may start over with new randomness, charged to the same ledger.
+        With `reseed` a run may begin again without its checkpoint: new noise, and new charges.
         """
         if self._plan.exists():
             check_anchor(self._anchor, ledger.identity)
@@ -151,11 +142,7 @@ class RunFolder:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Metrics in a file, a dictionary for each evaluation; none if there is no file.
-
-    Args:
-        path: metrics.jsonl of a run. A torn last line is left out.
-    """
+    """Metrics of each evaluation in a file, without a torn last line; empty if there is no file."""
     entries = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else (), start=1):
         try:
@@ -172,13 +159,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def metrics_line(guarantee: Guarantee, step: int, **measured: Any) -> str:
-    """One line of metrics: an epsilon with its context, and measured values.
-
-    Args:
-        guarantee: Guarantee of everything charged so far.
-        step: Number of steps charged so far.
-        measured: Public values by name, or values of records that need no protection.
-    """
+    """One line of metrics: epsilon so far with its context, and measured public values by name."""
     return _line({**metrics_of(step, guarantee), **measured})
 
 
@@ -204,23 +185,15 @@ def differences(stored: Plan, requested: Plan) -> str:
 
 
 def check_settings(folder: Path, requested: dict[str, Any]) -> None:
-    """Raise unless the run in a folder began with these settings.
-
-    Args:
-        folder: Folder of a run.
-        requested: Settings to resume with, as plain data.
-    """
+    """Raise unless the run in a folder began with these settings, as plain data."""
     path = folder / SETTINGS
     try:
-        stored = json.loads(path.read_bytes())
-        reason = "" if isinstance(stored, dict) else "it holds no settings"
-    except (OSError, ValueError, RecursionError) as error:
-        reason = str(error)
-    if reason:
+        stored = dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} cannot be read ({reason}): what the run was begun with is not known. Restore the "
-            "file, or start a new run in a new directory."
-        )
+            f"{path} cannot be read ({error}), so the settings of the run are unknown. Restore it, "
+            "or start a new run in a new directory."
+        ) from None
     if stored != requested:
         raise CheckpointError(
             f"{path} is of a run with other settings ({_differences(stored, requested)}). Resume with "

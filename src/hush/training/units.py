@@ -22,7 +22,7 @@ _FAR = 0.05
 """Share of `records` by which the number of records may differ from it without a warning."""
 
 _SEVERAL = (list, tuple, set, frozenset, np.ndarray)
-_NO_IDS = (bool, np.timedelta64)
+_NO_IDS = {bool, np.timedelta64}
 """Types that pass for integers: yes or no, and a duration, which is equal to one in another unit."""
 
 Owners = Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | Tensor
@@ -64,13 +64,11 @@ class UnitTable:
         """
         if reduction not in ("mean", "sum"):
             raise InvalidValue(
-                f'gradient={reduction!r} must be "mean" or "sum": what a unit adds is the one or '
-                "the other of its records' gradients, clipped once.",
+                f'gradient={reduction!r} must be "mean" or "sum": a unit adds the mean or the sum of '
+                "its records' gradients, clipped once.",
                 key="gradient",
             )
-        limit = check_count(
-            "per_unit", per_unit, "a drawn unit takes part with one record at least", 1, 1
-        )
+        limit = check_count("per_unit", per_unit, "a drawn unit has one record at least", 1, 1)
         _, unit, counts = np.unique(owner_ids(owners), return_inverse=True, return_counts=True)
         if limit > counts.max() and neighbours is not Neighbours.ADD_REMOVE:
             raise InvalidValue(
@@ -98,9 +96,8 @@ class UnitTable:
     @cached_property
     def digest(self) -> str:
         """Hash of the owners and the options; a resumed run has the same."""
-        content = f"{self.per_unit} {self.reduction} ".encode()
-        for part in (self.order, self.counts):
-            content += part.numpy().tobytes()
+        parts = [part.numpy().tobytes() for part in (self.order, self.counts)]
+        content = f"{self.per_unit} {self.reduction} ".encode() + b"".join(parts)
         return hashlib.sha256(content).hexdigest()[:32]
 
     @cached_property
@@ -124,7 +121,7 @@ class UnitTable:
         owned = self.counts[drawn]
         place = torch.arange(len(drawn)).repeat_interleave(owned)
         first = (self.counts.cumsum(0) - self.counts)[drawn].repeat_interleave(owned)
-        rank_in_unit = _count_up(owned)
+        rank_in_unit = torch.arange(len(place)) - (owned.cumsum(0) - owned).repeat_interleave(owned)
         shuffled = random_bits(len(place), source).cpu().argsort()
         shuffled = shuffled[place[shuffled].argsort(stable=True)]  # unit by unit, at random within
         taken = shuffled[rank_in_unit < self.per_unit]
@@ -156,18 +153,16 @@ def public_count(records: int | None, units: UnitTable | None, neighbours: Neigh
     if records is None and units is not None and neighbours is not Neighbours.ADD_REMOVE:
         return len(units)
     if records is None:
-        why = (
-            "under ADD_REMOVE the number of records is private, and the divisor is a public constant "
-            "near it"
-            if neighbours is Neighbours.ADD_REMOVE
-            else "the divisor of the update is the public number of slots"
+        raise InvalidValue(
+            "records was not passed: the divisor of the update is the public number of slots (under "
+            "ADD_REMOVE a public constant near the private number). Pass e.g. records=60_000.",
+            key="records",
         )
-        raise InvalidValue(f"records was not passed: {why}. Pass e.g. records=60_000.", key="records")
     number = check_count("records", records, "the divisor of the update is a public number", 1)
     if units is not None and neighbours is not Neighbours.ADD_REMOVE and number != len(units):
         raise InvalidValue(
-            f"records={number} and the ids are of {len(units)} units: with units, what is counted and "
-            "divided by are units. Leave records out.",
+            f"records={number} and the ids are of {len(units)} units: the divisor is the number of "
+            "units. Leave records out.",
             key="records",
         )
     return number
@@ -205,12 +200,6 @@ def check_length(slots: int, records: int, units: UnitTable | None, neighbours: 
         )
 
 
-def _count_up(counts: Tensor) -> Tensor:
-    """0, 1, ... for each count, one after another."""
-    starts = counts.cumsum(0) - counts
-    return torch.arange(int(counts.sum())) - starts.repeat_interleave(counts)
-
-
 def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
     """Owners as a vector of integers or names; raise for anything else."""
     if isinstance(owners, Tensor):
@@ -219,37 +208,24 @@ def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
         values = np.asarray(owners) if hasattr(owners, "dtype") else np.asarray(owners, dtype=object)
     if values.size == 0:
         raise DataError("units is empty. Pass one id a record.")
-    if values.ndim == 2 and values.shape[1] == 1:
-        raise DataError(
-            f"units of shape {values.shape} are a table of one column. Pass the column, ids[:, 0]."
-        )
     types = {type(value) for value in values.flat} if values.dtype == object else set()
     if values.ndim == 2 or any(issubclass(each, _SEVERAL) for each in types):
-        number = values.shape[1] if values.ndim == 2 else "several"
         raise DataError(
-            f"units of shape {values.shape} give a record {number} owners: a record is clipped with one "
+            f"units of shape {values.shape} give a record several owners: a record is clipped with one "
             "unit, and its other owners would not be protected. Give each record to one owner by a rule "
-            "that does not depend on the records, and state that only this one is protected, or train "
-            "on records with one owner."
+            "that does not depend on the records, and state that only this one is protected; of a table "
+            "with one column, pass the column, ids[:, 0]."
         )
-    if values.ndim == 1 and types:
-        values = _of_one_type(values, types)
+    if values.ndim == 1 and types and all(issubclass(each, str) for each in types):
+        return np.asarray([str.__str__(value) for value in values])
+    whole = types and not types & _NO_IDS and all(issubclass(each, int | np.integer) for each in types)
+    if values.ndim == 1 and whole:
+        large = max(abs(int(value)) for value in values) >= 2**63
+        return np.asarray([str(int(value)) for value in values]) if large else values.astype(np.int64)
     if values.ndim != 1 or values.dtype.kind not in "iuU":
         named = " and ".join(sorted(each.__name__ for each in types)) or values.dtype
         raise DataError(
-            f"units of type {named} and shape {values.shape} do not say whose each record is. Pass one "
-            "integer or string a record, all of one type."
+            f"units of type {named} and shape {values.shape} do not identify the owner of each record. "
+            "Pass one integer or string a record, all of one type."
         )
-    return values
-
-
-def _of_one_type(values: np.ndarray[Any, Any], types: set[type]) -> np.ndarray[Any, Any]:
-    """Objects as integers or names if all of them are, without loss; otherwise unchanged."""
-    if all(issubclass(each, str) for each in types):
-        return np.asarray([str.__str__(value) for value in values])
-    if all(issubclass(each, int | np.integer) and each not in _NO_IDS for each in types):
-        try:
-            return values.astype(np.int64)
-        except OverflowError:
-            return np.asarray([str(int(value)) for value in values])  # as many digits as it takes
     return values

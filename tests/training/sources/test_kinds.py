@@ -137,7 +137,7 @@ def test_sources_go_with_everything_that_a_step_can_do(setting: str, workers: in
     [
         (["age", "city"], "label", "column 'city' does not hold a number"),
         (["age", "town"], "label", "no column 'town'; the columns are age, hours"),
-        (["age"], None, "nothing says which of them is to be predicted"),
+        (["age"], None, "no target was named"),
         (None, "label", "column 'city' does not hold a number"),
         (None, "labels", "no column 'labels'; the columns are age, hours"),
     ],
