@@ -383,10 +383,6 @@ def test_repeating_a_step_on_other_data_is_refused_and_reseeding_pays() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("steps", "3"),
-        ("steps", -2),
-        ("steps", None),
-        ("skipped", 2.5),
         ("generator", None),
         ("generator", torch.zeros(3, dtype=torch.uint8)),
         ("model", None),

@@ -121,7 +121,7 @@ def train(
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
     check_kind("checkpoints", checkpoints, Checkpoints)
-    check_kind("progress", check_kind("logging", logging, Logging).progress, bool)
+    check_kind("logging", logging, Logging)
     relation = Neighbours(options.get("neighbours", Neighbours.ZERO_OUT))
     requested = None if steps is None else check_count("steps", steps, "steps are counted", 1)
     period = max(1, round(1 / plan.sampling.participation))
@@ -129,12 +129,6 @@ def train(
         period = check_count("every", logging.every, "it is a number of steps", 1)
     _check_scheduler(scheduler, evaluation)
     _check_checkpoints(checkpoints, ledger)
-    if self_test is not None and not callable(self_test):
-        raise InvalidValue(
-            f"self_test={self_test!r} cannot be called: it tests the step before it runs. Pass "
-            "self_test=hush.audit.self_test, or leave it out.",
-            key="self_test",
-        )
     callbacks = check_callbacks(logging.callbacks)
     directory = checkpoints.directory
     length_public = options.get("units") is None and relation is not Neighbours.ADD_REMOVE
@@ -292,7 +286,7 @@ def last_step(
         one = cost({**before, step.plan: paid + 1})
         if before:
             raise BudgetExceeded(
-                f"{on_ledger}, and one step more costs {one:.4g} with what is on the ledger, above the "
+                f"{on_ledger}, and with what is on the ledger one more step costs {one:.4g}, above the "
                 f"budget of {budget.epsilon:g}: runs on the same records add up. Resume the run that "
                 "was charged, or raise the budget of all of them together."
             )
@@ -323,52 +317,45 @@ def last_step(
 def _check_options(options: StepOptions) -> None:
     """Raise for an argument that neither `train` nor `PrivateStep` has."""
     for name in options.keys() - StepOptions.__annotations__.keys():
-        holders = [each for each in _HOLDERS if name in {field.name for field in fields(each)}]
-        raise InvalidValue(
-            f"hush.train has no argument {name!r}. "
-            + "".join(
-                f"Pass {each.__name__.lower()}=hush.{each.__name__}({name}=...)." for each in holders
-            )
-            + "See the arguments in its documentation." * (not holders),
-            key=name,
-        )
+        holders = [kind.__name__ for kind in _HOLDERS if name in {each.name for each in fields(kind)}]
+        ways = [f" Pass {holder.lower()}=hush.{holder}({name}=...)." for holder in holders]
+        way_out = "".join(ways) or " Its arguments are on the page docs/reference/training.md."
+        raise InvalidValue(f"hush.train has no argument {name!r}.{way_out}", key=name)
 
 
 def _check_checkpoints(checkpoints: Checkpoints, ledger: object) -> None:
     """Raise if a run needs a directory and has none, or has two ledgers."""
-    for name, flag in (("resume", checkpoints.resume), ("reseed", checkpoints.reseed)):
-        check_kind(name, flag, bool)
     directory = checkpoints.directory
     if (checkpoints.resume and directory is None) or (checkpoints.reseed and not checkpoints.resume):
         raise CheckpointError(
-            "there is nothing to resume or reseed: only a run with a directory can go on. Pass "
+            "there is nothing to resume or reseed: only a run with a directory can continue. Pass "
             "checkpoints=hush.Checkpoints(directory=..., resume=True)."
         )
     if checkpoints.settings is not None and directory is None:
         raise InvalidValue(
-            "settings were passed and no directory: they are kept beside the run, for resuming it. Pass "
-            "directory= as well, or leave them out.",
+            "settings are stored beside the run, and no directory was passed. Pass directory= as well, "
+            "or leave them out.",
             key="settings",
         )
-    if ledger is not None:
-        check_kind("ledger", ledger, Ledger)
     if ledger is not None and directory is not None:
         raise InvalidValue(
             "ledger and directory were both passed: a run with a directory is charged to the ledger in "
             "it. Pass one of the two; runs that add up share a ledger without a directory.",
             key="ledger",
         )
+    if ledger is not None:
+        check_kind("ledger", ledger, Ledger)
 
 
 def _check_scheduler(scheduler: Any, evaluation: Any) -> None:
     """Raise unless the learning-rate schedule can follow the run."""
     if scheduler is not None and not isinstance(scheduler, Scheduler):
         raise InvalidValue(
-            f"scheduler={scheduler!r} must be a scheduler of torch.optim.lr_scheduler: another "
-            "would be left out. Pass e.g. torch.optim.lr_scheduler.StepLR(optimizer, 100)."
+            f"scheduler={scheduler!r} must be a scheduler of torch.optim.lr_scheduler. Pass e.g. "
+            "torch.optim.lr_scheduler.StepLR(optimizer, 100)."
         )
     if isinstance(scheduler, ReduceLROnPlateau) and evaluation is None:
         raise Unsupported(
-            "ReduceLROnPlateau follows a loss, and that of the training records is not released. "
+            "ReduceLROnPlateau follows a loss, and the loss of the training records is not released. "
             "Pass evaluation data."
         )

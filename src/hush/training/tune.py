@@ -25,7 +25,7 @@ from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.accounting.selection import trial_count
 from hush.core.atomic_files import check_folder, make_folder, replace_file
-from hush.core.errors import CheckpointError, InvalidValue, LedgerError, PrivacyWarning, Unproved
+from hush.core.errors import CheckpointError, LedgerError, PrivacyWarning, Unproved
 from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan, write_plan
@@ -176,12 +176,6 @@ def tune(
     """
     ranges = check_space(space)
     check_kind("budget", budget, Budget)
-    if not callable(fit):
-        raise InvalidValue(
-            f"fit={fit!r} cannot be called. Pass a function of the settings and a trial that returns "
-            "(model, score).",
-            key="fit",
-        )
     check_count("workers", workers, "trials are run in so many processes", at_least=1, example=2)
     if (directory is not None and ledger is not None) or (resume and directory is None):
         raise CheckpointError(

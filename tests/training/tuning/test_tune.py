@@ -302,7 +302,6 @@ def test_a_resumed_selection_goes_on_with_the_same_trials(tmp_path: Path) -> Non
         ({"plan": replace(PLAN, release=hush.BestOf(steps=2))}, Unproved, "Leave release out"),
         ({"workers": 0}, InvalidValue, "processes"),
         ({"resume": True}, CheckpointError, "only one with a directory"),
-        ({"fit": 3}, InvalidValue, "cannot be called"),
         (
             {"plan": lambda each: replace(PLAN, sampling=hush.Poisson(rate=each["clip"] / 2))},
             Unproved,
