@@ -121,7 +121,7 @@ def train(
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
     check_kind("checkpoints", checkpoints, Checkpoints)
-    check_kind("logging", logging, Logging)
+    check_kind("progress", check_kind("logging", logging, Logging).progress, bool)
     relation = Neighbours(options.get("neighbours", Neighbours.ZERO_OUT))
     requested = None if steps is None else check_count("steps", steps, "steps are counted", 1)
     period = max(1, round(1 / plan.sampling.participation))
@@ -325,6 +325,8 @@ def _check_options(options: StepOptions) -> None:
 
 def _check_checkpoints(checkpoints: Checkpoints, ledger: object) -> None:
     """Raise if a run needs a directory and has none, or has two ledgers."""
+    check_kind("resume", checkpoints.resume, bool)
+    check_kind("reseed", checkpoints.reseed, bool)
     directory = checkpoints.directory
     if (checkpoints.resume and directory is None) or (checkpoints.reseed and not checkpoints.resume):
         raise CheckpointError(
