@@ -69,8 +69,6 @@ class BatchGraph:
     inputs: Any
     targets: Any
     present: Tensor
-    occupied: list[int]
-    """Number of leading slots that hold a record, if `present` is such a prefix; else empty."""
 
     def fill(self, inputs: Any, targets: Any, present: Tensor | None) -> None:
         """Write a batch into the graph's memory, padded with copies of its first record."""
@@ -82,10 +80,8 @@ class BatchGraph:
             else:
                 memory[:records] = rows
                 memory[records:] = rows[0]
-        if present is not None or self.occupied != [records]:
-            self.present[:records] = True if present is None else present
-            self.present[records:] = False
-            self.occupied[:] = [records] if present is None else []
+        self.present[:records] = True if present is None else present
+        self.present[records:] = False
 
 
 class Replay:
@@ -285,7 +281,7 @@ class Replay:
             return None
         finally:
             all_finite.copy_(before)
-        return BatchGraph(captured, rows, labels, present, [size])
+        return BatchGraph(captured, rows, labels, present)
 
     def _explain(self, reason: str) -> None:
         """Raise an error, or warn the first time, that a batch cannot be replayed."""

@@ -54,7 +54,10 @@ def dot_product(
     dims = max(query.dim(), 3) + 1
 
     def work(*operands: Tensor) -> Tensor:
-        aligned = [_align(part, dims) for part in operands]
+        # dimensions of one after the records, as broadcasting within a record
+        aligned = [
+            part.reshape(len(part), *(1,) * (dims - part.dim()), *part.shape[1:]) for part in operands
+        ]
         leads = [part.shape[:-3] for part in aligned[:3]]
         batch = leads[0] if leads[0] == leads[1] == leads[2] else torch.broadcast_shapes(*leads)
         heads = max(part.shape[-3] for part in aligned[:3])
@@ -80,12 +83,6 @@ def dot_product(
     # fused kernels do not take an expanded mask
     masks = () if attn_mask is None else (attn_mask.contiguous(),)
     return recording.run_batched(work, query, key, value, *masks)
-
-
-def _align(part: Tensor, dims: int) -> Tensor:
-    """The tensor with dimensions of one inserted after the records, as broadcasting within a record."""
-    missing = dims - part.dim()
-    return part.reshape(len(part), *(1,) * missing, *part.shape[1:]) if missing else part
 
 
 def _make_backward_deterministic(output: Tensor, inputs: list[Tensor]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.modules.utils import _ntuple
 
 from hush.gradients.precision import SUM_BLOCK, precise, precise_dtype, to_autocast_dtype
 from hush.gradients.products import (
@@ -310,7 +311,8 @@ def convolution(
     if weights is None and not recording.of_records_and_constants(x, weight, bias):
         return NotImplemented
     axes = weight.dim() - 2
-    dilations, paddings = _per_axis(dilation, axes), (0,) * axes
+    per_axis = _ntuple(axes)
+    dilations, paddings = per_axis(dilation), (0,) * axes
     if padding == "same":
         needed = [d * (k - 1) for d, k in zip(dilations, weight.shape[2:], strict=True)]
         paddings = tuple(size // 2 for size in needed)
@@ -318,8 +320,8 @@ def convolution(
         if any(uneven):
             x = functional.pad(x, [side for size in reversed(uneven) for side in (0, size)])
     elif padding != "valid":
-        paddings = _per_axis(padding, axes)
-    geometry = ConvolutionShape(weight.shape, _per_axis(stride, axes), paddings, dilations, groups)
+        paddings = per_axis(padding)
+    geometry = ConvolutionShape(weight.shape, per_axis(stride), paddings, dilations, groups)
 
     def work(x: Tensor) -> Tensor:
         lead = x.dim() - axes - 1
@@ -340,7 +342,3 @@ def convolution(
 def _both_sides(padding: Sequence[int]) -> list[int]:
     """The padding as `pad` takes it: last dimension first, both of its sides."""
     return [side for size in reversed(padding) for side in (size, size)]
-
-
-def _per_axis(value: Any, axes: int) -> tuple[int, ...]:
-    return (value,) * axes if isinstance(value, int) else tuple(value)

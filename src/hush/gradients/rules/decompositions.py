@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import current_level, is_batchedtensor
 from torch.nn import functional
+from torch.nn.modules.utils import _pair
 
 if TYPE_CHECKING:
     from hush.gradients.recording import Recording
@@ -157,7 +158,3 @@ def max_pool2d(
         return output
 
     return recording.run_batched(work, x)
-
-
-def _pair(value: int | Sequence[int]) -> list[int]:
-    return [value, value] if isinstance(value, int) else list(value)
