@@ -94,26 +94,6 @@ def test_records_may_take_different_ways_through_the_model() -> None:
     torch.testing.assert_close(total, tape.norms(2.0))
 
 
-class Several(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        scores: Tensor = self.linear(left) * right
-        return scores
-
-
-def test_a_model_may_take_several_inputs() -> None:
-    torch.manual_seed(0)
-    model = Several().double()
-    left, right = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
-    targets = torch.randint(0, 3, (5,))
-    for inputs in ((left, right), {"left": left, "right": right}):
-        expected = one_at_a_time(model, LOSS, inputs, targets, 5)
-        check_tape(record(model, LOSS, inputs, targets), expected, 1e-10)
-
-
 def test_a_regulariser_belongs_to_every_record() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3).double()

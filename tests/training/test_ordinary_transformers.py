@@ -12,6 +12,7 @@ from tests.training.ordinary import (
     label,
     labels,
     next_word,
+    text,
 )
 
 # models of the transformers library, tiny and without dropout
@@ -156,7 +157,7 @@ def test_hugging_face(name: str) -> None:
 
 
 def test_lora() -> None:
-    check((lora, next_word, prompts))
+    check((lora, next_word, text))
 
 
 # fmt: off

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ from hush.core.parts import ClippedSum, Clipping, CoordinateMask
 from hush.gradients.recording import record
 from hush.gradients.tape import MaskedTape
 from hush.gradients.tree import Loss, Views, submodules, tree_leaves, tree_map
-
-T = TypeVar("T")
 
 _MOST_GRAPHS = 64
 _MOST_CHANGES = 16
@@ -51,11 +49,11 @@ class CaptureError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class CapturedGraph(Generic[T]):
+class CapturedGraph:
     """Captured work, replayed on the memory that it read and wrote."""
 
     replay: Callable[[], None]
-    output: T
+    output: Any
     """Overwritten by each replay."""
     read: list[torch.UntypedStorage]
     """Memory that the work did not allocate. A graph holds addresses, so this keeps it alive."""
@@ -65,7 +63,7 @@ class CapturedGraph(Generic[T]):
 class BatchGraph:
     """Clipped sum of a padded batch as a captured graph."""
 
-    captured: CapturedGraph[ClippedSum]
+    captured: CapturedGraph
     inputs: Any
     targets: Any
     present: Tensor
@@ -108,7 +106,7 @@ class Replay:
         *,
         most_records: int | None = None,
         required: bool = True,
-        capture: Callable[..., CapturedGraph[Any]] | None = None,
+        capture: Callable[..., CapturedGraph] | None = None,
     ) -> None:
         """Replay of a model's clipped sums, before the first capture.
 
@@ -198,7 +196,8 @@ class Replay:
             before = [source.get_state() for source in sources] if verify else []
             graph.captured.replay()
             if not verify or not self.failed():
-                return graph.captured.output
+                output: ClippedSum = graph.captured.output
+                return output
             # the same places and shapes, by which kernels round, and the same random numbers
             for source, state in zip(sources, before, strict=True):
                 source.set_state(state)
@@ -377,8 +376,8 @@ def given(model: nn.Module, loss: Any) -> tuple[Any, ...]:
 
 
 def capture_graph(
-    work: Callable[[], T], pool: Any, generator: torch.Generator | None = None
-) -> CapturedGraph[T]:
+    work: Callable[[], Any], pool: Any, generator: torch.Generator | None = None
+) -> CapturedGraph:
     """Captured CUDA graph of work on the current device.
 
     The random states of torch, NumPy and Python are restored: a replay, or a computation without the
@@ -422,8 +421,8 @@ def capture_graph(
 
 
 def _captured(
-    work: Callable[[], T], pool: Any, generator: torch.Generator | None, shared: torch.Generator
-) -> tuple[torch.cuda.CUDAGraph, T]:
+    work: Callable[[], Any], pool: Any, generator: torch.Generator | None, shared: torch.Generator
+) -> tuple[torch.cuda.CUDAGraph, Any]:
     """The graph and the output of work that has run before on the current stream."""
     graph = torch.cuda.CUDAGraph()
     if generator is not None:

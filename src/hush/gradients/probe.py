@@ -256,7 +256,6 @@ def check_padding_ignored(
         probed: Properties of the model and the loss.
     """
     state = _State(model)
-    modes = [(module, module.training) for module in model.modules()]
     values = []
     try:
         model.eval()  # without draws, which follow shapes
@@ -266,8 +265,6 @@ def check_padding_ignored(
                     per_sample_losses(model, loss, inputs, targets, one_by_one=probed.one_by_one)
                 )
     finally:
-        for module, mode in modes:
-            module.training = mode
         state.restore()
     if not _close(*values):
         raise Unsupported(
