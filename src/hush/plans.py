@@ -14,7 +14,7 @@ Poisson(rate=0.02)
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hush.clipping import L2, L2Linf, Linf, Lp, Principal, Subspaces
 from hush.core.parts import Clipping, Noise, Sampling
@@ -141,39 +141,15 @@ def dpsur(
 
 
 @_named(_DPSUR, "selective.md")
-def dpsur_published(
-    *,
-    rate: float = 2048 / 60_000,
-    clip_norm: float = 0.1,
-    multiplier: float = 2.15,
-    test_rate: float = 256 / 60_000,
-    test_clip: float = 0.001,
-    test_multiplier: float = 0.8,
-    threshold: float = -1.0,
-) -> Plan:
+def dpsur_published(**options: Any) -> Plan:
     """DPSUR with the paper's accounting of accepted updates alone: for comparison, not a guarantee.
 
-    Defaults: as in `dpsur`. The counter-example is in docs/guarantees/selective.md.
+    The counter-example is in docs/guarantees/selective.md.
 
     Args:
-        rate: Sampling rate of training.
-        clip_norm: l2 clipping norm.
-        multiplier: Noise multiplier of training.
-        test_rate: Sampling rate of the test.
-        test_clip: Bound on the change of the mean loss.
-        test_multiplier: Noise multiplier of the test.
-        threshold: Accepted are noisy changes below `threshold * test_clip`.
+        **options: Arguments of `dpsur`, except `test` and `accounting`.
     """
-    return dpsur(
-        rate=rate,
-        clip_norm=clip_norm,
-        multiplier=multiplier,
-        test_rate=test_rate,
-        test_clip=test_clip,
-        test_multiplier=test_multiplier,
-        threshold=threshold,
-        accounting="published",
-    )
+    return dpsur(**options, accounting="published")
 
 
 @_named(_TWICE, "twice-sampling.md")

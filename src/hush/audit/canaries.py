@@ -200,7 +200,7 @@ def run_with_canaries(
         all_units = replace(units, owners=owners)
     step = CanaryStep(
         WithCanaryIndex(model),
-        ignoring_canary_index(per_sample),
+        lambda outputs, targets: per_sample(outputs[0], targets),
         optimizer,
         plan,
         records=len(data[1]) + len(included) if units is None else None,
@@ -236,11 +236,6 @@ class WithCanaryIndex(nn.Module):
 
     def forward(self, inputs: Tensor, who: Tensor) -> tuple[Any, Tensor]:
         return self.model(inputs), who
-
-
-def ignoring_canary_index(loss: Loss) -> Loss:
-    """Per-sample loss of outputs with the number of a canary."""
-    return lambda outputs, targets: loss(outputs[0], targets)
 
 
 class CanaryStep(PrivateStep):

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
-from typing import Any, Literal, NoReturn, Self
+from typing import Literal, NoReturn
 
 from hush.core.errors import InvalidValue, PrivacyWarning
 from hush.core.value import Value, check_count, count, nested, number
@@ -36,7 +36,7 @@ def check_delta(delta: float, records: int, unit: str = "one record", *, private
         unit: Unit of privacy, in words.
         private: Whether that number is private, as under `ADD_REMOVE`; the warning then says so.
     """
-    checked = DELTA["range"].check("delta", delta)
+    checked: float = DELTA["range"].check("delta", delta)
     group, one = _group(unit)
     if checked * records > group:
         whole = "" if one == "record" else "everything of "
@@ -97,15 +97,8 @@ class Neighbours(StrEnum):
             key="neighbours",
         )
 
-    @classmethod
-    def check(cls, name: str, value: Any) -> Self:
-        """Adjacency relation of a field.
 
-        Args:
-            name: Name of the field.
-            value: Name of the relation.
-        """
-        return cls(value)
+_RELATION = {"check": lambda name, value: Neighbours(value)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +115,7 @@ class Adjacency(Value):
             `ADD_REMOVE`, and must not be stored.
     """
 
-    neighbours: Neighbours = field(default=Neighbours.ZERO_OUT, metadata={"range": Neighbours})
+    neighbours: Neighbours = field(default=Neighbours.ZERO_OUT, metadata=_RELATION)
     per_unit: int | Literal["all"] | None = None
     group: int = field(
         default=1,
@@ -276,7 +269,7 @@ class Guarantee(Value):
     epsilon: Bound = field(metadata=nested(Bound))
     delta: float = field(metadata=DELTA)
     notion: Literal["dp", "per-instance", "fisher"] = "dp"
-    neighbours: Neighbours = field(default=Neighbours.ZERO_OUT, metadata={"range": Neighbours})
+    neighbours: Neighbours = field(default=Neighbours.ZERO_OUT, metadata=_RELATION)
     unit: str = "one record"
     basis: Literal["proved", "published"] = "proved"
     arithmetic: Arithmetic = "proved"

@@ -5,14 +5,14 @@ import os
 import secrets
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias, get_args
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic
-from hush.core.value import OneOf, check_kind
+from hush.core.value import check_kind, one_of
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +137,7 @@ def source_for(
     """
     import torch
 
-    OneOf(words=get_args(Arithmetic), why="the guarantee states it").check("arithmetic", arithmetic)
+    one_of(Arithmetic, "the guarantee states it")["check"]("arithmetic", arithmetic)
     check_kind("secure", secure, bool)  # "no" would be taken for yes
     if generator is not None:
         check_kind("generator", generator, torch.Generator)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Protocol, Self, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +13,6 @@ from hush.core.errors import HushError, InvalidPlan, InvalidValue, short_repr
 MOST = 10**12
 """Largest count: beyond it, rounding errors add up to more than the bounds allow for."""
 T = TypeVar("T")
-
-
-class Allowed(Protocol):
-    """Declaration of the values that a field takes."""
-
-    def check(self, name: str, value: object) -> Any:
-        """Return the value in its type, or raise `InvalidValue`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,79 +45,57 @@ class Range:
         return " ".join(["a whole number" if self.whole else "a finite number", " and ".join(limits)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class OneOf:
-    """Allowed words, with the reason; the first one is the example."""
+def number(**limits: Any) -> Mapping[str, Any]:
+    """Field metadata that declares a range; `Value` checks it, and allows None if it is the default."""
+    allowed = Range(**limits)
+    return {"range": allowed, "check": allowed.check}
 
-    words: Sequence[str]
-    why: str
 
-    def check(self, name: str, value: object) -> str:
-        """Return `value`, or raise `InvalidValue` if it is another word."""
-        if not isinstance(value, str) or value not in self.words:
+def count(why: str, *, at_most: int = MOST, at_least: int = 1, example: int = 1) -> Mapping[str, Any]:
+    """Field metadata that declares a whole number."""
+    limits = {"at_least": at_least, "at_most": at_most, "example": max(at_least, example)}
+    return number(whole=True, why=why, **limits)
+
+
+def each(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Field metadata that declares a non-empty list of numbers in the same range."""
+    return {
+        "check": lambda name, values: tuple(item["check"](name, one) for one in as_list(name, values))
+    }
+
+
+def one_of(literal: object, why: str) -> Mapping[str, Any]:
+    """Field metadata that declares the words of a `Literal`; the first one is the example."""
+    words = get_args(literal)
+
+    def check(name: str, value: object) -> str:
+        if not isinstance(value, str) or value not in words:
             raise InvalidValue(
-                f"{name}={short_repr(value)} must be one of {', '.join(self.words)}: {self.why}. "
-                f'Pass e.g. {name}="{self.words[0]}".',
+                f"{name}={short_repr(value)} must be one of {', '.join(words)}: {why}. "
+                f'Pass e.g. {name}="{words[0]}".',
                 key=name,
             )
         return value
 
-
-@dataclass(frozen=True, kw_only=True)
-class Each:
-    """Non-empty lists of allowed values."""
-
-    item: Range
-
-    def check(self, name: str, value: object) -> tuple[float, ...]:
-        """Return `value` as a tuple, or raise `InvalidValue` if it is no list or an item is wrong."""
-        return tuple(self.item.check(name, item) for item in as_list(name, value))
+    return {"check": check}
 
 
-@dataclass(frozen=True)
-class Nested:
-    """Values of a class, or the plain data of one."""
+def nested(kind: "type[Value]") -> Mapping[str, Any]:
+    """Field metadata that declares a `Value`, or its plain data; keys of errors begin with the field."""
 
-    kind: "type[Value]"
-
-    def check(self, name: str, value: object) -> "Value":
-        """Return a value of the class, or raise an error whose key begins with `name`."""
+    def check(name: str, value: object) -> Value:
         if isinstance(value, dict):
             try:
-                return self.kind.from_plain(value)
+                return kind.from_plain(value)
             except HushError as error:
                 raise type(error)(str(error), key=f"{name}.{error.key}") from None
-        if not isinstance(value, self.kind):
-            known = ", ".join(sorted(getattr(self.kind, "kinds", ()))) or self.kind.__name__
-            text = f"{name}={short_repr(value)} is not {with_article(self.kind.__name__)}: pass {known}."
+        if not isinstance(value, kind):
+            known = ", ".join(sorted(getattr(kind, "kinds", ()))) or kind.__name__
+            text = f"{name}={short_repr(value)} is not {with_article(kind.__name__)}: pass {known}."
             raise InvalidPlan(text, key=name)
         return value
 
-
-def number(**limits: Any) -> Mapping[str, Range]:
-    """Field metadata that declares a range; `Value` checks it, and allows None if it is the default."""
-    return {"range": Range(**limits)}
-
-
-def each(item: Mapping[str, Range]) -> Mapping[str, Each]:
-    """Field metadata that declares a list of numbers in the same range."""
-    return {"range": Each(item=item["range"])}
-
-
-def nested(kind: "type[Value]") -> Mapping[str, Nested]:
-    """Field metadata that declares a `Value`."""
-    return {"range": Nested(kind)}
-
-
-def one_of(words: object, why: str) -> Mapping[str, OneOf]:
-    """Field metadata that declares a `Literal` type."""
-    return {"range": OneOf(words=get_args(words), why=why)}
-
-
-def count(why: str, *, at_most: int = MOST, at_least: int = 1, example: int = 1) -> Mapping[str, Range]:
-    """Field metadata that declares a whole number."""
-    limits = {"at_least": at_least, "at_most": at_most, "example": max(at_least, example)}
-    return number(whole=True, why=why, **limits)
+    return {"check": check}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +104,9 @@ class Value:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            allowed: Allowed | None = field.metadata.get("range")
-            value = getattr(self, field.name)
-            if allowed is not None and not (value is None and field.default is None):
-                object.__setattr__(self, field.name, allowed.check(field.name, value))
+            check, value = field.metadata.get("check"), getattr(self, field.name)
+            if check is not None and not (value is None and field.default is None):
+                object.__setattr__(self, field.name, check(field.name, value))
 
     def to_plain(self) -> dict[str, Any]:
         """The fields as data that TOML and JSON can hold."""
@@ -204,7 +174,7 @@ def as_list(name: str, values: Any) -> Sequence[Any]:
 
 def check_count(name: str, value: object, why: str, at_least: int = 0, example: int = 1000) -> int:
     """Return `value` as an int, or raise `InvalidValue` if it is not a whole number in range."""
-    return int(count(why, at_least=at_least, example=example)["range"].check(name, value))
+    return int(count(why, at_least=at_least, example=example)["check"](name, value))
 
 
 def check_kind(name: str, value: object, kind: type[T]) -> T:

@@ -91,7 +91,7 @@ def layers_beyond(beta: float, power: float) -> Layers:
     """Layers whose tail begins about where the curve is exp(-power): valid if they reach the peak."""
     wide, inner, _, edge, strip = _stack(beta, power)
     with localcontext(prec=DIGITS):
-        first = Decimal(_up(math.exp(-(_edge_power(edge, beta))), 53))
+        first = Decimal(_edge_height(edge, beta))
         area = first * Decimal(wide[0])
         heights = [Decimal(0), first]
         for width in wide[1:]:
@@ -114,11 +114,6 @@ def layers_beyond(beta: float, power: float) -> Layers:
     )
 
 
-def _edge_power(edge: float, beta: float) -> float:
-    """A lower bound on edge^beta, so that the height computed from it is not below the curve."""
-    return float(edge**beta * (1 - _MARGIN))
-
-
 def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[float], float, float]:
     """Widths, inner edges and heights of layers whose tail begins about where the curve is exp(-power).
 
@@ -130,13 +125,13 @@ def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[fl
     # the largest power of two that leaves strips of half that share of the base as wide as the first
     while inner_edge / (1 - 2.0 ** -(share + 1)) * 2.0 ** -(share + 2) >= first_strip * (1 + 2.0**-12):
         share += 1
-    base = _up(inner_edge / (1 - 2.0**-share), _WIDTH_BITS)
+    base = _up(inner_edge / (1 - 2.0**-share))
     edge, strip = base * (1 - 2.0**-share), base * 2.0 ** -(share + 1)
-    height = _up(math.exp(-_edge_power(edge, beta)), 53)
+    height = _edge_height(edge, beta)
     area = height * base
     wide, inner, heights = [base], [_place(beta, height) * (1 - _MARGIN)], [0.0, height]
     while len(wide) < LAYERS:
-        width = _up(max(_place(beta, heights[-1]), 2.0**-30) * (1 + _MARGIN), _WIDTH_BITS)
+        width = _up(max(_place(beta, heights[-1]), 2.0**-30) * (1 + _MARGIN))
         wide.append(width)
         heights.append(heights[-1] + area / width)
         inner.append(_place(beta, heights[-1]) * (1 - _MARGIN))
@@ -148,9 +143,12 @@ def _place(beta: float, height: float) -> float:
     return float(max(-math.log(height), 0.0) ** (1 / beta))
 
 
-def _up(value: float, bits: int) -> float:
-    """The next larger number whose mantissa has `bits` bits."""
+def _edge_height(edge: float, beta: float) -> float:
+    """Height of the first layer: the curve at the edge of the tail, rounded up."""
+    return math.nextafter(math.exp(-float(edge**beta * (1 - _MARGIN))), math.inf)
+
+
+def _up(value: float) -> float:
+    """The next larger number whose mantissa has as many bits as a width."""
     mantissa, exponent = math.frexp(value)
-    if bits == 53:
-        return math.nextafter(value, math.inf)
-    return math.ldexp(math.ceil(mantissa * 2**bits), exponent - bits)
+    return math.ldexp(math.ceil(mantissa * 2**_WIDTH_BITS), exponent - _WIDTH_BITS)
