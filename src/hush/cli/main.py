@@ -8,7 +8,7 @@ import typer
 from hush import __version__
 from hush.cli.audit import audit
 from hush.cli.output import run_app
-from hush.cli.questions import account, calibrate, compare, explain
+from hush.cli.questions import account, calibrate, compare, explain, plans
 from hush.cli.run_commands import pate, report
 from hush.cli.train import train, tune
 from hush.core.errors import Unsupported
@@ -46,7 +46,10 @@ def reproduce() -> None:
     raise Unsupported(INSTALL)
 
 
-for command in (*(train, tune, account, explain, calibrate, compare), *(report, audit, pate, demo)):
+for command in (
+    *(train, tune, account, explain, calibrate, compare, plans),
+    *(report, audit, pate, demo),
+):
     app.command()(command)
 _COMMANDS = extensions("commands")
 for name, point in _COMMANDS.items():

@@ -1,5 +1,6 @@
 """Options that several commands share, and the values they are converted to."""
 
+import inspect
 import re
 from functools import partial
 from pathlib import Path
@@ -95,7 +96,7 @@ LearningRate = Annotated[float, training("Learning rate.", "--lr")]
 AsJson = Annotated[bool, running("Print one JSON object instead of text.", "--json")]
 Quiet = Annotated[bool, running("Show no progress on standard error.", "--quiet")]
 
-PlanFile = Annotated[Path | None, privacy("Plan file in place of rate, noise and clip.", "--plan")]
+PlanName = Annotated[str | None, privacy("Plan file, or a name of `hush plans`.", "--plan")]
 Epsilon = Annotated[float, privacy("Budget: largest epsilon.")]
 Delta = Annotated[float, privacy("Probability that the guarantee may fail.")]
 ReportedDelta = Annotated[float | None, privacy("Probability of failure; the run's, else 1e-5.")]
@@ -171,16 +172,75 @@ def plan_of(sampling: Sampling, noise: float, clip: float = 1.0, release: Releas
     return Plan(sampling=sampling, clipping=L2(norm=clip), noise=noisy, release=release or Always())
 
 
+_HYPERPARAMETERS = {
+    "rate": ("sampling", "rate"),
+    "coordinate-rate": ("sampling", "coordinate_rate"),
+    "clip": ("clipping", "clip_norm"),
+    "cap": ("clipping", "cap"),
+    "noise": ("noise", "multiplier"),
+    "beta": ("noise", "beta"),
+    "bound": ("noise", "bound"),
+    "test-rate": ("release", "test_rate"),
+    "test-noise": ("release", "test_multiplier"),
+    "test-clip": ("release", "test_clip"),
+    "test-threshold": ("release", "threshold"),
+    "test": ("release", "test"),
+}
+"""Part of a plan and argument of a named plan, by option."""
+
+
+def is_named(plan: str | None) -> bool:
+    """Whether this is a name of `hush plans`; raises for a name that is neither that nor a file."""
+    from hush.plans import NAMES
+
+    if plan is not None and plan not in NAMES and not Path(plan).suffix and not Path(plan).exists():
+        raise InvalidPlan(
+            f"--plan {plan} is neither a plan file nor a named plan: {', '.join(NAMES)}. `hush plans` "
+            "describes them, and `hush plans NAME` prints one as a file."
+        )
+    return plan in NAMES
+
+
+def plan_at(plan: str, options: dict[str, Any], parameters: int | None = None) -> Plan:
+    """The plan of a file, or a named plan with other hyperparameters.
+
+    Args:
+        plan: Name or file.
+        options: Values by option, see `_HYPERPARAMETERS`; None: the default. A file takes none.
+        parameters: Number of parameters of the model, for plans that depend on it.
+    """
+    from hush.plans import NAMES
+
+    passed = {name: value for name, value in options.items() if value is not None}
+    if not is_named(plan):
+        for name in passed:
+            refuse_together(plan=plan, **{name: name})
+        return read_plan(Path(plan))
+    known, arguments = inspect.signature(NAMES[plan].make).parameters, {}
+    for name, value in passed.items():
+        part, argument = _HYPERPARAMETERS[name]
+        if argument not in known:
+            kind = type(getattr(NAMES[plan].make(), part)).__name__
+            raise InvalidPlan(
+                f"--{name} is no hyperparameter of --plan {plan}: its {part} is {kind}. Leave it out, "
+                f"or edit a plan file: hush plans {plan} > plan.toml."
+            )
+        arguments[argument] = value
+    if parameters is not None and "parameters" in known:
+        arguments["parameters"] = parameters
+    return NAMES[plan].make(**arguments)
+
+
 def priced_plan(
-    plan: Path | None,
+    plan: str | None,
     noise: float | None,
     rate: float | None,
     records: int | None,
     batch_size: int | None,
 ) -> Plan:
-    """The plan of a file, or DP-SGD's plan by its options; a missing noise multiplier is 1."""
+    """The plan of that name or file, or DP-SGD's plan by its options; noise of 1 by default."""
     if plan is not None:
-        return read_plan(plan)
+        return plan_at(plan, {})
     return plan_of(sampling_of(rate, records, batch_size), 1.0 if noise is None else noise)
 
 

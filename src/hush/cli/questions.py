@@ -78,7 +78,7 @@ def _charges(
     steps: opt.Steps = None,
     epochs: opt.Epochs = None,
     delta: opt.ReportedDelta = None,
-    plan: opt.PlanFile = None,
+    plan: opt.PlanName = None,
     dimension: opt.Dimension = None,
     ledger: Annotated[Path | None, about("Ledger of a run.")] = None,
     group: opt.Group = 1,
@@ -188,7 +188,7 @@ def explain(**options: Any) -> None:
 
 
 def _check_exclusive(
-    plan: Path | None,
+    plan: str | None,
     noise: float | None,
     rate: float | None,
     batch_size: int | None,
@@ -229,7 +229,7 @@ def calibrate(
     batch_size: opt.BatchSize = None,
     steps: opt.Steps = None,
     epochs: opt.Epochs = None,
-    plan: opt.PlanFile = None,
+    plan: opt.PlanName = None,
     dimension: opt.Dimension = None,
     fit: Annotated[bool, opt.privacy("A noise scale for each block.", "--fit")] = False,
     group: opt.Group = 1,
@@ -292,6 +292,36 @@ def calibrate(
     if risk:
         print(f"# at most {limit}: {at_most(attained, 5)}")
     print(f"\n{plan_text(found)}", end="")
+
+
+def plans(
+    name: Annotated[str | None, typer.Argument(help="Plan to print as a plan file.")] = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Named plans: the methods of the papers. With a name, the plan as a file to edit.
+
+    Example: hush plans dpsur > plan.toml
+    """
+    from hush.plans import NAMES
+
+    if name is not None:
+        plan = opt.plan_at(name, {}) if opt.is_named(name) else None
+        if plan is None:
+            raise InvalidPlan(f"{name} is a file and not a named plan: {', '.join(NAMES)}.")
+        if as_json:
+            print_json(plan.to_plain())
+            return
+        named = NAMES[name]
+        print(f"# {named.summary}\n# {named.paper}\n# Proof: docs/guarantees/{named.proof}\n")
+        print(plan_text(plan), end="")
+        return
+    if as_json:
+        print_json(
+            {name: {"summary": each.summary, "paper": each.paper} for name, each in NAMES.items()}
+        )
+        return
+    for name, each in NAMES.items():
+        print(f"{name}: {each.summary}\n    {each.paper}")
 
 
 def _limit(epsilon: float | None, delta: float, attacks: dict[str, float | None]) -> "Limit":

@@ -21,7 +21,6 @@ from hush.clipping import L2
 from hush.core.atomic_files import replace_file
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Adjacency, Budget, Neighbours
-from hush.core.plan import read_plan
 from hush.core.release import MEAN
 from hush.core.value import Range, check_count
 
@@ -49,7 +48,11 @@ def train(
     rate: opt.Rate = None,
     batch_size: opt.BatchSize = None,
     clip: Annotated[float | None, opt.privacy("Clipping norm; 1 by default.")] = None,
-    plan: opt.PlanFile = None,
+    plan: opt.PlanName = None,
+    beta: Annotated[float | None, opt.privacy("Shape of the noise of a named plan.")] = None,
+    coordinate_rate: Annotated[float | None, opt.privacy("Rate of coordinates of a named plan.")] = None,
+    cap: Annotated[float | None, opt.privacy("Cap on each entry of a named plan.")] = None,
+    bound: Annotated[float | None, opt.privacy("Bound of the noise of a named plan.")] = None,
     units: opt.UnitsFile = None,
     per_unit: Annotated[int | None, opt.privacy("Most records of one owner in a step.")] = None,
     neighbours: opt.AdjacencyName = None,
@@ -91,10 +94,13 @@ def train(
     Without --noise and --plan, the noise is calibrated to the budget for all steps.
 
     Example: hush train --epsilon 3 --epochs 20 --lr 1
+
+    A method of a paper: hush train --plan dpsur --epsilon 3 --epochs 20
     """
     import torch
 
     from hush.accounting.calibrate import calibrate
+    from hush.accounting.mechanism import grows_with_dimension
     from hush.audit import self_test as check_step
     from hush.models import default_model
     from hush.training.loop import train as run_loop
@@ -103,9 +109,8 @@ def train(
 
     tests: dict[str, Any] = {"test-noise": test_noise, "test-clip": test_clip}
     tests |= {"test-threshold": test_threshold, "test": test}
-    parts = {"rate": rate, "batch-size": batch_size, "noise": noise, "clip": clip, **tests}
-    for name, value in {**parts, "test-batch": test_batch}.items():
-        opt.refuse_together(plan=plan, **{name: value})
+    shape = {"beta": beta, "coordinate-rate": coordinate_rate, "cap": cap, "bound": bound}
+    parts = {"noise": noise, "clip": clip, **shape, **tests}
     opt.refuse_together(rate=rate, batch_size=batch_size)
     opt.refuse_together(steps=steps, epochs=epochs)
     LEARNING_RATE.check("--lr", learning_rate)
@@ -116,7 +121,15 @@ def train(
     _check_units(units, per_unit, neighbours, records)
     budget = Budget(epsilon=epsilon, delta=delta)
     folder = folder_of(run_dir, data)
-    private = None if plan is None else read_plan(plan)  # features of the data take minutes
+    private = None
+    if plan is not None:  # before the data, whose features take minutes
+        rates = {"rate": rate if batch_size is None else 0.5, "test-rate": test_batch and 0.5}
+        private = opt.plan_at(plan, {**rates, **parts})
+    else:
+        for name in [name for name, value in shape.items() if value is not None]:
+            raise InvalidValue(
+                f"--{name} is a hyperparameter of a named plan. Pass --plan, see `hush plans`."
+            )
     settings = Settings(
         data=data,
         model=model or default_model(data, features),
@@ -137,9 +150,19 @@ def train(
     torch_device = opt.device_of(device)
     experiment = build_experiment(settings, data_dir, torch_device, units)
     unit_count, unit = experiment.public_count(), "record" if units is None else "owner"
-    if private is not None:
-        total = None if steps is None and epochs is None else opt.steps_of(steps, epochs, private)
-    else:
+    generator = None
+    if seed is not None:
+        torch.manual_seed(seed)
+        generator = torch.Generator(torch_device).manual_seed(seed)
+    network, optimizer = experiment.initialise()
+    dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    if plan is not None and opt.is_named(plan):
+        if batch_size is not None:
+            rate = opt.share_of("--batch-size", batch_size, unit_count, unit, unit_count // 100)
+        if test_batch is not None:
+            parts["test-rate"] = opt.share_of("--test-batch", test_batch, unit_count, unit, 256)
+        private = opt.plan_at(plan, {"rate": rate, **parts}, dimension)
+    elif private is None:
         size = min(256, unit_count) if batch_size is None else batch_size
         private = opt.plan_of(
             opt.sampling_of(rate, unit_count, size, unit),
@@ -147,17 +170,14 @@ def train(
             1.0 if clip is None else clip,
             opt.release_of(unit_count, unit, test_batch, tests),
         )
-        total = opt.steps_of(steps, 20 if epochs is None else epochs, private)
+    if plan is not None and not opt.is_named(plan):
+        total = None if steps is None and epochs is None else opt.steps_of(steps, epochs, private)
+    else:
+        total = opt.steps_of(steps, 20 if steps is None and epochs is None else epochs, private)
         if noise is None:
             adjacency = Adjacency(neighbours=settings.relation)
-            private = calibrate(private, budget, steps=total, adjacency=adjacency)
-
-    generator = None
-    if seed is not None:
-        torch.manual_seed(seed)
-        generator = torch.Generator(torch_device).manual_seed(seed)
-    network, optimizer = experiment.initialise()
-    dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+            charged = dimension if grows_with_dimension(private) else None
+            private = calibrate(private, budget, total, charged, adjacency=adjacency)
     if total and (ratio := signal_to_noise(private, unit_count, total, dimension)) < 1:
         print_error(
             f"the noise is larger than the signal: over {total} steps the records can move the "

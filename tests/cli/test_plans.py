@@ -1,0 +1,49 @@
+"""`hush plans`, and named plans in other commands."""
+
+from pathlib import Path
+
+import pytest
+
+import hush
+from hush import plans
+from hush.core.plan import read_plan
+from tests.cli.command import answer, call
+
+
+def test_plans_are_listed_and_printed_as_files(tmp_path: Path) -> None:
+    text = call("plans").stdout
+    for name, named in plans.NAMES.items():
+        assert f"{name}: {named.summary}" in text
+        assert named.paper in text
+        path = tmp_path / "plan.toml"
+        path.write_text(call("plans", name).stdout)
+        assert read_plan(path) == named.make()
+    spent = answer("account", "--plan", "dpsgd", "--steps", "10")
+    assert spent["charged"] == [{"plan": plans.dpsgd().to_plain(), "steps": 10}]
+
+
+@pytest.mark.parametrize("name", ["dpsgd", "dpsur", "twice", "beta", "rectified"])
+def test_a_named_plan_trains_within_the_budget(name: str, tmp_path: Path) -> None:
+    asked = ("train", "--plan", name, "--epsilon", "2", "--steps", "3", "--run-dir", tmp_path / "run")
+    run = answer(*asked)
+    own, found = plans.NAMES[name].make(), hush.Plan.from_plain(run["plan"])
+    assert (found.sampling, found.clipping, found.release) == (own.sampling, own.clipping, own.release)
+    assert run["steps"] == 3
+    assert 1.9 < run["guarantee"]["epsilon"]["upper"] <= 2
+
+
+def test_hyperparameters_replace_those_of_the_plan(tmp_path: Path) -> None:
+    asked = ("train", "--plan", "beta", "--beta", "1.2", "--batch-size", "100", "--noise", "9")
+    run = answer(*asked, "--clip", "0.5", "--steps", "2", "--run-dir", tmp_path / "run")
+    rate = 100 / 1437
+    assert run["plan"] == plans.beta(beta=1.2, rate=rate, multiplier=9.0, clip_norm=0.5).to_plain()
+    for wrong, message in {
+        "--plan dpsgd --beta 1.2": "--beta is no hyperparameter of --plan dpsgd: its noise is Gaussian",
+        "--plan dpsgd --test-clip 1": "--test-clip is no hyperparameter of --plan dpsgd: its release is",
+        "--plan nix": "neither a plan file nor a named plan: dpsgd, dpsur",
+        "--beta 1.2": "--beta is a hyperparameter of a named plan",
+        "--plan beta --beta 0.5": "beta=0.5 must be",
+    }.items():
+        refused = call("train", *wrong.split(), cwd=tmp_path)
+        assert refused.returncode == 2
+        assert message in refused.stderr
