@@ -1,6 +1,7 @@
 """The worst-case allocation of one record's change over the coordinates."""
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ _TOLERANCE = 2e-4
 _MAX_REFINEMENTS = 30
 
 
+@dataclass(eq=False)
 class ConcaveMajorant:
     """Certified bounds on the least concave majorant of y -> h(y^(1/p)) at y = `point`, for one order.
 
@@ -22,22 +24,16 @@ class ConcaveMajorant:
     coordinates is unlimited.
     """
 
-    def __init__(
-        self,
-        p: float,
-        point: float,
-        shifts: Array,
-        first_height: float,
-        order: float,
-        min_curvature: float,
-    ) -> None:
-        self.p, self.point, self.shifts = p, point, shifts
-        # exp((order - 1) h) has a second derivative of at least `min_curvature`
-        self.order, self.min_curvature = order, min_curvature
-        # an upper bound on the divergence at shifts up to the first grid point
-        self.first_height = first_height
-        self.grid = np.zeros(0)
-        self.costs = np.zeros(0)
+    p: float
+    point: float
+    shifts: Array
+    first_height: float
+    """Upper bound on the divergence at shifts up to the first grid point."""
+    order: float
+    min_curvature: float
+    """Lower bound on the second derivative of exp((order - 1) h)."""
+    grid: Array = field(default_factory=lambda: np.zeros(0))
+    costs: Array = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def start(
