@@ -35,7 +35,7 @@ class NoisyMax(Value):
         neighbours: Adjacency relation of that sensitivity.
         unit: Difference of neighbours, in words.
 
-    **Guarantee.** The guarantee of the noisy scores, of which the answer is a function:
+    **Guarantee.** The answer is post-processing of the noisy scores:
     docs/guarantees/argmax.md. It does not depend on the scores and may be published.
 
     >>> import hush, torch
@@ -82,7 +82,7 @@ class NoisyMax(Value):
 
     @property
     def vote(self) -> "NoisyMax":
-        """This noisy argmax, as that of `Confident`."""
+        """This noisy argmax, like `Confident.vote`."""
         return self
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -239,7 +239,7 @@ def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) 
 
 
 def charged(vote: NoisyMax, counts: Mapping[Plan, int], delta: float) -> Guarantee:
-    """Guarantee of answers whose noisy scores are charged as `counts`."""
+    """Guarantee of answers with noisy scores that are charged as `counts`."""
     # a lower bound would be for the noisy scores, and their argmax reveals less
     bound = Bound(lower=0.0, upper=compose(counts, delta).epsilon.upper)
     return Guarantee(epsilon=bound, delta=delta, neighbours=vote.neighbours, unit=vote.unit)

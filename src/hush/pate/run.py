@@ -53,7 +53,7 @@ class PateRun:
     """Result of a PATE run: guarantees and accuracies."""
 
     guarantee: Guarantee
-    """Guarantee of everything released, for any votes; it may be published."""
+    """Guarantee of the released student, answers and ledger, for any votes; it may be published."""
     answered: int
     label_accuracy: float
     """Accuracy of the answers; NaN if there are none."""
@@ -93,7 +93,7 @@ def pate(
     Args:
         network: Factory of new teachers and students. Each is trained on its own deep copy, with its own
             seeds of torch's, Python's and NumPy's global generators; models that share a trainable
-            parameter are refused.
+            parameter raise.
         data: Private inputs and targets.
         public: Inputs to label, and targets to measure the answers with.
         evaluation: Inputs and targets to measure the student with.

@@ -143,7 +143,7 @@ def train_teachers(
     processes: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train the teachers whose file is missing, each on the records assigned to it.
+    """Train the teachers without a file, each on the records assigned to it.
 
     Args:
         folder: Folder of the teachers' files.

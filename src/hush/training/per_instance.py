@@ -27,7 +27,7 @@ _ENTRIES = 2**20
 
 
 class PerInstance:
-    """Costs of the records at hand, accumulated over the steps of a full-batch plan (sensitive).
+    """Per-instance costs of the records, accumulated over the steps of a full-batch plan (sensitive).
 
     `observe` recomputes the clipped sum of a batch, and then each record's clipped gradient g_i, a few
     at a time. With the sum as location t it adds, for each order a:

@@ -55,7 +55,7 @@ class Placement:
 
 
 class Local:
-    """Reducer of one process. Its subclasses override what several ranks do together."""
+    """Reducer of one process. Its subclasses override the work of several ranks."""
 
     processes: Any = False
     """Ranks, as an option of a step or a run (`hush.Distributed.processes`)."""
@@ -64,7 +64,7 @@ class Local:
     shard = False
     """Whether each rank holds its own part of the data."""
     modules: ShardedModules | None = None
-    """Modules whose parameters are split over ranks."""
+    """Modules with parameters that are split over ranks."""
 
     @property
     def description(self) -> str:
@@ -74,7 +74,7 @@ class Local:
     # messages between ranks
 
     def propagate_errors(self) -> AbstractContextManager[None]:
-        """Context whose errors are raised on all ranks."""
+        """Context that raises its errors on all ranks."""
         return nullcontext()
 
     def exchange(self, phase: str, content: Any = None) -> list[Any]:
@@ -94,7 +94,7 @@ class Local:
         return make()
 
     def copy_of_first(self, phase: str, tensors: list[Tensor]) -> None:
-        """Overwrite tensors with those of rank 0."""
+        """Overwrite tensors with rank 0's."""
 
     # before the first step
 
@@ -107,7 +107,7 @@ class Local:
         return open_ledger(ledger, plan, adjacency)
 
     def shared_source(self, source: RandomSource) -> RandomSource:
-        """Source whose numbers are those of rank 0 on every rank."""
+        """Source that gives every rank the numbers of rank 0."""
         return source
 
     def adopt_weights(self) -> None:
@@ -157,7 +157,7 @@ class Local:
         return sizes
 
     def tape(self, tape: Any) -> Any:
-        """Tape whose sums are those of this rank's parameters."""
+        """Tape that sums over this rank's parameters."""
         return tape
 
     def sum_share(

@@ -103,7 +103,7 @@ def state_facts(step: "PrivateStep") -> Facts:
 
 
 def draw_facts(step: "PrivateStep", batch: Batch, *, adopted: bool) -> Facts:
-    """Facts of a draw and of the state in which the step sums it.
+    """Facts of a draw, and of the step's state before the sum.
 
     Args:
         step: Step of the batch.

@@ -1,6 +1,6 @@
 """Reducer of a process group: each rank sums its share, adds the noise of a slice, and all gather.
 
-The proof that the law is that of one process is in docs/guarantees/distributed.md.
+docs/guarantees/distributed.md proves that the noisy gradient has the law of one process.
 """
 
 import hashlib
@@ -283,7 +283,7 @@ class ProcessGroup(Local):
         said = self.agree(phase, facts, [ledger.head, details["arithmetic"]])
         if any(arithmetic == "assumed" for _, arithmetic in said):
             details["arithmetic"] = "assumed"
-        if any(head != said[0][0] for head, _ in said):  # rank 0 was charged for something of its own
+        if any(head != said[0][0] for head, _ in said):  # rank 0 was charged for another release
             snapshot = self.broadcast("the ledger", ledger.snapshot)
             if self.rank:
                 ledger.mirror(snapshot)
@@ -312,7 +312,7 @@ class ProcessGroup(Local):
 
 @dataclass(frozen=True)
 class SharedSystemSource(SystemSource):
-    """Operating system's source of rank 0, whose numbers every rank gets."""
+    """Operating system's source of rank 0, which sends its numbers to every rank."""
 
     processes: Processes = field(compare=False)
 

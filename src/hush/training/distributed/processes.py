@@ -17,7 +17,7 @@ from hush.core.errors import InvalidValue, ProcessFailed, Unsupported, short_rep
 _MESSAGE = 4096
 """Bytes of a message that every rank sends to every other: one collective of a known size."""
 _LONGEST_ERROR = 600
-# the older name is deprecated where the newer exists
+# the older name is deprecated in versions that have the newer
 _ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _WAY_OUT = (
     "Start all ranks again and resume from the last checkpoint (load_state_dict, or "
@@ -145,7 +145,7 @@ class Processes:
         Added in the order of ranks, so a repeated step rounds alike.
 
         Args:
-            padded: As many slices as there are ranks, one after another.
+            padded: Consecutive slices, one for each rank.
         """
         sent = self._movable(padded)
         received = torch.empty_like(sent)
@@ -158,7 +158,7 @@ class Processes:
         return total.to(padded.device)
 
     def gather_slices(self, own: Tensor, padded: Tensor) -> None:
-        """Fill a vector with the slices of all ranks, one after another."""
+        """Fill a vector with the consecutive slices of all ranks."""
         sent = self._movable(own)
         received = padded if padded.device == sent.device else padded.to(sent.device)
         with self.guarded("gathering the noisy gradient"):
@@ -167,7 +167,7 @@ class Processes:
             padded.copy_(received)
 
     def copy_of_first(self, phase: str, tensors: Sequence[Tensor]) -> None:
-        """Overwrite tensors with those of rank 0."""
+        """Overwrite tensors with rank 0's."""
         self.exchange(phase)
         for tensor in tensors:
             moved = self._movable(tensor)
@@ -178,7 +178,7 @@ class Processes:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Context between collectives of vectors, whose errors cannot propagate."""
+        """Context between collectives of vectors, in which errors cannot propagate."""
         try:
             yield
         except Exception as error:
@@ -186,7 +186,7 @@ class Processes:
             raise
 
     def propagate_errors(self) -> AbstractContextManager[None]:
-        """Context whose errors propagate to the other ranks, which would wait for this one."""
+        """Context that propagates its errors to the other ranks, which would wait for this one."""
         return nullcontext() if self._propagating else self._propagate()
 
     @contextmanager
@@ -205,7 +205,7 @@ class Processes:
             self._propagating = False
 
     def _movable(self, tensor: Tensor) -> Tensor:
-        """The tensor on a device from which the group's backend can send it."""
+        """The tensor on a device that the group's backend supports."""
         backends = dist.get_backend_config(self.group)
         if f"{tensor.device.type}:" in backends and not (tensor.is_cuda and "cuda:gloo" in backends):
             return tensor.contiguous()

@@ -54,7 +54,7 @@ class Sharded(ProcessGroup):
 
     @contextmanager
     def probing(self, data: Data) -> Iterator[None]:
-        """Context of the probe, in which forward passes gather weights; every rank runs all of them."""
+        """Context of the probe: forward passes gather weights, and every rank runs all of them."""
         check_some_number(data)  # before the ranks gather weights together
         for rank, each in enumerate(self.exchange("the number of records", held_slots(data))):
             if each < 2:
@@ -136,7 +136,7 @@ class Sharded(ProcessGroup):
     def _own_shards(self, sums: list[Tensor], names: list[str]) -> dict[str, Tensor]:
         """This rank's shards of sums, added up over ranks in their order: one collective."""
         ranks = self.size
-        # as `Shard(0)` cuts: equally many rows for each rank, of which the last may have fewer, or none
+        # as `Shard(0)` cuts: equally many rows for each rank; the last ranks may have fewer, or none
         rows = [self.processes.slice_size(len(total)) for total in sums]
         sizes = [count * math.prod(total.shape[1:]) for count, total in zip(rows, sums, strict=True)]
         sent = sums[0].new_zeros(ranks, sum(sizes))
@@ -154,7 +154,7 @@ class Sharded(ProcessGroup):
 
 @dataclass(frozen=True, eq=False)
 class ShardedTape:
-    """Per-sample gradients of one rank's records, whose sums go to the shards of all ranks."""
+    """Per-sample gradients of one rank's records, summed into the shards of all ranks."""
 
     tape: GradientTape | MaskedTape
     shards: Sharded

@@ -1,4 +1,4 @@
-"""Checkpoints of a step whose parameters are sharded, by `torch.distributed.checkpoint`.
+"""Checkpoints of a step with sharded parameters, by `torch.distributed.checkpoint`.
 
 Every rank writes its shards of the weights and of the optimizer's state. Rank 0 writes the rest of the
 step's state to a small file that names them and is replaced at the end, so a crash leaves the previous
@@ -35,7 +35,7 @@ _STATE, _WEIGHTS = "step.safetensors", "weights-"
 def save(step: "PrivateStep", directory: str | os.PathLike[str]) -> None:
     """Write a step's checkpoint into a folder that all ranks can reach; every rank calls it.
 
-    It holds the generator's state, from which noise can be computed: as secret as the records.
+    It is as secret as the records: the generator's state determines the noise.
 
     Args:
         step: Step between two of its batches.
@@ -125,7 +125,7 @@ def _empty(step: "PrivateStep", path: Path) -> dict[str, Tensor]:
     """Tensors to read a checkpoint into, sharded like the step's own parameters."""
     try:
         written = FileSystemReader(path).read_metadata().state_dict_metadata
-    except Exception as error:  # whatever unpickling half a file raises
+    except Exception as error:  # unpickling half a file raises any of them
         raise CheckpointError(
             f"the weights of the checkpoint at {path} cannot be read: {error}. Restore the folder, or "
             "start a new run."

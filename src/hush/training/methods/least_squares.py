@@ -79,8 +79,8 @@ class NoisyLeastSquares(Value):
 
     Args:
         multiplier: noise multiplier.
-        row_norm: Euclidean norm of a row, with the constant, up to which it counts in full.
-        target_norm: Euclidean norm of a record's targets up to which it counts in full.
+        row_norm: Largest Euclidean norm of a row, with the constant, that keeps weight 1.
+        target_norm: Largest Euclidean norm of a record's targets that keeps weight 1.
 
     **Guarantee.** One full-batch Gaussian mechanism, and post-processing of its release:
     docs/guarantees/least-squares.md. Neither the norms nor the scale of the columns may depend on the

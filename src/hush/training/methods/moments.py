@@ -151,7 +151,7 @@ class NoisyMoments(NoisySums[Moments]):
         square_norm: Clipping norm of a record's mean squares.
         floor: Smallest variance that is returned.
 
-    **Guarantee.** That of `NoisySums`; the floor must not depend on the records either.
+    **Guarantee.** See `NoisySums`; the floor must not depend on the records either.
 
     >>> print(NoisyMoments(multiplier=8.0).guarantee(delta=1e-5).epsilon)
     <= 0.63398 (and >= 0.63398)
@@ -202,7 +202,7 @@ class NoisyWhitening(NoisySums[FrozenWhitening]):
         norm: Clipping norm of a record's features.
         square_norm: Clipping norm of a record's mean outer product.
 
-    **Guarantee.** That of `NoisySums`: the layer is post-processing of the two noisy sums.
+    **Guarantee.** See `NoisySums`: the layer is post-processing of the two noisy sums.
 
     Eigenvalues of the covariance below the noise level are raised to it, so that their directions are
     not amplified.

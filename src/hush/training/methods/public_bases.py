@@ -40,7 +40,7 @@ _NOT_ORTHONORMAL = 1e-6
 class BasisSchedule:
     """Public basis of each step; the same one for `every` steps.
 
-    It depends on public values only: the public records, released weights, and a seed of its own.
+    It depends on public values only: public records, released weights and a separate seed.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, public: Data, clipping: Subspaces) -> None:
@@ -64,7 +64,7 @@ class BasisSchedule:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Recompute the basis of a state, whatever the weights are now."""
+        """Recompute the basis of a state, from the weights of the state."""
         self._inputs, self.current = state, None
         if not state:
             return
@@ -91,7 +91,7 @@ class BasisSchedule:
 def basis_schedule(
     model: nn.Module, loss: Loss, public: Data | None, clipping: Clipping
 ) -> BasisSchedule | None:
-    """Schedule of the public bases that a clipping asks for; None if it asks for none."""
+    """Schedule of the public bases of a clipping; None if it needs none."""
     needed = isinstance(clipping, Subspaces) and clipping.bases is not None
     if needed and public is None:
         raise DataError(
@@ -121,7 +121,7 @@ def principal_basis(
 ) -> PublicBasis:
     """Public basis: principal directions of the public records' gradients at the present weights.
 
-    The ranks are those of the subspaces, then of the residual; they add up to the number of parameters.
+    `ranks` has the rank of each subspace, then of the residual; they add up to the number of parameters.
     Deterministic for a given model and generator state. Only one group's gradients are in memory.
     """
     groups, columns = check_enough(model, public, ranks, principal)
@@ -286,6 +286,6 @@ def tapes(model: nn.Module, loss: Loss, data: Data) -> Iterator[GradientTape]:
 
 
 def finite_rows(rows: Tensor) -> Tensor:
-    """Rows all of whose entries are finite."""
+    """Rows with only finite entries."""
     usable = rows.isfinite().all(1)
     return rows if bool(usable.all()) else rows[usable]

@@ -29,7 +29,7 @@ PhysicalBatches = Sequence[tuple[Any, Any, Tensor | None, Tensor | None]]
 
 
 class Trials:
-    """Trials of a private step whose plan is selective (DPSUR): propose, test, accept or restore.
+    """Trials of a private step with a selective plan (DPSUR): propose, test, accept or restore.
 
     **Guarantee.** docs/guarantees/selective.md. A trial's charge is on disk before its test. After a
     rejection nothing is left of the proposal: weights, buffers, gradients and optimizer state are those
@@ -40,7 +40,7 @@ class Trials:
         """Trials of a new step.
 
         Args:
-            step: Step of a plan whose release is `Selective`.
+            step: Step of a plan with `release=Selective(...)`.
         """
         release = step.plan.release
         assert isinstance(release, Selective)
@@ -101,7 +101,7 @@ class Trials:
         return f"{int(name, 16) ^ mask:016x}"
 
     def _accept_or_restore(self, update: Tensor, tested: PhysicalBatches) -> bool:
-        """Move the model, test it against where it was, and leave it at one of the two places."""
+        """Apply the update, test both models, and keep one."""
         step = self.step
         before = Snapshot(step.model, step.optimizer)
         try:
@@ -184,7 +184,7 @@ class Trials:
     def noisy_verdict(self, rise: Tensor) -> bool:
         """Whether the proposal is accepted, by a bounded rise of the loss under Gaussian noise."""
         release = self.release
-        # more than rounding of the losses' sum, in double precision, adds to what a record may move
+        # covers the rounding of the losses' sum in double precision
         sensitivity = release.clip * (2 if release.test == "mean" else 1) * (1 + 2.0**-20)
         noisy = self._noise.privatize(rise.reshape(1), norm=sensitivity, generator=self.step.generator)
         return bool(noisy < release.threshold * release.clip)
@@ -209,7 +209,7 @@ class Trials:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, and then the modes as they were."""
+    """Context of evaluation mode; restores the mode of each module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -223,8 +223,8 @@ def trials_of(step: "PrivateStep") -> Trials:
     """Trials of a selective step.
 
     Args:
-        step: Step of a plan whose release is `Selective`.
+        step: Step of a plan with `release=Selective(...)`.
     """
     if not isinstance(step.rule, Trials):
-        raise Unsupported("this step is not selective: pass one whose plan has release=Selective.")
+        raise Unsupported("this step is not selective: pass a step of a plan with release=Selective.")
     return step.rule

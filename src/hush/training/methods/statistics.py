@@ -234,7 +234,7 @@ class NoisyQuantile(Value):
         high: upper end of the last bin.
         bins: number of bins.
 
-    **Guarantee.** One record adds 1 to one count of each block, whatever its norm, so the noisy counts
+    **Guarantee.** One record adds 1 to one count of each block, for any norm, so the noisy counts
     cost what `plan(blocks)` costs, and the quantiles are functions of them:
     docs/guarantees/public-basis.md. The bins and the quantile must not depend on the data.
 
