@@ -77,7 +77,7 @@ def test_removing_a_user_changes_one_teacher_and_its_votes_alone(tmp_path: Path,
     [
         (["a"] * 299, 5, "300 records and units has 299 ids"),
         ([0.5] * 300, 5, "one integer or string a record"),
-        ([["a", "b"]] * 300, 5, "give a record 2 owners"),
+        ([["a", "b"]] * 300, 5, "give a record several owners"),
         ([], 5, "units is empty"),
         (["a", "b", "c"] * 100, 5, "teachers=5 is more than the 3 users"),
     ],
