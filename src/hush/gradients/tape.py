@@ -27,7 +27,6 @@ from hush.gradients.products import gram_squares, norms_of, product_error
 from hush.gradients.rules.embedding import merge_terms
 from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import CHUNK_ENTRIES, Dense, Term, finite_norms, zero_rows
-from hush.gradients.tree import tree_leaves
 
 _REGULAR = 2.0**50
 """Norms below it stay finite in single precision when they are squared, or multiplied by another."""
@@ -160,7 +159,8 @@ class GradientTape(EntrywiseClipping):
 
     def tensors(self) -> Iterator[Tensor]:
         """The tensors that the tape holds in memory."""
-        return tree_leaves([vars(term) for term in self.terms.values()])
+        for term in self.terms.values():
+            yield from term.tensors()
 
     def select(self, names: list[str]) -> "GradientTape":
         """The tape of a subset of the parameters."""

@@ -10,7 +10,7 @@ share of the sum over positions of the factors' norms (`products`; docs/guarante
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -49,12 +49,19 @@ class Term:
 
     @property
     def records(self) -> int:
-        first = next(iter(vars(self).values()))
-        return first.records if isinstance(first, Term) else len(first)
+        return len(next(self.tensors()))
 
     def rounding_bounded(self, records: int) -> bool:
         """Whether rounding of `weighted_sum` over a number of records is at most `ROUNDING`."""
         return True
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The tensors that the term holds in memory."""
+        for value in vars(self).values():
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, Term):
+                yield from value.tensors()
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The term with a function applied to each of its tensors."""

@@ -4,6 +4,7 @@ from torch import Tensor
 
 from hush.gradients.rules.embedding import _ROW_CHUNK, RowFactors, TiedFactors, merge_terms
 from hush.gradients.rules.linear import OuterFactors
+from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense, Term
 from tests.gradients.oracle import ORDERS
 
@@ -56,6 +57,13 @@ def test_every_form_answers_as_if_materialised(make: object) -> None:
         torch.testing.assert_close(term.norms(order), expected, rtol=1e-12, atol=0)
     some = torch.tensor([True, False, True, True, False])
     torch.testing.assert_close(term.take(some).dense(), gradients[some])
+
+
+def test_the_memory_of_a_tied_table_counts_both_uses() -> None:
+    rows, product = table(5, 9, 4, 6), outer(5, 3, 4, 6)
+    tape = GradientTape({"words": TiedFactors(rows, product)}, torch.device("cpu"))
+    held = {id(value) for value in tape.tensors()}
+    assert held == {id(rows.index), id(rows.right), id(product.left), id(product.right)}
 
 
 def test_uses_of_one_parameter_become_one_term() -> None:
