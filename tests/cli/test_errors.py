@@ -48,7 +48,7 @@ HUGE = "9" * 400
         ("train --features none", "--features none must be one of efficientnet-lite0, scat"),
         ("train --batch-size 5000", "<= the 1437 records"),
         ("train --epsilon 0", "epsilon=0"),
-        ("train --noise 0.3 --epsilon 0.1", "below what one step costs"),
+        ("train --noise 0.3 --epsilon 0.1", "below the cost of one step"),
         ("train --lr -1", "--lr=-1.0 must be"),
         ("train --steps -1 --noise 1.0 --rate 0.1", "--steps=-1 must be"),
         (f"train --steps {HUGE} --noise 1.0 --rate 0.1", "400 characters"),

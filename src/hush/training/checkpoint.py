@@ -1,8 +1,7 @@
 """Checkpoints of a private step, and resuming a run from one.
 
-A checkpoint is one safetensors file: tensors as tensors and everything else as JSON, no pickle. Past and
-future noise can be computed from the generator's state in it, so it is as secret as the records. The
-file to publish is written by `save_weights`.
+A checkpoint is one safetensors file of tensors and JSON, without pickle. It is as secret as the records:
+past and future noise can be computed from the generator's state. `save_weights` writes the public file.
 """
 
 import copy
@@ -55,7 +54,7 @@ _FACTS = {
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write nested plain data and tensors so that a crash leaves the old file or the new one."""
+    """Write nested plain data and tensors atomically."""
     tensors: dict[str, Tensor] = {}
     plain = json.dumps(_pack(state, "", tensors))
     metadata = {"state": plain, "sha256": _digest(plain, tensors)}
@@ -103,7 +102,7 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
             return {"tuple" if isinstance(value, tuple) else "list": items}
     raise CheckpointError(
         f"{place} is {with_article(type(value).__name__)}, which is neither a tensor nor plain data. "
-        "Use an optimizer or scheduler whose state_dict holds numbers, strings, lists, dictionaries and "
+        "Use an optimizer or scheduler with a state_dict of numbers, strings, lists, dictionaries and "
         "tensors."
     )
 
@@ -241,7 +240,7 @@ def check_same_origin(
 
 
 def state_of(step: "PrivateStep") -> dict[str, Any]:
-    """Checkpoint of a step: everything that it needs to continue exactly."""
+    """Checkpoint of a step, to continue exactly."""
     source = step.generator
     return {
         **run_facts(step),

@@ -30,11 +30,11 @@ def prepare(
     *,
     pin_memory: bool = False,
 ) -> Data:
-    """Tensors in memory as they are, all other data as a `Source`.
+    """Tensors in memory unchanged, all other data as a `Source`.
 
     Args:
         data: Data of any kind.
-        present: Mask of the slots that hold a record; None: that of the source, or all do.
+        present: Mask of the slots that hold a record; None: the mask of the source, if any.
         pin_memory: Whether batches go to a GPU.
     """
     if not isinstance(data, Source) and pair_of(data) is not None:
@@ -206,7 +206,7 @@ def same_slots(drawn: Batch, like: Batch) -> Batch:
     """Batch of the slots of an earlier draw, on data of the same length.
 
     Args:
-        drawn: Batch whose step was not charged.
+        drawn: Batch of a step that was not charged.
         like: Batch of the data to read the slots from.
     """
     if held_slots(drawn.data) != held_slots(like.data):
@@ -219,7 +219,7 @@ def same_slots(drawn: Batch, like: Batch) -> Batch:
 
 
 def no_randomness(source: Stream, device: torch.device) -> None:
-    """Advance the source as `own_randomness` does, before work that draws nothing."""
+    """Advance the source as `own_randomness` does, before work without draws."""
     source.skip(3 if device.type == "cuda" else 2)
 
 

@@ -40,7 +40,7 @@ def check_held_out(evaluation: Data, data: Data) -> None:
     """Raise if the evaluation data shares records with the training data.
 
     Args:
-        evaluation: Records whose loss and accuracy are reported without noise.
+        evaluation: Records of a loss and an accuracy without noise.
         data: Private records.
     """
     if _share_records(evaluation, data):
@@ -72,7 +72,7 @@ def check_distinct(data: Data) -> None:
     """Raise if a record is in several slots: repeated numbers in a subset, or concatenated data sets.
 
     Args:
-        data: Private records, of which each slot is a unit of privacy.
+        data: Private records; each slot is a unit of privacy.
     """
     repeated = any(rows is not None and len(np.unique(rows)) < len(rows) for _, rows in _holders(data))
     whole = data.dataset if isinstance(data, Source) else data
@@ -80,8 +80,8 @@ def check_distinct(data: Data) -> None:
     if repeated or any(_share_records(*pair) for pair in combinations(parts, 2)):
         raise DataError(
             "a record is in several slots (numbers repeated in a Subset or a select, or parts of a "
-            "concatenated data set that share records): each slot is drawn and clipped by itself, so "
-            "that the record would count several times and cost more than is charged. Pass each record "
+            "concatenated data set that share records): each slot is drawn and clipped alone, so "
+            "the record would count several times and cost more than is charged. Pass each record "
             "once, and augment it when it is read (or by views=); to bound the records of one person, "
             "pass units=."
         )

@@ -82,8 +82,8 @@ def train(
     """Differentially private training until `steps` are done or the budget is used.
 
     **Guarantee.** `Run.guarantee`, never above the budget: whether a step fits is known before it
-    is taken. Loss and accuracy are computed on `evaluation`, which is not protected; nothing is
-    reported of the training records.
+    is taken. Loss and accuracy are computed on `evaluation`, which is not protected; no metric
+    of the training records is reported.
 
     Under a selective plan charged per trial, a step is a trial, and the metrics contain the number of
     accepted ones. Charged per acceptance, a step is an accepted update.
@@ -95,27 +95,27 @@ def train(
         plan: sampling, clipping, noise and release.
         data: private records: inputs and targets with a row per slot, a data set, or a `hush.Source`:
             docs/data.md.
-        budget: maximum cost of everything on the ledger.
+        budget: maximum cost of all charges on the ledger.
         steps: total number of steps; None: as many as the budget allows.
         scheduler: learning-rate schedule. It moves after a step that moved the model, or after an
             evaluation if it follows a metric.
         evaluation: records that need no protection, for loss and accuracy.
         ledger: ledger of several runs on one model or on the same records: the guarantee and the budget
-            cover everything charged to it. A run with a directory has its own ledger there.
+            cover all its charges. A run with a directory has its own ledger there.
         checkpoints: folder of the run, and how it resumes.
         logging: how often the model is evaluated, callbacks and progress.
         randomness: source of sampling and noise. A run with `secure=True` is always reseeded when it is
             resumed.
-        distributed: process group whose ranks train together. Rank 0 writes the directory and evaluates;
+        distributed: process group that trains together. Rank 0 writes the directory and evaluates;
             all return the same.
         self_test: function of the step and the data, called before the first draw; an error stops the
-            run with no charge. hush.audit.self_test tests whether the step does what is charged.
+            run with no charge. hush.audit.self_test tests the step against its charge.
         **options: further arguments of `PrivateStep`: `records`, `units`, `neighbours`, `views`,
             `public` and `execution`. Without `records` it is the number of records, except under
             `ADD_REMOVE`.
 
     Returns:
-        The guarantee, what ended the run, and its metrics.
+        The guarantee, the reason of the end, and the metrics.
     """
     _check_options(options)
     check_kind("plan", plan, Plan)
@@ -271,7 +271,7 @@ def last_step(
     on_ledger = f"the ledger holds charges of epsilon={spent:.4g} at delta={budget.delta:g}"
     if spent > budget.epsilon:
         raise BudgetExceeded(
-            f"{on_ledger}, more than the budget of {budget.epsilon:g}: nothing may be added. Pass the "
+            f"{on_ledger}, more than the budget of {budget.epsilon:g}: no step may be added. Pass the "
             "budget of the whole run."
         )
     if grows_with_dimension(step.plan):
@@ -291,8 +291,8 @@ def last_step(
                 "was charged, or raise the budget of all of them together."
             )
         raise BudgetExceeded(
-            f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below what one "
-            f"step costs ({one:.4g}): not even the first step may be taken. Add noise "
+            f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below the "
+            f"cost of one step ({one:.4g}): not even the first step may be taken. Add noise "
             "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
         )
     if requested is not None:

@@ -119,8 +119,8 @@ def numbered(data: Any) -> MapStyle:
     if stream or not isinstance(data, MapStyle) or isinstance(data, (tuple, list, Tensor)):
         raise DataError(
             f"{with_article(type(data).__name__)} has no numbered records: each step includes every "
-            "record by an independent coin, and a stream has an order of its own: no sampling, no "
-            "charge. Pass two tensors (inputs, targets) or a map-style data set, e.g. "
+            "record by an independent coin, and the order of a stream is fixed, so its "
+            "privacy cost is unknown. Pass two tensors (inputs, targets) or a map-style data set, e.g. "
             "hush.Source(loader.dataset, collate_fn=loader.collate_fn, workers=loader.num_workers); "
             "write a stream to disk once."
         )
@@ -186,8 +186,7 @@ def check_lengths(inputs: Any, targets: Any) -> None:
         )
     if scalar:
         raise DataError(
-            "data with a tensor of shape (): it has no rows. Pass tensors whose first dimension is the "
-            "records."
+            "data with a tensor of shape (): it has no rows. Pass tensors with a row a record."
         )
     raise DataError(
         f"{' and '.join(map(str, counts[0]))} inputs and {counts[1][0]} targets: each record needs one "
@@ -272,20 +271,20 @@ def _pair_of_rows(rows: Any) -> tuple[Any, Any]:
     if not isinstance(rows, (tuple, list)) or len(rows) != 2:
         raise DataError(
             "a record of this data set is not a pair (input, target) of tensors but gives "
-            f"{type(rows).__name__}: wrap the data set so that item i is such a pair, or pass a "
+            f"{type(rows).__name__}: wrap the data set to give such pairs, or pass a "
             "collate_fn that makes one of [record]."
         )
     inputs, targets = (map_leaves(part, lambda value: value) for part in rows)
     for value in leaves((inputs, targets)):
         if not isinstance(value, Tensor):
             raise DataError(
-                f"a record holds {with_article(type(value).__name__)} where a tensor is needed. Leave "
+                f"a record holds {with_article(type(value).__name__)} instead of a tensor. Leave "
                 "it out, or turn it into a tensor in the data set or in collate_fn."
             )
         if not value.dim() or len(value) != 1:
             raise DataError(
-                "collate_fn gave a tensor whose first dimension is not 1 for one record: it is called "
-                "with [record], one record at a time. Return tensors with a row a record."
+                "collate_fn gave a tensor with a first dimension other than 1 for one record: it is "
+                "called with [record], one record at a time. Return tensors with a row a record."
             )
     if not all(any(True for _ in leaves(part)) for part in (inputs, targets)):
         raise DataError("a record has no input or no target. Return a pair (inputs, targets).")
@@ -303,7 +302,7 @@ def check_no_columns(records: str, inputs: Columns, targets: Columns) -> None:
     if inputs is not None or targets is not None:
         raise DataError(
             f"inputs= and targets= choose columns by name, and these records are {records}: the "
-            "choice would be left out. Leave both out; to change what is read, pass a collate_fn of "
+            "choice would be left out. Leave both out; to read other values, pass a collate_fn of "
             "[record] that returns (inputs, targets), or do it in forward()."
         )
 
@@ -315,7 +314,7 @@ def _choose(
     inputs: Columns,
     targets: Columns,
 ) -> tuple[Any, Any]:
-    """Inputs and targets; inputs that are not given are all columns but those of the targets."""
+    """Inputs and targets; the default inputs are all other columns."""
     if targets is None:
         raise DataError(
             f"a record has the columns {', '.join(map(str, names))}, and no target was named. "
@@ -360,7 +359,7 @@ def _names_in(columns: Any, names: Iterable[str]) -> set[str]:
 
 
 def _number(name: str, value: Any) -> Tensor:
-    """Numbers of a column: integers and booleans as they are, others in torch's default precision."""
+    """Numbers of a column: integers, booleans, or floats of torch's default precision."""
     if isinstance(value, Tensor):
         return value
     try:

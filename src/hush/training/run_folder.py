@@ -82,7 +82,7 @@ class RunFolder:
             )
         if not self.ledger.exists():
             raise LedgerError(
-                f"{path} contains a run whose ledger is missing: its privacy cost is unknown. Restore "
+                f"{path} contains a run without its ledger: its privacy cost is unknown. Restore "
                 "ledger.jsonl: a run in a new directory does not count the charges of this one."
             )
 
@@ -128,7 +128,7 @@ class RunFolder:
         write_plan(plan, self._plan)
 
     def metrics(self, up_to: int) -> list[dict[str, Any]]:
-        """Metrics up to a step; those of later steps are removed from the file."""
+        """Metrics up to a step; later ones are removed from the file."""
         stored = [entry for entry in read_metrics(self._metrics) if entry["step"] <= up_to]
         if self._metrics.exists():
             replace_file(self._metrics, "".join(map(_line, stored)).encode())
@@ -180,7 +180,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def differences(stored: Plan, requested: Plan) -> str:
-    """Settings in which the plan of a run's folder and another one differ."""
+    """Differing settings of the plan of a run's folder and another one."""
     return _differences(_dotted(stored.to_plain()), _dotted(requested.to_plain()))
 
 
@@ -203,7 +203,7 @@ def check_settings(folder: Path, requested: dict[str, Any]) -> None:
 
 
 def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as they are read back."""
+    """Settings as read back from JSON."""
     check_kind("settings", settings, dict)
     try:
         return json.loads(json.dumps(settings))  # type: ignore[no-any-return]
@@ -238,8 +238,8 @@ def _anchored_ledger(anchor: Path) -> str:
         return str(json.loads(anchor.read_bytes())["ledger"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LedgerError(
-            f"{anchor} cannot be read ({error}), so that a ledger which was replaced would go "
-            "unnoticed. Restore it, or start a new run in a new directory."
+            f"{anchor} cannot be read ({error}), and a replaced ledger would go unnoticed. "
+            "Restore it, or start a new run in a new directory."
         ) from None
 
 
@@ -266,14 +266,14 @@ def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
     ledger = folder / _LEDGER
     if not ledger.is_file():
         raise LedgerError(
-            f"{folder} has no {_LEDGER}: what was spent is not known. Name the folder of a run, "
+            f"{folder} has no {_LEDGER}: the privacy cost is unknown. Name the folder of a run, "
             "restore the file, or name a ledger with --ledger FILE."
         )
     if not any((folder / name).exists() for name in (_PLAN, ANCHOR, SETTINGS, _CHECKPOINT)):
         raise LedgerError(
-            f"{folder} has a {_LEDGER} and no other file of a run of hush.train: there is nothing to "
-            "compare it with, so the newest charges may be missing. Restore the files; or name the "
-            f"ledger alone, as those of PrivateTrainer, Lightning and loops of your own are: {ledger}"
+            f"{folder} has a {_LEDGER} and no other file of a run of hush.train: the newest charges may "
+            "be missing. Restore the files; or name the ledger alone, as for PrivateTrainer, Lightning "
+            f"and loops of your own: {ledger}"
         )
     opened = Ledger(ledger, read_only=True)
     return opened, [_PATE] if holds_pate(folder) else _consistent(folder, opened)
@@ -283,7 +283,7 @@ def ledger_at(path: Path) -> tuple[Ledger, list[str]]:
     """A ledger by its file, read-only, and notes; if a run is beside it, compared as the run's.
 
     Args:
-        path: the file. Under a name of its own in a run's folder it is compared if the anchor names it.
+        path: the file. Under another name in a run's folder it is compared if the anchor names it.
 
     Raises:
         LedgerError: the ledger is missing, or is inconsistent with the run beside it.
@@ -294,7 +294,7 @@ def ledger_at(path: Path) -> tuple[Ledger, list[str]]:
         )
     if not path.exists():
         raise LedgerError(
-            f"there is no ledger at {path}: what was spent is not known. Name the ledger.jsonl of a run."
+            f"there is no ledger at {path}: the privacy cost is unknown. Name the ledger.jsonl of a run."
         )
     opened, folder = Ledger(path, read_only=True), path.parent
     anchor = folder / ANCHOR

@@ -1,4 +1,4 @@
-"""Private records as they are stored, read a physical batch at a time, each alone."""
+"""Stored private records, read one physical batch at a time."""
 
 import copy
 import hashlib
@@ -53,15 +53,15 @@ Rows = tuple[Any, Any]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Source:
-    """Private records as they are stored, and how one becomes inputs and targets.
+    """Stored private records, and their conversion to inputs and targets.
 
     For `step.batches` and `hush.train`, which also take the data itself. Only the current physical
     batches are in memory: two per worker, and the one that is processed.
 
     **Guarantee.** A record's row is a function of the record, of public options and of random numbers
     of its own: it is read and collated alone. Assumes that the data set's item i does not depend on
-    what was read before: docs/guarantees/tape.md, 12. With `pad_to="longest"`, it also assumes that the
-    model ignores padding, and says `arithmetic: assumed`.
+    earlier reads: docs/guarantees/tape.md, 12. With `pad_to="longest"`, it also assumes that the
+    model ignores padding: `arithmetic: assumed`.
 
     Args:
         dataset: map-style data set (of torch, or of Hugging Face), pandas DataFrame, or a pair of
@@ -71,7 +71,7 @@ class Source:
         workers: number of processes that read ahead; 0: read in this process.
         inputs: columns of records that are dictionaries or rows of a table: a name, a list of names (one
             vector of numbers), a dictionary of arguments by name, or a function of the record. None: all
-            but those of the targets, as arguments by name.
+            other columns, as arguments by name.
         targets: columns of the targets, likewise. If `collate_fn` returns a dictionary, both refer to
             it.
         pad_to: public length that a record's first dimension is padded or cut to, in all tensors that
@@ -79,7 +79,7 @@ class Source:
             "longest": the longest record of a physical batch, for a model and a loss that ignore padding
             (tested on synthetic records). None: all records have one length.
         pad_value: number to pad with, likewise.
-        pin_memory: copy batches to pinned memory; a step whose model is on a GPU sets it.
+        pin_memory: copy batches to pinned memory; set by a step with a model on a GPU.
         present: mask of the slots that hold a record, as in `step.batches`; an empty one is not read.
 
     Example:
@@ -210,7 +210,7 @@ class Source:
         return bytes(torch.randint(256, (32,)).tolist())
 
     def _read(self, slots: list[int], key: bytes | None, template: Rows | None) -> Rows | str:
-        """Rows of some slots, each read alone under random numbers of its own; or why there are none.
+        """Rows of some slots, each read alone under its own random numbers; or the reason of a failure.
 
         A reason has no contents of the record. It is returned, as errors lose their text between
         processes.
@@ -345,7 +345,7 @@ class _SlotLoader:
         self._at_rest = True
 
     def _renewed(self) -> "DataLoader[Any]":
-        """New loader, with workers of its own."""
+        """New loader with new workers."""
         loader: DataLoader[Any] = DataLoader(
             self._slots,  # type: ignore[arg-type]
             batch_sampler=[],
@@ -361,7 +361,7 @@ class _SlotLoader:
 
 
 class _Slots:
-    """Data set of a `DataLoader` whose batches are the requests of the current step."""
+    """Data set of a `DataLoader` that reads the requests of the current step."""
 
     def __init__(self, source: Source) -> None:
         # read here, once; without the loader, which does not cross processes

@@ -97,9 +97,7 @@ class Choice:
     def __init__(self, *values: Any) -> None:
         object.__setattr__(self, "values", values)
         if not values:
-            raise InvalidValue(
-                "Choice() names no value: there is nothing to choose. Pass e.g. hush.Choice(0.5, 1.0)."
-            )
+            raise InvalidValue("Choice() has no value. Pass e.g. hush.Choice(0.5, 1.0).")
 
     def draw(self, pick: Random) -> Any:
         """A value at random.
@@ -123,7 +121,7 @@ def check_space(space: object) -> Mapping[str, Dimension]:
     """The space; raise unless it is a dictionary of declared ranges."""
     if not isinstance(space, Mapping):
         raise InvalidValue(
-            f"space={short_repr(space)} is no declared space: the charge is that of independent trials. "
+            f"space={short_repr(space)} is no declared space: only independent trials are proved. "
             "A search that picks settings by earlier scores (Bayesian optimisation, successive halving, "
             "a study of Optuna) is another mechanism. Pass a dictionary, e.g. "
             'space={"learning_rate": hush.LogUniform(0.1, 10.0)}.',
@@ -203,7 +201,7 @@ class TuningTrial:
             )
         generator = None
         if self.generator is not None:
-            # another seed than that of training: the score must not have the same noise
+            # another seed: the score must not have the same noise as training
             generator = torch.Generator().manual_seed(self.generator.initial_seed() ^ 1)
         # the sum over held-out records has sensitivity 1
         noise = Gaussian(multiplier=self.score_noise)
@@ -282,7 +280,7 @@ def _check_charges(trial: TuningTrial) -> None:
         if mechanism(plan) != mechanism(trial.plan):
             raise LedgerError(
                 f"a trial was charged for {short_repr(plan)}, another mechanism than its own plan. "
-                "Train under trial.plan, whose clipping norm may be replaced."
+                "Train under trial.plan; only its clipping norm may be replaced."
             )
     taken = sum(counts.values())
     if taken > trial.steps:

@@ -1,4 +1,4 @@
-"""Private selection of hyper-parameters: random search whose whole cost is one charge."""
+"""Private selection of hyperparameters: random search with one charge."""
 
 import hashlib
 import json
@@ -157,7 +157,7 @@ def tune(
         plan: plan of a step, or a function of the settings that returns one; the noise is calibrated.
             All settings must give the same mechanism: clipping norms may differ, sampling rates may not.
         steps: training steps of one trial.
-        budget: maximum cost of the whole selection and everything else on the ledger.
+        budget: maximum cost of the whole selection and all other charges on the ledger.
         mean: expected number of trials.
         law: law of the number of trials, as in `hush.BestOf`.
         shape: shape of the negative binomial law: 1 is geometric.
@@ -179,8 +179,8 @@ def tune(
     check_count("workers", workers, "trials are run in so many processes", at_least=1, example=2)
     if (directory is not None and ledger is not None) or (resume and directory is None):
         raise CheckpointError(
-            "a selection with a directory has a ledger of its own there, and only one with a directory "
-            "can be resumed. Pass directory= alone, or ledger= alone."
+            "a selection with a directory has its ledger there, and only one with a directory can be "
+            "resumed. Pass directory= alone, or ledger= alone."
         )
     release = BestOf(steps=steps, mean=mean, law=law, shape=shape, score=score_noise)
     reference = _plan_of(plan, {name: each.first for name, each in ranges.items()})

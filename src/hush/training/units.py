@@ -39,7 +39,7 @@ class UnitTable:
     """
 
     order: Tensor
-    """Numbers of the records, those of unit 0 first."""
+    """Numbers of the records, unit by unit."""
     counts: Tensor
     """Records that each unit owns."""
     per_unit: int
@@ -204,7 +204,7 @@ def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
     """Owners as a vector of integers or names; raise for anything else."""
     if isinstance(owners, Tensor):
         values: np.ndarray[Any, Any] = owners.numpy(force=True)
-    else:  # numpy would turn a list of several types into text, in which 1 and 1.0 differ
+    else:  # numpy would turn a list of several types into text, and 1 and 1.0 would differ
         values = np.asarray(owners) if hasattr(owners, "dtype") else np.asarray(owners, dtype=object)
     if values.size == 0:
         raise DataError("units is empty. Pass one id a record.")

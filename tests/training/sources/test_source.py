@@ -161,11 +161,11 @@ def test_a_source_keeps_its_workers_and_says_which_slots_are_empty() -> None:
     ("collate_fn", "message"),
     [
         (lambda records: torch.zeros(1), "not a pair"),
-        (lambda records: (torch.zeros(4), torch.zeros(1)), "first dimension is not 1"),
-        (lambda records: (torch.zeros(1, 4), "label"), "a str where a tensor is needed"),
+        (lambda records: (torch.zeros(4), torch.zeros(1)), "first dimension other than 1"),
+        (lambda records: (torch.zeros(1, 4), "label"), "a str instead of a tensor"),
         (lambda records: (torch.zeros(1, 4), {}), "no input or no target"),
         (lambda records: {"x": torch.zeros(1, 4)}, "no target was named"),
-        (lambda records: (torch.zeros(0, 4), torch.zeros(0)), "first dimension is not 1"),
+        (lambda records: (torch.zeros(0, 4), torch.zeros(0)), "first dimension other than 1"),
         (lambda records: default_collate([]), "could not be read: IndexError"),
     ],
 )
