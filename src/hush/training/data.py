@@ -103,16 +103,6 @@ def made_up_record(data: Data) -> tuple[Any, Any]:
     return inputs, targets
 
 
-def _read(
-    data: Data, parts: Sequence[Tensor], source: "RandomSource | None"
-) -> Iterable[tuple[Any, Any]]:
-    """`take` for each of several physical batches, read ahead if the data has workers."""
-    if pair_of(data) is not None:
-        return (take(data, slots) for slots in parts)
-    key = None if source is None else substream(source).key
-    return as_source(data).batches([slots.tolist() for slots in parts], key)
-
-
 def as_source(data: Data) -> Source:
     """The data as a `Source`."""
     return data if isinstance(data, Source) else Source(data)
@@ -184,7 +174,11 @@ class Batch:
             source: Randomness of data sets that draw: see `take`.
         """
         layout = list(self._layout()) if len(self) else []
-        rows = _read(self.data, [slots for slots, _ in layout], source)
+        parts = [slots for slots, _ in layout]
+        rows: Iterable[tuple[Any, Any]] = (take(self.data, slots) for slots in parts)
+        if pair_of(self.data) is None:
+            key = None if source is None else substream(source).key
+            rows = as_source(self.data).batches([slots.tolist() for slots in parts], key)
         for (slots, counts), (inputs, targets) in zip(layout, rows, strict=True):
             yield inputs, targets, None if self.present is None else self.present[slots.cpu()], counts
 

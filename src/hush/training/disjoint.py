@@ -8,7 +8,7 @@ stop a run before anything is released and are not part of the release.
 import hashlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -203,16 +203,14 @@ def _add_reads(found: set[int], index: Any, rows: int) -> None:
 def _input_names(data: Data) -> Iterator[bytes]:
     """Hash of each record's input; equal inputs have equal hashes."""
     for indices in torch.arange(count(data)).split(_AT_ONCE):
-        parts = [_plain(part) for part in tree_leaves(take(data, indices)[0])]
+        parts = []
+        for part in tree_leaves(take(data, indices)[0]):
+            dtype = torch.float32 if part.is_floating_point() else torch.int64
+            rows = part.detach().to("cpu", dtype) + 0  # with one zero
+            parts.append(rows.unsqueeze(-1).flatten(1).contiguous().numpy())
         for row in range(len(indices)):
             content = b"".join(part[row].tobytes() for part in parts)
             yield hashlib.blake2b(content, digest_size=16).digest()
-
-
-def _plain(part: Tensor) -> Any:
-    """Rows as numpy numbers of one precision, with one zero."""
-    dtype = torch.float32 if part.is_floating_point() else torch.int64
-    return (part.detach().to("cpu", dtype) + 0).unsqueeze(-1).flatten(1).contiguous().numpy()
 
 
 def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
@@ -270,24 +268,23 @@ def _arrow_rows(dataset: Any) -> Iterator[Rows]:
 
 def _share_records(first: Any, second: Any) -> bool:
     """Whether two data sets hold a record in common."""
-    return any(_overlap(ours, theirs) for ours in _holders(first) for theirs in _holders(second))
+    for (ours, our_rows), (theirs, their_rows) in product(_holders(first), _holders(second)):
+        if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+            common = np.intersect1d(_addresses(ours, our_rows), _addresses(theirs, their_rows))
+        elif ours is not theirs:
+            continue
+        elif our_rows is None or their_rows is None:
+            return True
+        else:
+            common = np.intersect1d(our_rows, their_rows)
+        if len(common):
+            return True
+    return False
 
 
-def _overlap(first: Rows, second: Rows) -> bool:
-    """Whether a row of one is a row of the other."""
-    if isinstance(first[0], Tensor) and isinstance(second[0], Tensor):
-        return len(np.intersect1d(_addresses(first), _addresses(second))) > 0
-    if first[0] is not second[0]:
-        return False
-    if first[1] is None or second[1] is None:
-        return True
-    return len(np.intersect1d(first[1], second[1])) > 0
-
-
-def _addresses(held: Rows) -> npt.NDArray[np.int64]:
+def _addresses(tensor: Tensor, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
     """Memory addresses of a tensor's rows."""
-    tensor: Tensor = held[0]
     if tensor.layout != torch.strided or tensor.numel() == 0 or tensor.is_meta or not tensor.dim():
         return np.zeros(0, dtype=np.int64)
-    rows = np.arange(len(tensor)) if held[1] is None else held[1]
-    return np.asarray(tensor.data_ptr() + rows * tensor.stride(0) * tensor.element_size())
+    chosen = np.arange(len(tensor)) if rows is None else rows
+    return np.asarray(tensor.data_ptr() + chosen * tensor.stride(0) * tensor.element_size())

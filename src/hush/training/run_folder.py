@@ -21,7 +21,7 @@ from hush.core.errors import (
 )
 from hush.core.guarantee import Adjacency, Guarantee
 from hush.core.plan import Plan, read_plan, write_plan
-from hush.core.value import check_kind, finite_or_none
+from hush.core.value import finite_or_none
 
 ANCHOR = "anchor.json"
 SETTINGS = "settings.json"
@@ -56,7 +56,14 @@ class RunFolder:
         self._plan = path / _PLAN
         self._anchor = path / ANCHOR
         self._settings = path / SETTINGS
-        self._chosen = None if settings is None else _as_json(settings)
+        try:
+            self._chosen = json.loads(json.dumps(settings))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidValue(
+                f"settings cannot be written as JSON ({error}). Pass a dictionary of numbers, strings, "
+                "lists and dictionaries.",
+                key="settings",
+            ) from None
         self._made = [each for each in (path, *path.parents) if not each.exists()]
         self._first = not self.ledger.exists()
         if resume and not path.is_dir():
@@ -200,19 +207,6 @@ def check_settings(folder: Path, requested: dict[str, Any]) -> None:
             "the same ones, or name another directory. If an earlier version wrote a setting that no "
             "longer exists, and the run does not depend on it, delete it from the file."
         )
-
-
-def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as read back from JSON."""
-    check_kind("settings", settings, dict)
-    try:
-        return json.loads(json.dumps(settings))  # type: ignore[no-any-return]
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidValue(
-            f"settings cannot be written as JSON ({error}). Pass a dictionary of numbers, strings, "
-            "lists and dictionaries.",
-            key="settings",
-        ) from None
 
 
 def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:

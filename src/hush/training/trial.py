@@ -238,7 +238,28 @@ def outcome(settings: Settings, trial: TuningTrial, returned: object) -> Outcome
             "records that need no protection."
         )
     ledger = trial.ledger
-    _check_charges(trial)
+    if ledger.voided is not None:
+        raise LedgerError(
+            f"the ledger of a trial is void ({ledger.voided}): its charges no longer cover the "
+            "trial, and no model was selected. Train with private steps only."
+        )
+    counts = ledger.counts
+    if not counts:
+        raise LedgerError(
+            "nothing was charged to trial.ledger: a model trained without private steps is not private. "
+            "Pass ledger=trial.ledger to hush.train or PrivateStep."
+        )
+    for plan in counts:
+        if mechanism(plan) != mechanism(trial.plan):
+            raise LedgerError(
+                f"a trial was charged for {short_repr(plan)}, another mechanism than its own plan. "
+                "Train under trial.plan; only its clipping norm may be replaced."
+            )
+    taken = sum(counts.values())
+    if taken > trial.steps:
+        raise LedgerError(
+            f"a trial took {taken} steps and is charged for {trial.steps}. Take trial.steps steps."
+        )
     if ledger.adjacency.slots > 1:
         raise Unproved(
             f"the training of a trial protects {ledger.adjacency}, and a selection is charged for one "
@@ -261,29 +282,3 @@ def outcome(settings: Settings, trial: TuningTrial, returned: object) -> Outcome
     }
     worth = -math.inf if math.isnan(number) else number
     return Outcome(settings=settings, model=model, score=worth, charged=charged)
-
-
-def _check_charges(trial: TuningTrial) -> None:
-    """Raise unless a trial's ledger has only steps of its mechanism, at most as many as charged."""
-    if trial.ledger.voided is not None:
-        raise LedgerError(
-            f"the ledger of a trial is void ({trial.ledger.voided}): its charges no longer cover the "
-            "trial, and no model was selected. Train with private steps only."
-        )
-    counts = trial.ledger.counts
-    if not counts:
-        raise LedgerError(
-            "nothing was charged to trial.ledger: a model trained without private steps is not private. "
-            "Pass ledger=trial.ledger to hush.train or PrivateStep."
-        )
-    for plan in counts:
-        if mechanism(plan) != mechanism(trial.plan):
-            raise LedgerError(
-                f"a trial was charged for {short_repr(plan)}, another mechanism than its own plan. "
-                "Train under trial.plan; only its clipping norm may be replaced."
-            )
-    taken = sum(counts.values())
-    if taken > trial.steps:
-        raise LedgerError(
-            f"a trial took {taken} steps and is charged for {trial.steps}. Take trial.steps steps."
-        )
