@@ -53,19 +53,6 @@ def test_plans_are_frozen_and_hashable() -> None:
     assert {plan(): 1}[plan()] == 1
 
 
-@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, -math.inf, "1", None, True, [1.0], 1j])
-def test_a_number_out_of_range_says_what_would_be_right(bad: object) -> None:
-    for make in (
-        lambda: hush.L2(norm=bad),  # type: ignore[arg-type]
-        lambda: hush.Gaussian(multiplier=bad),  # type: ignore[arg-type]
-        lambda: hush.Poisson(rate=bad),  # type: ignore[arg-type]
-        lambda: hush.Budget(epsilon=bad, delta=1e-5),  # type: ignore[arg-type]
-        lambda: hush.Budget(epsilon=1.0, delta=bad),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(InvalidValue, match=r"must be .* >=? .*: .*\. Pass e\.g\."):
-            make()
-
-
 @pytest.mark.parametrize(
     ("plain", "key"),
     [

@@ -46,16 +46,15 @@ _LENGTHS = (1.0, 1e4, 1e8)
 
 
 def self_test(step: PrivateStep, data: Data) -> None:
-    """Raise unless the step does what is charged, as far as a run of some seconds shows.
+    """Raise if a run of some seconds shows that the step violates its charge.
 
     Checks the scale, law and freshness of the noise, also for an empty batch; the draws; the influence
     of a unit (a record, or an owner of several) on the clipped sum; charges and state. Selective plans:
     the test's draws and noise. `ADD_REMOVE`: updates do not depend on the length of the data. The noise
     is not checked in public bases, nor if it is not added to a sum (`Rectified` and others).
 
-    **Guarantee.** Nothing is released: model, optimizer, randomness and ledger are restored, and the
-    error is one fixed message. A step that does what is charged fails with probability below 2e-5 for
-    any records.
+    **Guarantee.** Only the verdict is released: model, optimizer, randomness and ledger are restored, and
+    the error is one fixed message. A correct step fails with probability below 2e-5 for any records.
 
         hush.train(..., self_test=hush.audit.self_test)
 
@@ -117,7 +116,7 @@ def influence(
     places: Sequence[int] | None = None,
     lengths: Sequence[float] = _LENGTHS,
 ) -> Check:
-    """Check that removing a unit removes its clipped gradient from the sum, and nothing else.
+    """Check that removing a unit removes its clipped gradient from the sum, and no more.
 
     With the same coins, masks and dropout, and for gradients of several lengths, the sum must move by
     the unit's own share, within the sensitivity set of the plan and the step's `rounding`. The content
@@ -223,7 +222,7 @@ def length_hidden(step: PrivateStep, data: Data) -> Check:
 
 
 def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
-    """Check that a step changes nothing but trained weights and optimizer state.
+    """Check that a step changes trained weights and optimizer state alone.
 
     Every other tensor of the model (buffers, frozen parameters, gradients, attributes) must be the same
     after it, bit for bit.

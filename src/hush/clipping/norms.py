@@ -90,7 +90,7 @@ class L2(Ball, Clipping):
 class Importance(Ball, Clipping):
     """Importance sampling by gradient norm (DPIS, Wei et al. 2022), as a clipping rule.
 
-    A record adds its gradient scaled *to* the norm `norm`, or nothing. A gradient of Euclidean norm r is
+    A record adds its gradient scaled *to* the norm `norm`, or zero. A gradient of Euclidean norm r is
     added with probability min(r / norm, 1), so the expected sum is that of `L2`, with more variance.
     Under a Poisson rate q a record takes part with probability q min(r / norm, 1) and is weighted by the
     inverse. It is charged as `L2` is: docs/guarantees/baselines.md.
@@ -109,7 +109,7 @@ class Importance(Ball, Clipping):
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         if mask is not None:
             raise Unsupported(
-                "Importance draws whole records, and nothing is proved of their coordinates one by one. "
+                "Importance draws whole records, and sampling of their coordinates is not proved. "
                 "Sample with Poisson or FullBatch."
             )
         import torch
@@ -148,7 +148,7 @@ class Lp(Ball, Clipping):
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         if mask is not None:
             raise Unsupported(
-                "Lp clipping scales whole records, and nothing is proved of its coordinates one by one. "
+                "Lp clipping scales whole records, and sampling of their coordinates is not proved. "
                 "Sample coordinates with L2, Linf, L2Linf, Box or Subspaces."
             )
         return clip_whole(tape, self.p, self.norm)

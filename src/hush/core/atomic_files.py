@@ -18,7 +18,7 @@ def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
         secret: Whether only its owner may read it.
     """
     draft = path.with_name(path.name + ".draft")
-    with file_named(path, "what was there before is unchanged"):
+    with file_named(path, "the previous content is unchanged"):
         try:
             with open(draft, "wb", opener=_for_owner if secret else None) as file:
                 file.write(content)
@@ -48,7 +48,7 @@ def file_named(path: Path, state: str) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder and its parents so that their names survive a power failure."""
+    """Create the folder and its parents durably: their names survive a power failure."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -69,8 +69,8 @@ def check_folder(name: str, folder: Path) -> None:
             file.flush()  # raises on a full disk
     except OSError as error:
         raise InvalidValue(
-            f"{name}={folder} must be a folder that files can be written to ({error.strerror}): what is "
-            f"computed would be lost. Permit it, make room, or name another one, as {name}=results.",
+            f"{name}={folder} must be a folder that files can be written to ({error.strerror}): results "
+            f"would be lost. Permit it, make room, or name another one, as {name}=results.",
             key=name,
         ) from error
 

@@ -68,11 +68,11 @@ class LedgerError(HushError):
 
 
 class CheckpointError(HushError):
-    """A checkpoint that is damaged or does not fit what it is loaded into."""
+    """A checkpoint that is damaged or of another run."""
 
 
 class Unsupported(HushError):
-    """A model, loss or optimizer that cannot be trained privately as it is."""
+    """A model, loss or optimizer that cannot be trained privately without a change."""
 
 
 class DataError(HushError):

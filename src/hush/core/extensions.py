@@ -17,7 +17,7 @@ INSTALL = (
 
 
 def extensions(kind: str) -> dict[str, EntryPoint]:
-    """Entry points of a group by name; nothing is imported until one is loaded.
+    """Entry points of a group by name; loading one imports its module.
 
     Args:
         kind: Name of the group after `hush.`.

@@ -93,7 +93,7 @@ class Neighbours(StrEnum):
     def _missing_(cls, value: object) -> NoReturn:
         raise InvalidValue(
             f"neighbours={value!r} must be one of {', '.join(map(repr, map(str, cls)))}: an epsilon "
-            "means nothing without the difference of its data sets.",
+            "has no meaning without the difference of its data sets.",
             key="neighbours",
         )
 
@@ -120,7 +120,7 @@ class Adjacency(Value):
     group: int = field(
         default=1,
         metadata=count(
-            "so many records change together, and of a larger group nothing is kept private; to protect "
+            "so many records change together, and a larger group has no privacy left; to protect "
             "all records of a user, train with units=hush.Units(...)",
             at_most=1000,
             example=5,
@@ -215,7 +215,7 @@ class Bound(Value):
         if not 0 <= self.lower <= self.upper:
             raise InvalidValue(
                 f"lower={self.lower!r}, upper={self.upper!r} must satisfy 0 <= lower <= upper: "
-                "anything else bounds nothing."
+                "a bound needs both ends in this order."
             )
         object.__setattr__(self, "lower", float(self.lower))
         object.__setattr__(self, "upper", float(self.upper))

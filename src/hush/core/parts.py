@@ -68,17 +68,17 @@ class ClippedSum:
 
     total: "dict[str, torch.Tensor]"
     skipped: "torch.Tensor"
-    """Number of records whose gradient is not finite and so added nothing (sensitive)."""
+    """Number of records skipped because their gradient is not finite (sensitive)."""
 
 
 class Tape(Protocol):
-    """Per-sample gradients of a batch, in whatever form they are stored."""
+    """Per-sample gradients of a batch, in any form."""
 
     def norms(self, order: float) -> "torch.Tensor":
         """Per-sample gradient norms over all parameters.
 
         Args:
-            order: Of the norm: 2 for the Euclidean one.
+            order: Order of the norm: 2 for the Euclidean norm.
 
         Returns:
             One norm per record.
@@ -88,8 +88,8 @@ class Tape(Protocol):
         """Weighted sum of the per-sample gradients.
 
         Args:
-            weights: One per record. A record of weight 0 adds exactly zero, even where its gradient is
-                not finite.
+            weights: One weight per record. A record of weight 0 adds exactly zero, even if its gradient
+                is not finite.
 
         Returns:
             The sum by parameter name.
@@ -203,7 +203,7 @@ class Sampling(Part):
         return values.mul_(mask.to(values.device).view_as(values))
 
     def expected(self, records: int) -> float:
-        """Expected number of records per coordinate, by which the sum is divided.
+        """Expected number of records per coordinate, the divisor of the sum.
 
         Args:
             records: Public number of slots.
@@ -242,7 +242,7 @@ class Clipping(Part):
             mask: Coordinate sampling of each clipped gradient; None for none.
 
         Returns:
-            The sum, to which each record contributes at most what `sensitivity` allows.
+            The sum; each contribution lies in the set of `sensitivity`.
         """
         return tape.clip_entrywise(self.sensitivity(None), mask)
 
@@ -251,7 +251,7 @@ class Clipping(Part):
 class Noise(Part):
     """Noise: the law of the release, given the clipped sum.
 
-    The accountant asks for `exponential_power`, else for the `dominating_noise` that is charged instead,
+    The accountant uses `exponential_power`, else for the `dominating_noise` that is charged instead,
     else for `per_block` noises that have either.
     """
 

@@ -24,7 +24,7 @@ class Plan(Value):
         sampling: Subsampling of the records.
         clipping: Bound on each gradient, and so the sensitivity of their sum.
         noise: Law of the noisy sum.
-        release: Rule for which noisy updates are applied and published.
+        release: Release rule of the noisy updates.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -85,7 +85,7 @@ def proof_note(plan: Plan) -> str:
     Raises:
         Unproved: If there is no proof. The message names the part to change, if one is enough.
     """
-    # exact types, so that a subclass which changes what a part does is not charged as its parent
+    # exact types: a subclass may behave differently and is not charged as its parent
     chosen = combination(plan)
     for kind in chosen:
         for proof in kind.proofs:

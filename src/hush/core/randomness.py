@@ -46,7 +46,7 @@ class Stream:
     """Cryptographic random stream of a secret 256-bit key (ChaCha20), for numbers on `device`.
 
     Call number k uses nonce k, so the stream is a function of the key and the number of calls: a run
-    resumed from a checkpoint draws the same numbers. Whoever has the key can compute all of them.
+    resumed from a checkpoint draws the same numbers. The key reveals all of them.
     """
 
     def __init__(self, device: "torch.device", key: bytes) -> None:
@@ -130,7 +130,7 @@ def source_for(
 
     Args:
         device: Device of the numbers.
-        generator: Seed of the source, for repeatable runs; whoever knows the seed knows the noise.
+        generator: Seed of the source, for repeatable runs; the seed reveals the noise.
         secure: Whether every bit comes from the operating system; such a source has no state.
         arithmetic: `proved`: a cryptographic stream with exact noise. `assumed`: torch's own generator,
             whose normal draws are faster and on a recognisable grid.

@@ -16,7 +16,7 @@ GIVEN_UP = 1e-30
 MEAN = number(
     at_least=1.01,
     at_most=10_000,
-    why="it is how many runs are expected, and a number that is always 1 selects nothing",
+    why="it is how many runs are expected, and a single run leaves no choice",
     example=10.0,
 )
 _CHARGED = "the release that runs must be the one that is charged"

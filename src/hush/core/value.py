@@ -100,7 +100,7 @@ def nested(kind: "type[Value]") -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """Frozen value whose fields are as they are declared."""
+    """Frozen value with checked fields."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -50,8 +50,8 @@ def sample(
         shape: Shape of the draws.
         norm: Clipping norm that scales the noise.
         location: Numbers that noise is added to, zero by default; noise on a fixed support needs them.
-        generator: Seed of the draws; whoever knows the seed knows the noise.
-        device: Device of the draws; by default that of the location.
+        generator: Seed of the draws; the seed reveals the noise.
+        device: Device of the draws; by default the location's.
         secure: Whether every random bit comes from the operating system.
         arithmetic: "assumed" draws with torch's faster generators, on a recognisable grid.
 

@@ -88,7 +88,7 @@ def layers(beta: float) -> Layers:
 
 
 def layers_beyond(beta: float, power: float) -> Layers:
-    """Layers whose tail begins about where the curve is exp(-power): valid if they reach the peak."""
+    """Layers with a tail from about height exp(-power): valid if they reach the peak."""
     wide, inner, _, edge, strip = _stack(beta, power)
     with localcontext(prec=DIGITS):
         first = Decimal(_edge_height(edge, beta))
@@ -115,9 +115,9 @@ def layers_beyond(beta: float, power: float) -> Layers:
 
 
 def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[float], float, float]:
-    """Widths, inner edges and heights of layers whose tail begins about where the curve is exp(-power).
+    """Widths, inner edges and heights of layers with a tail from about height exp(-power).
 
-    Layer 0 beyond the edge has the area of all strips of the tail together, twice that of the first.
+    Layer 0 beyond the edge has the area of all strips of the tail together, twice the area of the first.
     """
     first_strip = (power + math.log(2)) ** (1 / beta) - power ** (1 / beta)
     share = 1
@@ -149,6 +149,6 @@ def _edge_height(edge: float, beta: float) -> float:
 
 
 def _up(value: float) -> float:
-    """The next larger number whose mantissa has as many bits as a width."""
+    """The next larger number with the mantissa of a width."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(math.ceil(mantissa * 2**_WIDTH_BITS), exponent - _WIDTH_BITS)

@@ -2,7 +2,7 @@
 
 Only as many bits of a draw are generated as it takes to round its sum with the location (rejection from
 layers, Marsaglia and Tsang 2000; lazy bits, Karney 2016). The result is the exact rounding of
-location + noise, so its lowest bits reveal nothing more. docs/guarantees/sampling.md.
+location + noise, so its lowest bits reveal no more. docs/guarantees/sampling.md.
 
 The sampler here runs on a CPU, in numpy, over blocks that fit its cache; `ziggurat_kernel` has the one
 for a GPU. The first word decides most draws. The half per cent that need a height or a place in the tail
@@ -126,17 +126,17 @@ class PendingDraws:
     """Indices of draws that needed a height, and four words of each: a height, a strip of the tail, a
     place in it, and the next proposal. The last words of an index count."""
     undecided: Integers = field(default_factory=lambda: np.empty(0, np.int64))
-    """Indices of draws whose height double precision cannot compare with the curve."""
+    """Indices of draws with a height too close to the curve for double precision."""
 
     def add_to(
         self, location: npt.NDArray[np.floating], step: float, source: RandomSource
     ) -> list[Undecided]:
-        """Replace a flat location by its rounded sum with the draws, where double precision decides.
+        """Replace a flat location by its rounded sum with the draws, if double precision decides.
 
         Args:
             location: Numbers in single or double precision.
             step: Grid spacing, a power of two.
-            source: Source of the further bits of draws whose sum is next to the middle of two points.
+            source: Source of further bits for sums next to the middle of two points.
 
         Returns:
             The numbers left to exact arithmetic.
@@ -154,7 +154,7 @@ class PendingDraws:
                 part = location[first : first + BLOCK]
                 count = len(part)
                 total, below, rounded = sums[:count], wholes[:count], floors[:count]
-                # whole multiples of the grid are kept apart, so that the location is not rounded
+                # whole multiples of the grid are separate: the location is not rounded
                 np.multiply(part, 1 / step, out=total, dtype=np.float64)
                 np.rint(total, out=below)
                 np.subtract(total, below, out=total)
