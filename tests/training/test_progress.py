@@ -13,9 +13,9 @@ def test_the_bar_shows_steps_and_figures(
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
     with Progress("training", 4, done=1) as bar:
         bar.advance()
-        bar.show({"step": 2, "loss": 0.25, "accuracy": 0.5, "epsilon": 1.25, "delta": 1e-6})
+        bar.show({"step": 2, "loss": 0.25, "accuracy": 0.5, "epsilon": 1.23411, "delta": 1e-6})
     shown = capsys.readouterr().err
-    for part in ("training", "2/4", "loss 0.250", "accuracy 50.0%", "epsilon 1.250", "delta 1e-06"):
+    for part in ("training", "2/4", "loss 0.250", "accuracy 50.0%", "epsilon 1.235", "delta 1e-06"):
         assert part in shown
 
 

@@ -53,14 +53,11 @@ class TensorBoardLogger(MetricsLogger):
 
     Args:
         directory: Folder of the event files.
-        every: Steps between two writes.
-        sensitive: Names of sensitive metrics.
+        options: `every` and `sensitive`, as in `MetricsLogger`.
     """
 
-    def __init__(
-        self, directory: str | os.PathLike[str], *, every: int = 10, sensitive: Sequence[str] = ()
-    ) -> None:
-        super().__init__(every=every, sensitive=sensitive)
+    def __init__(self, directory: str | os.PathLike[str], **options: Any) -> None:
+        super().__init__(**options)
         tensorboard = require("torch.utils.tensorboard", "tensorboard")
         self._writer: Any = tensorboard.SummaryWriter(str(directory))
 
@@ -80,14 +77,11 @@ class MLflowLogger(MetricsLogger):
 
     Args:
         run_id: Run to log to; None: the active run, which MLflow starts if there is none.
-        every: Steps between two writes.
-        sensitive: Names of sensitive metrics.
+        options: `every` and `sensitive`, as in `MetricsLogger`.
     """
 
-    def __init__(
-        self, run_id: str | None = None, *, every: int = 10, sensitive: Sequence[str] = ()
-    ) -> None:
-        super().__init__(every=every, sensitive=sensitive)
+    def __init__(self, run_id: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
         self._mlflow: Any = require("mlflow", "mlflow")
         self._run_id = run_id
 

@@ -5,13 +5,15 @@ import time
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Self
 
+from hush.core.guarantee import at_most
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 _SHOWN = {
     "loss": "loss {loss:.3f}",
     "accuracy": "accuracy {accuracy:.1%}",
-    "epsilon": "epsilon {epsilon:.3f}",
+    "epsilon": "epsilon {epsilon}",
     "delta": "delta {delta:g}",
     "unit": "{neighbours} {unit}",
 }
@@ -61,7 +63,8 @@ class Progress:
         Args:
             metrics: Metrics of a run; some of them are shown.
         """
-        facts = [text.format(**metrics) for name, text in _SHOWN.items() if name in metrics]
+        shown = {**metrics, "epsilon": at_most(metrics.get("epsilon", 0.0))}
+        facts = [text.format(**shown) for name, text in _SHOWN.items() if name in metrics]
         self._facts = ", ".join(facts)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], facts=self._facts)
