@@ -45,7 +45,7 @@ _replaced_generators = 0
 
 
 class CaptureError(Exception):
-    """Work that cannot be captured as a graph; the message says why."""
+    """Work that cannot be captured as a graph, with the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,10 +85,9 @@ class BatchGraph:
 class Replay:
     """Clipped sums of batches in padded layout, by replaying a captured CUDA graph if there is one.
 
-    **Guarantee.** The layout (places and shapes, by which kernels round) is a function of the number of
-    slots. A batch that is computed without a graph is padded alike: one of a shape that could not be
-    captured, with a record whose gradient is not finite, or whose ghost norm would be recomputed. See
-    docs/guarantees/tape.md, 8.
+    **Guarantee.** The layout of a batch (places and shapes) determines the rounding of kernels, and is a
+    function of the number of slots. A batch that is computed without a graph is padded alike: its shape
+    could not be captured, or a gradient is not finite. See docs/guarantees/tape.md, 8.
 
     Graphs are captured anew when a parameter or buffer moves, is frozen or unfrozen, when autocast or an
     allowed precision changes, or when a number, string or truth value in an attribute of a module does
@@ -114,7 +113,7 @@ class Replay:
             model: Trained model.
             loss: One value per record.
             clipping: Clipping in one block.
-            views: Views of each record, whose mean gradient is clipped.
+            views: Views of each record; their mean gradient is clipped.
             most_records: Physical batch; no batch is padded beyond it.
             required: Raise if a batch cannot be captured; otherwise warn once and compute it.
             capture: Function that makes graphs; None: `capture_graph`.
@@ -129,7 +128,7 @@ class Replay:
         self._required = required
         self._capture_graph = capture or capture_graph
         self._graphs: dict[Any, BatchGraph | None] = {}
-        self._pool: Any = None  # shared by the graphs, which run one after another
+        self._pool: Any = None  # shared by the graphs: they never run at the same time
         self._given: Any = None
         self._trained: set[tuple[int, int]] = set()
         """Address and size of the parameters whose gradients the graphs sum."""
@@ -198,7 +197,7 @@ class Replay:
             if not verify or not self.failed():
                 output: ClippedSum = graph.captured.output
                 return output
-            # the same places and shapes, by which kernels round, and the same random numbers
+            # the same places and shapes, so kernels round alike, and the same random numbers
             for source, state in zip(sources, before, strict=True):
                 source.set_state(state)
             return self.clip_padded(graph.inputs, graph.targets, graph.present, mask)
@@ -246,7 +245,7 @@ class Replay:
             return None
         if not self._required and len(self._graphs) >= _MOST_GRAPHS:
             return None
-        # memory of the graph, apart from that of the batch
+        # memory of the graph alone
         rows, labels = (
             tree_map(part, lambda value: pad(value[:1], size).clone()) for part in (inputs, targets)
         )
@@ -319,7 +318,7 @@ class Replay:
 
 
 def padded_size(records: int, most: int | None = None) -> int:
-    """Size to which a batch is padded, from its number of slots and the physical batch."""
+    """Padded size of a batch, from its number of slots and the physical batch."""
     multiple = max(_SIZE_MULTIPLE, (1 << records.bit_length() >> 1) // _SIZES_PER_OCTAVE)
     size: int = -(-records // multiple) * multiple
     return size if most is None else max(records, min(size, most))
@@ -347,7 +346,7 @@ def signature(value: Any) -> Any:
 
 
 def given(model: nn.Module, loss: Any) -> tuple[Any, ...]:
-    """State in which a graph is captured."""
+    """State of torch, the model and the loss that a captured graph depends on."""
     criterion = getattr(loss, "loss", loss)
     modules = submodules(model) + (submodules(criterion) if isinstance(criterion, nn.Module) else [])
     own = [table for m in modules for table in (m._parameters, m._buffers) if table]
@@ -501,7 +500,7 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 
 @contextmanager
 def _no_waiting() -> Iterator[None]:
-    """Context in which torch raises before the host waits for the GPU."""
+    """Context that makes torch raise before the host waits for the GPU."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch does not detect every way to wait
@@ -514,8 +513,10 @@ def _no_waiting() -> Iterator[None]:
 
 @contextmanager
 def _capturable() -> Iterator[None]:
-    """Context without autocast's cache, whose weights a graph would keep, and without garbage
-    collection, because freeing the graph of another step spoils a capture."""
+    """Context without autocast's cache and without garbage collection.
+
+    A graph would keep cached weights, and freeing the graph of another step spoils a capture.
+    """
     cached, collecting = torch.is_autocast_cache_enabled(), gc.isenabled()
     torch.set_autocast_cache_enabled(False)
     gc.disable()

@@ -38,8 +38,8 @@ class EntrywiseClipping:
         """The sum of the gradients, each clipped into the sensitivity sets, and then masked.
 
         **Guarantee.** A record's addend lies in its set, up to rounding in single precision; a record
-        whose gradient is not finite adds zero. In a single set with largest entry m, a record of weight
-        w adds w clamp(g, -m / w, m / w).
+        with a gradient that is not finite adds zero. In a single set with largest entry m, a record of
+        weight w adds w clamp(g, -m / w, m / w).
 
         Args:
             sensitivity: Sets of consecutive coordinates; a single one covers all of them.
@@ -108,5 +108,5 @@ def _check_covered(total: dict[str, Tensor], bounded: int) -> None:
 
 
 def flat_rows(gradients: Mapping[str, Tensor]) -> Tensor:
-    """The gradients of all parameters, one record a row, in memory of their own."""
+    """The gradients of all parameters, one record a row, in new memory."""
     return torch.cat([part.unsqueeze(-1).flatten(1) for part in gradients.values()], 1)

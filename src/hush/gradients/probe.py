@@ -86,12 +86,12 @@ def probe(
     The model, its buffers, its attributes and all random states are restored.
 
     Args:
-        model: In the mode in which it is trained.
+        model: Trained model, in training mode.
         loss: One value per record.
         inputs: Inputs of two synthetic records.
         targets: Their targets.
         views: Views of a record, if there are any.
-        sharded: Modules whose parameters are split over ranks.
+        sharded: Modules with parameters that are split over ranks.
 
     Raises:
         Unsupported: The model mixes records, keeps something of them, or changes its parameters; or the
@@ -210,7 +210,7 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
     its loss when the other one is replaced by a copy of it, at the same place and with the same draws.
 
     Args:
-        model: In the mode in which it is trained.
+        model: Trained model, in training mode.
         loss: One value per record.
         inputs: Inputs of two records.
         targets: Their targets.

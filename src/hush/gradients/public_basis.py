@@ -23,7 +23,7 @@ from hush.gradients.terms import CHUNK_ENTRIES
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Consecutive parameters with a basis of their own."""
+    """Consecutive parameters and their basis."""
 
     names: tuple[str, ...]
     basis: Tensor
@@ -124,7 +124,7 @@ class ProjectedTape:
         return self.tape.norms(order)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """The sum over records of weight times coefficients: by linearity, those of the sum."""
+        """The sum over records of weight times coefficients: the coefficients of the weighted sum."""
         total = self.tape.weighted_sum(weights)
         flat = torch.cat([part.reshape(-1) for part in total.values()])
         blocks = self.basis.blocks(flat[None].to(self.basis.groups[0].basis.dtype))
@@ -147,7 +147,7 @@ class ProjectedTape:
         """The coefficients of a few records at a time: the records, and block -> (few, size).
 
         Args:
-            entries: Maximum number of entries in memory for a chunk, at least those of one record.
+            entries: Maximum number of entries in memory for a chunk, at least one record's.
         """
         basis = self.basis
         # in memory: the record's gradient, its residual and its coefficients

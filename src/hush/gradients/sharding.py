@@ -23,7 +23,7 @@ from hush.core.value import with_article
 
 
 class ShardedModules:
-    """Modules whose parameters are split over ranks, and which of them are gathered now.
+    """Modules with parameters that are split over ranks, and their state: gathered or freed.
 
     **Guarantee.** In `gathering`, a module is gathered during its forward pass, and from the gradient of
     its output until the gradient of another module's output is known. Autograd runs its nodes in the
@@ -79,7 +79,7 @@ class ShardedModules:
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Context in which modules are gathered one by one, in forward and in backward passes."""
+        """Context that gathers modules one by one, in forward and backward passes."""
         if self._gathering:
             yield
             return
@@ -137,8 +137,7 @@ class ShardedModules:
         for value in _outputs(output, name):
             while is_batchedtensor(value):
                 value = get_unwrapped(value)
-            # an output that is also that of a module inside has its hook: the module inside is gathered
-            # together with all around it, and its nodes are next
+            # the output of an inner module may also be this module's: its hook gathers both
             hooks = (value._backward_hooks or {}).values()
             if value.requires_grad and not any(isinstance(hook, _Entering) for hook in hooks):
                 with torch._C.DisableTorchFunction():

@@ -4,7 +4,7 @@ A record's gradient is one matrix product: (out, positions) by (positions, in * 
 factor, the input patches, is not materialised: each of its columns is a run of numbers in an input that
 is unfolded along its width alone (an implicit GEMM). One program forms a tile of a record's gradient,
 and measures it or adds it to a weighted sum over records. Materialised gradients, norms and sums all
-come from it, so the norm is that of the addend in any precision (docs/guarantees/tape.md, 5).
+come from it, so norms and sums agree in any precision (docs/guarantees/tape.md, 5).
 """
 
 from collections.abc import Iterator
@@ -302,16 +302,14 @@ def unfold_width(
 ) -> Tensor:
     """The pixels that each column of a convolution's kernel sees, by output column.
 
-    Of the rows every stride-th is by itself, so that those that one row of the kernel sees lie side by
-    side: the input patches' entries at one place of the kernel are a run of numbers, position by
-    position.
+    Rows are grouped by their phase, the remainder modulo the stride: rows under one row of the kernel
+    are neighbours. The entries of the input patches at one place of the kernel are a run of numbers.
 
     Args:
         x: (images, in, height, width), contiguous.
-        shape: Of what is returned, (images, kernel width, phases, in, rows, output columns): of the
-            rows of phase p, those that are p more than a multiple of the stride. Output columns
-            beyond the last are zero, and make a multiple of 4.
-        outputs: Output columns that there are.
+        shape: Shape of the result, (images, kernel width, phases, in, rows, columns). Columns beyond
+            the outputs are zero and make a multiple of 4.
+        outputs: Number of output columns.
         stride: Down and across.
         padding: Down and across.
         dilation: Across.

@@ -17,7 +17,7 @@ _ALIGNMENT = 16
 
 
 def describe(factor: Tensor, positions: int, entries: int) -> TensorDescriptor:
-    """Descriptor of a factor, (records, positions, entries), by which a GPU copies tiles of one record.
+    """Descriptor of a factor, (records, positions, entries): a GPU copies tiles of one record with it.
 
     The factor is copied if its rows are not aligned in memory. A tile is zero outside of the tensor.
     """
@@ -277,7 +277,7 @@ def _weighted_sum(
     halves: tl.constexpr,
     single: tl.constexpr,
 ):
-    # tiles of eight rows of tiles one after another, which share what they load
+    # tiles of eight rows of tiles in sequence share their loads
     together: tl.constexpr = 8
     down, across = tl.cdiv(rows, high), tl.cdiv(columns, wide)
     group = tl.program_id(0) // (together * across)
