@@ -71,7 +71,11 @@ def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float])
     """
     for step in steps:
         check_change(step, str(step), adjacency)
-    _check_increasing(epsilons)
+    if any(first > second for first, second in pairwise(epsilons)):
+        raise InvalidValue(
+            "epsilons must be in increasing order: neighbouring ones share one composition. Sort them.",
+            key="epsilons",
+        )
     bounds = accountant.profile(dominated_steps(steps, adjacency), epsilons)
     if not requires_rdp(steps):
         return bounds
@@ -96,14 +100,6 @@ def check_change(mechanism: Mechanism, name: str, adjacency: Adjacency) -> None:
         )
 
 
-def _check_increasing(epsilons: Sequence[float]) -> None:
-    if any(first > second for first, second in pairwise(epsilons)):
-        raise InvalidValue(
-            "epsilons must be in increasing order: neighbouring ones share one composition. Sort them.",
-            key="epsilons",
-        )
-
-
 def _consistent(lower: float, upper: float) -> Bound:
     """The bound between the ends of two accountants; raises if they contradict each other."""
     if lower > upper * (1 + 1e-6) + 1e-9:
@@ -124,7 +120,8 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
 
     Infinite if epsilon is certainly beyond `ceiling`.
     """
-    failure = _failure_probability(steps)
+    # hidden trials may never end: docs/guarantees/selective.md, step 6
+    failure = sum(count * step.nontermination for step, count in steps.items())
     upper = math.inf
     if failure < delta:
         upper = 2 * failure + _best_order(
@@ -133,21 +130,18 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
             lambda dominated: accountant.epsilon(dominated, delta).lower,
             ceiling,
         )
-    if (alone := _single_step(steps)) is not None:
-        upper = min(upper, alone.epsilon_upper(delta))
+    if list(steps.values()) == [1]:
+        upper = min(upper, next(iter(steps)).epsilon_upper(delta))
     dominating = _dominating_steps(steps)
     return upper if dominating is None else min(upper, accountant.epsilon(dominating, delta).upper)
 
 
 def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
     """Upper bounds on delta at increasing `epsilons`; dominating pairs are composed once for many."""
-    _check_increasing(epsilons)
     uppers = _rdp_deltas(steps, epsilons)
-    if (alone := _single_step(steps)) is not None:
-        uppers = [
-            min(upper, alone.delta_upper(epsilon))
-            for upper, epsilon in zip(uppers, epsilons, strict=True)
-        ]
+    if list(steps.values()) == [1]:
+        alone = next(iter(steps))
+        uppers = [min(pair) for pair in zip(uppers, map(alone.delta_upper, epsilons), strict=True)]
     uppers = _smaller(uppers, _dominating_steps(steps), epsilons)
     participation = participation_probability(steps)
     return [min(upper, participation) for upper in uppers]
@@ -165,7 +159,7 @@ def _smaller(
 
 def _rdp_deltas(steps: Counts, epsilons: Sequence[float]) -> list[float]:
     """Upper bounds on delta by Rényi divergences."""
-    failure = _failure_probability(steps)
+    failure = sum(count * step.nontermination for step, count in steps.items())
     profiles: dict[tuple[tuple[Step, int], ...], list[Bound]] = {}
 
     def lower(dominated: Mapping[Step, int]) -> list[Bound]:
@@ -228,16 +222,6 @@ def composed_rdp(steps: Counts, orders: Array) -> tuple[Array, Array]:
     return total, orders
 
 
-def _single_step(steps: Counts) -> ComposableStep | None:
-    """The step that is all of the composition and runs once, if one is."""
-    return next(iter(steps)) if list(steps.values()) == [1] else None
-
-
-def _failure_probability(steps: Counts) -> float:
-    """Probability that hidden trials never end: docs/guarantees/selective.md, step 6."""
-    return sum(count * step.nontermination for step, count in steps.items())
-
-
 def _best_order(
     steps: Counts,
     convert: Callable[[Array, Array], float],
@@ -265,7 +249,7 @@ def _best_order(
         if not len(higher) or convert(_extrapolate(total, orders, higher), higher) >= best:
             break
     dominated = dominated_steps(unsampled)
-    if not accountant.likely_exceeds(dominated, best) and lower_bound(dominated) < best:
+    if lower_bound(dominated) < best:
         sparse = np.arange(0, len(ORDERS), _ORDER_STRIDE)
         total, orders = composed_rdp(unsampled, ORDERS[sparse])
         values = [convert(total[k : k + 1], orders[k : k + 1]) for k in range(len(sparse))]

@@ -196,7 +196,8 @@ def selection_profile(trial: Profile, number: TrialCount) -> SelectionProfile:
     for line in [*zip(heights.tolist(), slopes.tolist(), strict=True), (0.0, 0.0)]:
         if hull and line[1] >= hull[-1][1]:
             continue  # no higher anywhere
-        while hull and _crossing(hull[-1], line) <= _last_crossing(hull):
+        # a line that is the highest nowhere: the next one takes over before it does
+        while hull and _crossing(hull[-1], line) <= (_crossing(*hull[-2:]) if len(hull) > 1 else 0.0):
             hull.pop()
         hull.append(line)
     crossings = [(_crossing(steep, flat), steep[1] - flat[1]) for steep, flat in pairwise(hull)]
@@ -225,11 +226,6 @@ def selection_rdp(
 def _crossing(steep: Line, flat: Line) -> float:
     """Where two lines meet."""
     return (steep[0] - flat[0]) / (steep[1] - flat[1])
-
-
-def _last_crossing(hull: list[Line]) -> float:
-    """Where the last line of an envelope takes over from the one before; 0 for the first."""
-    return _crossing(hull[-2], hull[-1]) if len(hull) > 1 else 0.0
 
 
 # Points at which the profile of a trial is known, up to the epsilon at this delta.

@@ -192,17 +192,6 @@ class Trial(ComposableStep):
         return float(ndtr(-(self.threshold + 0.5) / self.test.multiplier))
 
 
-@dataclass(frozen=True, eq=False)
-class _AcceptanceCorners:
-    """The corners of the square of acceptance probabilities without the record and with it.
-
-    `log_acceptance` is log t and `log_acceptance_ratio` log k of the guarantee page, one entry a corner.
-    """
-
-    log_acceptance: Array
-    log_acceptance_ratio: Array
-
-
 def published(trial: Trial, orders: npt.ArrayLike) -> Array:
     """The published charge of an accepted update: two sampled Gaussians composed. Not a guarantee."""
     return renyi_divergence(trial.train, orders) + renyi_divergence(trial.test, orders)
@@ -236,9 +225,10 @@ def _per_trial(trial: Trial, order: float) -> float:
 def _log_acceptance_moment(trial: Trial, order: float, direction: Direction) -> float:
     """log E_Q of the largest corner: the accepted models' part of the moment less 1."""
     pair = dominating_pair(trial.train, order)
-    corners = _acceptance_corners(trial, direction)
-    ratio = corners.log_acceptance_ratio[:, None] + pair.log_ratio * _sign(direction)
-    value = corners.log_acceptance[:, None] + log_convex_remainder(ratio, order)
+    log_accepted, log_change = _acceptance_corners(trial, direction)
+    log_ratio = pair.log_ratio if direction is Direction.REMOVE else -pair.log_ratio
+    ratio = log_change[:, None] + log_ratio
+    value = log_accepted[:, None] + log_convex_remainder(ratio, order)
     if direction is Direction.ADD:
         value += pair.log_ratio
     inside = np.logaddexp.reduce(pair.log_weight + value.max(axis=0))
@@ -252,9 +242,7 @@ def _log_tail_moment(trial: Trial, order: float, direction: Direction, log_scale
     """
     train = trial.train
     pair = dominating_pair(train, order)
-    log_power = order * (
-        max(0.0, float(_acceptance_corners(trial, direction).log_acceptance_ratio.max()) + log_scale)
-    )
+    log_power = order * max(0.0, float(_acceptance_corners(trial, direction)[1].max()) + log_scale)
     flat = math.log(order - 1)
     outside = [
         float(log_ndtr(pair.low / train.multiplier)),
@@ -286,20 +274,16 @@ def _log_rejection_moment(trial: Trial, order: float) -> float:
     return float(np.maximum(risen, fallen)[0])
 
 
-def _sign(direction: Direction) -> int:
-    """The likelihood ratio's exponent: 1 if the record is in the first law, else -1."""
-    return 1 if direction is Direction.REMOVE else -1
-
-
-def _acceptance_corners(trial: Trial, direction: Direction) -> _AcceptanceCorners:
+def _acceptance_corners(trial: Trial, direction: Direction) -> tuple[Array, Array]:
+    """log t and log k of the guarantee page, at the corners of the acceptance probabilities."""
     log_least, log_most = trial.log_acceptance_range
     # a' and b both least, both most, (m, M) and (M, m); a = (1 - rate) a' + rate b
     log_without = np.array([log_least, log_most, log_least, log_most])
     gap = log_most - log_least
     log_change = np.append([0.0, 0.0], log_mixture_ratio(trial.test.rate, np.array([gap, -gap])))
     if direction is Direction.REMOVE:
-        return _AcceptanceCorners(log_without, log_change)
-    return _AcceptanceCorners(log_without + log_change, -log_change)
+        return log_without, log_change
+    return log_without + log_change, -log_change
 
 
 @lru_cache(maxsize=65536)
@@ -316,10 +300,13 @@ def _per_acceptance(trial: Trial, order: float) -> float:
 
 def _dinkelbach_supremum(trial: Trial, order: float, direction: Direction, log_scale: float) -> float:
     """An upper bound on sup E[t g(ratio k scale)] / E[t], by Dinkelbach's iteration (1967)."""
-    pair, corners = dominating_pair(trial.train, order), _acceptance_corners(trial, direction)
-    log_weight = pair.log_weight + (0 if direction is Direction.REMOVE else 1) * pair.log_ratio
-    ratio = corners.log_acceptance_ratio[:, None] + pair.log_ratio * _sign(direction) + log_scale
-    log_mass = corners.log_acceptance[:, None] + log_weight
+    pair = dominating_pair(trial.train, order)
+    log_accepted, log_change = _acceptance_corners(trial, direction)
+    removed = direction is Direction.REMOVE
+    log_weight = pair.log_weight + (0 if removed else 1) * pair.log_ratio
+    log_ratio = pair.log_ratio if removed else -pair.log_ratio
+    ratio = log_change[:, None] + log_ratio + log_scale
+    log_mass = log_accepted[:, None] + log_weight
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         mass, gain = np.exp(log_mass), np.exp(log_mass + log_convex_remainder(ratio, order))
         if not np.isfinite(gain).all():
@@ -335,7 +322,7 @@ def _dinkelbach_supremum(trial: Trial, order: float, direction: Direction, log_s
         rest = float((gain - worst * mass).max(axis=0).sum())
         # E[t] >= m, so whatever the last round left over adds at most that much over m.
         tails = math.exp(min(_log_tail_moment(trial, order, direction, log_scale), 700.0))
-    lowest = min(trial.acceptance[0], math.exp(float(corners.log_acceptance.min())))
+    lowest = min(trial.acceptance[0], math.exp(float(log_accepted.min())))
     return worst + (max(rest, 0.0) + tails) / lowest
 
 
