@@ -219,15 +219,17 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
     above = math.exp(min(log_above - window.upper_exponent * high, 0.0))
     below = math.exp(min(log_below + window.lower_exponent * low, 0.0))
     # A large exponent takes losses that were moved onto the grid for mass outside: hold all of them.
-    bottom, top = (
-        sum(count * float(lattice.losses[end]) for lattice, count in parts) for end in (0, -1)
-    )
-    if above > _MAX_OUTSIDE and 0 <= top - high < high - low:
-        return compose(parts, replace(window, high=top + 2 * width))
-    if below > _MAX_OUTSIDE and 0 <= low - bottom < high - low:
-        return compose(parts, replace(window, low=bottom - 2 * width))
-    above = 0.0 if above > _MAX_OUTSIDE and top < high else above
-    below = 0.0 if below > _MAX_OUTSIDE and low < bottom else below
+    # Half a width tells grid points inside from those outside, whatever the rounding.
+    bottom = sum(count * float(lattice.losses[0]) for lattice, count in parts) + width / 2
+    top = sum(count * float(lattice.losses[-1]) for lattice, count in parts) + width / 2
+    if above > _MAX_OUTSIDE:
+        if 0 <= top - high < high - low:
+            return compose(parts, replace(window, high=top + 2 * width))
+        above = 0.0 if top < high else above
+    if below > _MAX_OUTSIDE:
+        if 0 <= low - bottom < high - low:
+            return compose(parts, replace(window, low=bottom - 2 * width))
+        below = 0.0 if low < bottom else below
     return PrivacyCurve(
         start=low,
         width=width,
