@@ -53,8 +53,8 @@ def self_test(step: PrivateStep, data: Data) -> None:
     the test's draws and noise. `ADD_REMOVE`: updates do not depend on the length of the data. The noise
     is not checked in public bases, nor if it is not added to a sum (`Rectified` and others).
 
-    **Guarantee.** Only the verdict is released: model, optimizer, randomness and ledger are restored, and
-    the error is one fixed message. A correct step fails with probability below 2e-5 for any records.
+    **Guarantee.** Only the verdict is released: model, optimizer, randomness and ledger are restored,
+    and the error is one fixed message. A correct step fails with probability below 2e-5 for any records.
 
         hush.train(..., self_test=hush.audit.self_test)
 
