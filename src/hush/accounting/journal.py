@@ -255,8 +255,10 @@ class Journal:
 
     def agrees_with_torn(self, run: str, step: int, entry: Mapping[str, Any]) -> bool:
         """Whether a charge agrees with all torn charges of the same run and step."""
+        if not self._torn:
+            return True
         text = text_of(entry)
-        heads = tuple(head_of(plan, run, step) for plan in self.plans) if self._torn else ()
+        heads = tuple(head_of(plan, run, step) for plan in self.plans)
         return all(_agree(text, torn) for torn, _ in self._torn if torn.startswith(heads))
 
     def totals(self, head: bytes | None = None) -> dict[Plan, int]:

@@ -27,7 +27,7 @@ def clip_whole(tape: Tape, order: float, norm: float) -> ClippedSum:
     import torch
 
     norms = tape.norms(order)
-    usual = norms.is_cpu and len(norms) > 0 and float(norms.max()) <= _far(norm)  # false for NaN
+    usual = norms.is_cpu and norms.numel() > 0 and float(norms.max()) <= _far(norm)  # false for NaN
     total = tape.weighted_sum(clipping_weights(norm, norms, tapered=not usual))
     skipped = torch.zeros((), dtype=torch.int64) if usual else (~norms.isfinite()).sum()
     return ClippedSum(total=total, skipped=skipped)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
@@ -49,16 +50,27 @@ class Stream:
     resumed from a checkpoint draws the same numbers. The key reveals all of them.
     """
 
-    def __init__(self, device: "torch.device", key: bytes) -> None:
+    def __init__(self, device: "torch.device", key: bytes | Callable[[], bytes]) -> None:
         self.device = device
-        self.key = key
+        self._key = key
         self._calls = 0
+
+    @property
+    def key(self) -> bytes:
+        """The key; a key of another stream's numbers is computed when it is first used."""
+        if not isinstance(self._key, bytes):
+            self._key = self._key()
+        return self._key
 
     def array(self, count: int) -> npt.NDArray[np.int64]:
         """`count` 64-bit random integers, on the CPU."""
-        nonce, buffer = self.reserve(count), bytearray(8 * count)
-        if not count:  # the nonce is used up all the same
+        return self.at(self.reserve(count), count)
+
+    def at(self, nonce: int, count: int) -> npt.NDArray[np.int64]:
+        """`count` 64-bit random integers of a reserved nonce."""
+        if not count:
             return np.empty(0, np.int64)
+        buffer = bytearray(8 * count)
         encryptor, view = self._encryptor(nonce), memoryview(buffer)
         for start in range(0, len(buffer), len(_ZEROS)):
             part = view[start : start + len(_ZEROS)]
@@ -113,7 +125,7 @@ class Stream:
         content = bytes(state.cpu().numpy().tobytes())
         if len(content) != _KEY_BYTES + 8:
             raise ValueError(f"{len(content)} bytes are no state of a Stream")
-        self.key, self._calls = content[:_KEY_BYTES], int.from_bytes(content[_KEY_BYTES:], "little")
+        self._key, self._calls = content[:_KEY_BYTES], int.from_bytes(content[_KEY_BYTES:], "little")
 
 
 RandomSource: TypeAlias = "torch.Generator | Stream | SystemSource"
@@ -168,6 +180,10 @@ def source_for(
 
 def substream(source: RandomSource) -> Stream:
     """An independent stream under a key drawn from the source."""
+    if isinstance(source, Stream):
+        nonce = source.reserve(_KEY_BYTES // 8)
+        parent = Stream(source.device, source.key)
+        return Stream(source.device, lambda: parent.at(nonce, _KEY_BYTES // 8).tobytes())
     return Stream(source.device, random_words(_KEY_BYTES // 8, source).tobytes())
 
 

@@ -68,6 +68,7 @@ def runs_directly(inputs: Any) -> bool:
     return (
         isinstance(inputs, Tensor)
         and inputs.dim() >= 2
+        and inputs.shape[0] > 0
         and inputs.is_cpu
         and not torch.is_autocast_enabled("cpu")
     )
@@ -88,7 +89,7 @@ def direct_tape(
     chain: list[nn.Module], loss: Loss, inputs: Tensor, targets: Any, trainable: dict[str, nn.Parameter]
 ) -> GradientTape:
     """Gradient tape of a chain of layers, from one forward and one backward pass."""
-    records = len(inputs)
+    records = inputs.shape[0]
     uses: dict[str, list[Term]] = {name: [] for name in trainable}
     lists = {id(value): uses[name] for name, value in trainable.items()}
     captured: list[tuple[Any, ...]] = []

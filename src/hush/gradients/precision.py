@@ -126,7 +126,7 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
     time, and the runs together in double precision. Of other orders than 1, 2 and infinity what is
     measured is shares of the largest entry, whose powers may underflow but not matter then.
     """
-    rows = values.reshape(len(values), math.prod(values.shape[1:]))
+    rows = values.reshape(values.shape[0], math.prod(values.shape[1:]))
     if rows.shape[1] == 0:
         return rows.new_zeros(len(rows))
     if order not in (1, 2, math.inf):
@@ -166,7 +166,7 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
     """
     if left.is_cuda:
         return _block_sums(left, right)
-    if len(left) <= SUM_BLOCK and left.shape[1] * right.shape[1] <= _TILE:
+    if left.shape[0] <= SUM_BLOCK and left.shape[1] * right.shape[1] <= _TILE:
         return left.mT.mm(right).double()
     total = torch.empty(left.shape[1], right.shape[1], dtype=torch.float64)
     for tile, part, (high, wide) in _tiles(total, left):

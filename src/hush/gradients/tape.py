@@ -65,7 +65,6 @@ class GradientTape(EntrywiseClipping):
             return norms
         return vector_norms(torch.stack(list(self.norms_by_parameter(order).values()), dim=1), order)
 
-    @torch.no_grad()
     def _regular_norms(self) -> Tensor | None:
         """Euclidean norms if no number is near overflow, with one check for all terms; else None.
 
@@ -145,7 +144,7 @@ class GradientTape(EntrywiseClipping):
         graph cannot branch here; a replay with gradients that are not finite is discarded. One term at
         a time, for memory's sake.
         """
-        if weights.is_cpu and len(weights) and float(weights.min()) > 0:
+        if weights.is_cpu and weights.numel() and float(weights.min()) > 0:
             return lambda term: term
         keep = weights != 0
         if capturing_cuda_graph() or bool(keep.all()):

@@ -172,7 +172,7 @@ class ClippedGradients:
 
     def _direct_chain(self, inputs: Any) -> list[nn.Module] | None:
         """Layers that run on these inputs without `torch.vmap`; None if it is needed."""
-        if self.views is not None or not runs_directly(inputs) or not len(inputs):
+        if self.views is not None or not runs_directly(inputs):
             return None
         if self._chain is None or self._chain[0] is not self.loss:
             self._chain = self.loss, direct_chain(self.model, self.loss)
@@ -257,7 +257,7 @@ class ClippedGradients:
             clip: Clipped sum of one physical batch.
             passes: Number of physical batches, the last ones empty; None: as many as the batch has.
         """
-        if self._accumulator is None or len(self._accumulator) != size:
+        if self._accumulator is None or self._accumulator.numel() != size:
             self._accumulator = torch.empty(size, dtype=torch.float64, device=self.device)
         total, number = self._accumulator, 0
         for part in batch.physical_batches(masks):
@@ -281,7 +281,7 @@ class ClippedGradients:
         self._check_buffers(written)
         self._skipped = self._skipped + clipped.skipped
         flat = [values.reshape(-1) for values in clipped.total.values()]
-        parts = self._accumulator.split([len(values) for values in flat])
+        parts = self._accumulator.split([values.numel() for values in flat])
         (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
 
     def _check_buffers(self, written: list[int]) -> None:

@@ -73,7 +73,7 @@ def held_slots(data: Data) -> int:
     if all(part.dim() and not len(part) for part in tree_leaves(pair)):
         return 0
     check_lengths(*pair)
-    return len(next(tree_leaves(pair)))
+    return next(tree_leaves(pair)).shape[0]
 
 
 def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> tuple[Any, Any]:
@@ -157,7 +157,7 @@ class Batch:
 
     def __len__(self) -> int:
         """Number of units drawn."""
-        return len(self.indices if self.counts is None else self.counts)
+        return (self.indices if self.counts is None else self.counts).shape[0]
 
     def __iter__(self) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
         """`physical_batches` under the program's own randomness."""

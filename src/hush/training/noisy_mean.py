@@ -41,7 +41,7 @@ class Layout:
     """Noise and clipping norm of each block."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class NoisyMean:
     """Noise of one step, and the division by the expected batch size."""
 
@@ -70,7 +70,7 @@ class NoisyMean:
                 block.copy_(privatize(block))
         else:
             for block, (noise, norm) in zip(blocks, self.layout.noises, strict=True):
-                if len(block):  # empty on a rank that holds no part of the block
+                if block.numel():  # empty on a rank that holds no part of the block
                     block.copy_(noise.privatize(block, norm=norm, generator=self.source))
         total = total if self.basis is None else self.basis.to_parameters(total)
         undone = share if self.plan.noise.additive else 1.0

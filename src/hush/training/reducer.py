@@ -65,6 +65,7 @@ class Local:
     """Whether each rank holds its own part of the data."""
     modules: ShardedModules | None = None
     """Modules with parameters that are split over ranks."""
+    _placed: tuple[Data, Placement] | None = None
 
     @property
     def description(self) -> str:
@@ -127,12 +128,15 @@ class Local:
             present: Whether each of its slots holds a record.
             steps: Number of steps to come.
         """
+        self._placed = None
         return self.place(data).slots
 
     def place(self, data: Data) -> Placement:
         """Place of this rank's data among the slots of all ranks; the ranks compare new data."""
-        slots = count(data)
-        return Placement(0, slots, slots)
+        if self._placed is None or self._placed[0] is not data:
+            slots = count(data)
+            self._placed = data, Placement(0, slots, slots)
+        return self._placed[1]
 
     def share(self, batch: Batch) -> Batch:
         """Slots of a batch that this rank processes, numbered as in its own data (sensitive)."""

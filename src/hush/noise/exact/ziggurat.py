@@ -60,7 +60,7 @@ def add_noise(
 
         return ziggurat_kernel.add_noise(location, beta, scale, grid_spacing(scale), source)
     for part in location.view(-1).split(_PART):
-        _add(part, pending_draws(beta, len(part), scale / grid_spacing(scale), source), scale, source)
+        _add(part, pending_draws(beta, part.numel(), scale / grid_spacing(scale), source), scale, source)
     return location
 
 
