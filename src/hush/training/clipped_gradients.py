@@ -5,7 +5,7 @@ between computing and replaying it as a CUDA graph, and adds up the sums of the 
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -136,7 +136,9 @@ class ClippedGradients:
         self._skipped = number
 
     def to_device(self, value: Tensor) -> Tensor:
-        """Copy of a tensor on the device of the model; the host does not wait for a GPU."""
+        """Tensor on the device of the model; the host does not wait for a GPU."""
+        if value.device == self.device:
+            return value
         return value.to(self.device, non_blocking=self.device.type == "cuda")
 
     def structure(self) -> list[Any]:
@@ -259,48 +261,25 @@ class ClippedGradients:
         """
         if self._accumulator is None or self._accumulator.numel() != size:
             self._accumulator = torch.empty(size, dtype=torch.float64, device=self.device)
-        total, number = self._accumulator, 0
-        for part in batch.physical_batches(masks):
-            self._add(clip, part, number)
-            number += 1
-        if passes is not None and number < passes:
-            inputs, targets = made_up_record(batch.data)
-            nobody = torch.zeros(1, dtype=torch.bool)
-            for place in range(number, passes):
-                self._add(clip, (inputs, targets, nobody, None), place)
-            number = passes
-        return total if number else total.zero_()
-
-    def _add(self, clip: Callable[..., ClippedSum], part: tuple[Any, ...], number: int) -> None:
-        """Add the clipped sum of one physical batch to the accumulator."""
-        assert self._accumulator is not None
-        inputs, targets, present, counts = tree_map(part, self.to_device)
-        written = [buffer._version for buffer in self._buffers.values()]
-        with buffers_restored(self.model, self.probed.changing_buffers):
-            clipped = clip(inputs, targets, present, counts)
-        self._check_buffers(written)
-        self._skipped = self._skipped + clipped.skipped
-        flat = [values.reshape(-1) for values in clipped.total.values()]
-        parts = self._accumulator.split([values.numel() for values in flat])
-        (torch._foreach_add_ if number else torch._foreach_copy_)(parts, flat)
-
-    def _check_buffers(self, written: list[int]) -> None:
-        """Raise if a pass wrote to a buffer, although the passes of the probe did not.
-
-        Args:
-            written: Number of writes to each buffer before the pass.
-        """
-        names = [
-            name
-            for (name, buffer), before in zip(self._buffers.items(), written, strict=True)
-            if buffer._version != before
-        ]
-        if names:
-            raise Unsupported(
-                f"the model wrote to its buffers {', '.join(names[:3])} in a forward pass, and not for "
-                "synthetic records: what one record leaves there would enter the gradients of others, "
-                "or be released without noise. Compute it anew in every call."
-            )
+        total, empty = self._accumulator, True
+        for inputs, targets, present, counts in _passes(batch, masks, passes):
+            written = [(name, buffer, buffer._version) for name, buffer in self._buffers.items()]
+            part = [tree_map(value, self.to_device) for value in (inputs, targets, present, counts)]
+            with buffers_restored(self.model, self.probed.changing_buffers):
+                clipped = clip(*part)
+            names = [name for name, buffer, before in written if buffer._version != before]
+            if names:
+                raise Unsupported(
+                    f"the model wrote to its buffers {', '.join(names[:3])} in a forward pass, and not "
+                    "for synthetic records: what one record leaves there would enter the gradients of "
+                    "others, or be released without noise. Compute it anew in every call."
+                )
+            self._skipped = self._skipped + clipped.skipped
+            flat = [values.reshape(-1) for values in clipped.total.values()]
+            places = total.split([values.numel() for values in flat])
+            (torch._foreach_copy_ if empty else torch._foreach_add_)(places, flat)
+            empty = False
+        return total.zero_() if empty else total
 
     def verified_later(self, replay: Replay, masks: Stream, compute: Callable[[], Tensor]) -> Tensor:
         """Result of a computation whose replays are verified at its end; repeated if one is invalid.
@@ -452,3 +431,15 @@ class ClippedGradients:
                 PrivacyWarning,
                 stacklevel=5,
             )
+
+
+def _passes(batch: Batch, masks: Stream, passes: int | None) -> Iterator[tuple[Any, ...]]:
+    """Physical batches of a batch, filled up with empty ones to a number of passes."""
+    number = 0
+    for part in batch.physical_batches(masks):
+        yield part
+        number += 1
+    if passes is not None and number < passes:
+        inputs, targets = made_up_record(batch.data)
+        for _ in range(number, passes):
+            yield inputs, targets, torch.zeros(1, dtype=torch.bool), None

@@ -88,11 +88,18 @@ def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> t
     pair = pair_of(data)
     if pair is None:
         return as_source(data).take(indices.tolist(), None if source is None else substream(source).key)
-    # does not wait for indices on their way to a GPU
-    inputs, targets = tree_map(
-        pair, lambda rows: rows[indices.to(rows.device, non_blocking=rows.is_cuda)]
-    )
-    return inputs, targets
+    return _rows(pair, indices)
+
+
+def _rows(pair: Sequence[Any], indices: Tensor) -> tuple[Any, Any]:
+    """Rows of tensors in memory."""
+
+    def rows_of(rows: Tensor) -> Tensor:
+        if rows.device != indices.device:  # does not wait for indices on their way to a GPU
+            return rows[indices.to(rows.device, non_blocking=rows.is_cuda)]
+        return rows[indices]
+
+    return tree_map(pair[0], rows_of), tree_map(pair[1], rows_of)
 
 
 def made_up_record(data: Data) -> tuple[Any, Any]:
@@ -173,6 +180,11 @@ class Batch:
         Args:
             source: Randomness of data sets that draw: see `take`.
         """
+        pair = pair_of(self.data)
+        if pair is not None and self.counts is None and self.present is None:
+            for slots in self.indices.split(self.physical) if len(self) else ():
+                yield *_rows(pair, slots), None, None
+            return
         layout = list(self._layout()) if len(self) else []
         parts = [slots for slots, _ in layout]
         rows: Iterable[tuple[Any, Any]] = (take(self.data, slots) for slots in parts)

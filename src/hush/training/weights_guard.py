@@ -9,6 +9,7 @@ the result is read at the next `batches` or `spent`, because reading it waits fo
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -63,6 +64,8 @@ class WeightsGuard:
         self._values, self._now = self._read()
         self._own = self._by_id()
         """Writes to each tensor, by its `id`, when it was last accepted."""
+        self._measured: list[bool] = []
+        """Whether the norm of each value is compared."""
         self._moved: Tensor | None = None
         """Whether a norm has changed outside of a step, on the device; None: not compared."""
         self._others = self._trained_elsewhere(ledger)
@@ -95,6 +98,7 @@ class WeightsGuard:
 
     def unchanged(self) -> bool:
         """Whether torch has counted no write since the last step or adoption."""
+        self._measured = []  # a probe finds other buffers that may change
         return self._read()[1] == self._now
 
     def accept_writes(self, ledger: Ledger) -> None:
@@ -118,11 +122,10 @@ class WeightsGuard:
             self._check_writes(ledger)
             self._values, self._now = values, now
             self._own = self._by_id()
-        norms = self._norms()
-        before = _NORMS.get(self._model)
+        norms, before = self._norms(), _NORMS.get(self._model)
         if before is None or norms.shape != before.shape or norms.device != before.device:
             return
-        if not norms.is_cuda and torch.equal(norms, before):
+        if norms.is_cpu and torch.equal(norms, before):
             return
         moved = ((norms != before) & ~(norms.isnan() & before.isnan())).any()
         self._moved = moved if self._moved is None else self._moved | moved
@@ -194,9 +197,15 @@ class WeightsGuard:
     @torch.no_grad()
     def _norms(self) -> Tensor:
         """Norms of the parameters and buffers that no pass may change."""
-        skipped = {id(self._model.get_buffer(name)) for name in self._may_change()}
-        shards = [local_shard(value) for value in self._values if id(value) not in skipped]
-        values = [value for value in shards if value.is_floating_point() and value.numel()]
+        if len(self._measured) != len(self._values):
+            skipped = {id(self._model.get_buffer(name)) for name in self._may_change()}
+            self._measured = [
+                id(value) not in skipped and value.is_floating_point() and value.numel() > 0
+                for value in self._values
+            ]
+        values = list(compress(self._values, self._measured))
+        if not all(type(value) is nn.Parameter for value in values):
+            values = [value for value in map(local_shard, values) if value.numel()]
         return torch.stack(torch._foreach_norm(values)) if values else torch.zeros(0)
 
 
