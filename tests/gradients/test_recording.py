@@ -28,10 +28,16 @@ def test_a_record_of_weight_zero_adds_exactly_zero_even_if_not_finite() -> None:
 
 
 @pytest.mark.parametrize("records", [1, 2, 5])
-def test_a_loss_that_is_already_reduced_is_refused(records: int) -> None:
-    inputs, targets = torch.randn(records, 4), torch.zeros(records, dtype=torch.long)
-    with pytest.raises(Unsupported, match=r"returned shape \(\).*reduction=.none."):
-        record(nn.Linear(4, 3), nn.functional.cross_entropy, inputs, targets)
+def test_a_loss_of_the_batch_is_computed_record_by_record(records: int) -> None:
+    inputs, targets, model = (
+        torch.randn(records, 4),
+        torch.zeros(records, dtype=torch.long),
+        nn.Linear(4, 3),
+    )
+    reduced, by_record = (
+        record(model, loss, inputs, targets) for loss in (nn.functional.cross_entropy, LOSS)
+    )
+    torch.testing.assert_close(reduced.norms(2.0), by_record.norms(2.0))
 
 
 def test_clipping_bounds_every_record_and_spares_the_small() -> None:

@@ -64,3 +64,10 @@ def test_nothing_is_measured_where_every_record_is_ignored() -> None:
 def test_regression_has_no_accuracy() -> None:
     result = evaluate(nn.Linear(3, 1), nn.MSELoss(), (torch.randn(5, 3), torch.randn(5, 1)))
     assert set(result) == {"loss"}
+
+
+def test_a_reduced_loss_is_a_mean_over_records() -> None:
+    torch.manual_seed(0)
+    model, data = nn.Linear(4, 3), (torch.randn(7, 4), torch.randint(0, 3, (7,)))
+    own = evaluate(model, nn.functional.cross_entropy, data)
+    assert own == pytest.approx(evaluate(model, nn.CrossEntropyLoss(), data))

@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -270,16 +271,51 @@ def test_the_data_has_the_number_of_records_that_was_said() -> None:
         next(step.batches((inputs[1:], targets[1:])))
 
 
-def test_a_reduced_loss_is_refused_before_anything_is_charged() -> None:
-    model, data = problem()
-    before = weights(model)
-    step = hush.PrivateStep(
-        model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters()), plan(), records=RECORDS
-    )
-    with pytest.raises(Unsupported, match="already reduced"):
-        step(next(step.batches(data)))
-    assert step.ledger.counts == {}
-    assert torch.equal(weights(model), before)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.functional.cross_entropy,
+        lambda outputs, y: nn.functional.cross_entropy(outputs, y, reduction="sum"),
+    ],
+)
+def test_a_reduced_loss_is_computed_record_by_record(loss: Any) -> None:
+    sums = []
+    for each in (loss, nn.CrossEntropyLoss()):
+        torch.manual_seed(0)
+        model, data = problem()
+        step = hush.PrivateStep(
+            model, each, torch.optim.SGD(model.parameters()), plan(1), records=RECORDS
+        )
+        sums.append(step.clipped_sum(next(step.batches(data))).clone())
+        assert step.arithmetic == "proved"
+    torch.testing.assert_close(*sums)
+
+
+class WithLoss(nn.Module):
+    """A model that returns its own mean loss, as those of the transformers library do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        scores = self.model(x)
+        return SimpleNamespace(loss=nn.functional.cross_entropy(scores, labels), logits=scores)
+
+
+def test_the_loss_of_a_model_is_computed_record_by_record() -> None:
+    sums = []
+    for own in (True, False):
+        torch.manual_seed(0)
+        model, (x, y) = problem()
+        loss: Any = (lambda outputs, _: outputs.loss) if own else nn.CrossEntropyLoss()
+        wrapped = WithLoss(model) if own else model
+        step = hush.PrivateStep(
+            wrapped, loss, torch.optim.SGD(model.parameters()), plan(1), records=RECORDS
+        )
+        data = ({"x": x, "labels": y}, y) if own else (x, y)
+        sums.append(step.clipped_sum(next(step.batches(data))).clone())
+    torch.testing.assert_close(*sums)
 
 
 def test_a_loss_that_compares_records_is_refused_before_anything_is_charged() -> None:

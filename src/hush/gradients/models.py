@@ -1,32 +1,16 @@
 """Models and optimizers that a private step supports, and why not the others."""
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hush.core.errors import Unsupported
 from hush.core.value import with_article
-from hush.gradients.tree import submodules
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that require a gradient now, by name."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
-
-
-def structure(model: nn.Module) -> list[Any]:
-    """Modules, modes, hooks and parameters; cached decisions of a step hold until they change."""
-    found: list[Any] = []
-    for module in submodules(model):
-        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
-        hooks += len(module._backward_hooks) + len(module._backward_pre_hooks)
-        found += id(module), module.training, hooks
-        for value in module._parameters.values():
-            if value is not None:
-                found += id(value), value.requires_grad, value.dtype, value.grad is None
-    return found
 
 
 _DISTRIBUTED = {

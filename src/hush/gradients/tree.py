@@ -54,6 +54,19 @@ def submodules(model: nn.Module) -> list[nn.Module]:
     return list(found.values())
 
 
+def structure(model: nn.Module) -> list[Any]:
+    """Modules, modes, hooks and parameters; cached decisions of a step hold until they change."""
+    found: list[Any] = []
+    for module in submodules(model):
+        hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
+        hooks += len(module._backward_hooks) + len(module._backward_pre_hooks)
+        found += id(module), module.training, hooks
+        for value in module._parameters.values():
+            if value is not None:
+                found += id(value), value.requires_grad, value.dtype, value.grad is None
+    return found
+
+
 def expand_views(views: Callable[[Any], Any], inputs: Any, targets: Any) -> tuple[Any, Any]:
     """The views of all records, one after another, and as many targets."""
     by_record = torch.vmap(views, randomness="different")(inputs)
@@ -128,16 +141,11 @@ def call_loss(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any, count
         )
     if values.shape == (count,):
         return values
-    way_out = (
-        "sum or average its values within the record, e.g. with .flatten(1).mean(1)."
-        if values.dim()
-        else "each record's own gradient is clipped, and a loss that is already reduced has no such "
-        'thing. Pass one with reduction="none", e.g. torch.nn.CrossEntropyLoss(reduction="none"), or a '
-        "loss module that says how it reduces. (Of a model of the transformers library: leave the "
-        "labels out of its inputs, pass them as targets, and compute the loss from outputs.logits.)"
-    )
+    if values.dim() == 0:  # reduced over a batch of one record
+        return values.expand(count)
     raise Unsupported(
-        f"the loss returned shape {tuple(values.shape)} for a batch of one record, not (1,): {way_out}"
+        f"the loss returned shape {tuple(values.shape)} for a batch of one record, not (1,): sum or "
+        "average its values within the record, e.g. with .flatten(1).mean(1)."
     )
 
 

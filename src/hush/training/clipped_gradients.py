@@ -21,7 +21,7 @@ from hush.core.value import check_count, check_kind
 from hush.gradients.cuda_graph import Replay
 from hush.gradients.direct import direct_chain, direct_tape, runs_directly
 from hush.gradients.losses import criterion_of, per_sample_loss
-from hush.gradients.models import check_model, structure, trainable
+from hush.gradients.models import check_model, trainable
 from hush.gradients.probe import Probed, buffers_restored, check_padding_ignored, first_views, probe
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import data_errors_translated, record, uncompiled
@@ -32,6 +32,7 @@ from hush.gradients.tree import (
     check_arguments,
     expand_views,
     local_shard,
+    structure,
     tree_leaves,
     tree_map,
 )
@@ -225,9 +226,12 @@ class ClippedGradients:
             )
         if (chain := self._direct_chain(inputs)) is not None:
             no_randomness(masks, self.device)
-            with data_errors_translated(self.model):
-                parameters = (self._layout or self.layout()).parameters
+            parameters = (self._layout or self.layout()).parameters
+            try:
                 tape = direct_tape(chain, self.loss, inputs, targets, parameters)
+            except (IndexError, RuntimeError, ValueError) as error:
+                with data_errors_translated(self.model):
+                    raise error
         else:
             # seeded for each batch: how much is drawn may depend on a record, and must not shift others
             with own_randomness(masks, self.device):
@@ -265,7 +269,10 @@ class ClippedGradients:
         for inputs, targets, present, counts in _passes(batch, masks, passes):
             written = [(name, buffer, buffer._version) for name, buffer in self._buffers.items()]
             part = [tree_map(value, self.to_device) for value in (inputs, targets, present, counts)]
-            with buffers_restored(self.model, self.probed.changing_buffers):
+            if changing := self.probed.changing_buffers:
+                with buffers_restored(self.model, changing):
+                    clipped = clip(*part)
+            else:
                 clipped = clip(*part)
             names = [name for name, buffer, before in written if buffer._version != before]
             if names:

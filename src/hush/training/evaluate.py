@@ -101,16 +101,17 @@ def _summed(unreduced: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
     """Sum of the losses, and the sum of weights that divides it."""
     classes = isinstance(unreduced, PerSampleLoss) and isinstance(unreduced.loss, CLASS_LOSSES)
     if not classes or not isinstance(targets, Tensor) or targets.is_floating_point():
-        return float(unreduced(outputs, targets).double().sum()), float(len(next(tree_leaves(targets))))
+        losses, count = unreduced(outputs, targets).double(), len(next(tree_leaves(targets)))
+        return float(losses.mean() * count if losses.dim() == 0 else losses.sum()), float(count)
     assert isinstance(unreduced, PerSampleLoss)
     counted = targets != unreduced.loss.ignore_index
-    losses = float(PerSampleLoss(unreduced.loss, "none")(outputs, targets).double().sum())
+    total = float(PerSampleLoss(unreduced.loss, "none")(outputs, targets).double().sum())
     if unreduced.record_reduction == "sum":  # a sum over the positions of a record, a mean over records
-        return losses, float(counted.reshape(len(targets), -1).any(1).sum())
+        return total, float(counted.reshape(len(targets), -1).any(1).sum())
     if unreduced.loss.weight is None:
-        return losses, float(counted.sum())
+        return total, float(counted.sum())
     weights = unreduced.loss.weight.double()[targets.long().where(counted, 0)]
-    return losses, float((weights * counted).sum())
+    return total, float((weights * counted).sum())
 
 
 def _ratio(total: float, weight: float) -> float:

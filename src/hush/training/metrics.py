@@ -8,7 +8,7 @@ import torch
 from hush.clipping.norms import L2
 from hush.core.errors import InvalidValue, Unsupported
 from hush.gradients.probe import buffers_restored
-from hush.gradients.tree import call_model, tree_map
+from hush.gradients.tree import call_model, tree_leaves, tree_map
 from hush.training.clipped_gradients import occupied_tape
 from hush.training.data import Batch
 from hush.training.step import PrivateStep
@@ -164,6 +164,8 @@ def _batch_loss(step: PrivateStep, batch: Batch) -> float:
             for part in batch:
                 inputs, targets, present, _ = tree_map(part, step.gradients.to_device)
                 losses = step.gradients.loss(call_model(step.model, inputs), targets)
+                number = len(next(tree_leaves(targets)))
+                losses = losses.expand(number) if losses.dim() == 0 else losses  # a mean
                 losses = losses if present is None else losses[present]
                 total, records = total + float(losses.double().sum()), records + len(losses)
     finally:

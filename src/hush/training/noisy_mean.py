@@ -49,8 +49,10 @@ class NoisyMean:
     layout: Layout
     basis: PublicBasis | None
     """Public basis of the sums; None: the basis of the parameters."""
-    records: int
-    """Public number of slots of all ranks."""
+    expected: float
+    """Expected batch size of all ranks, which is public."""
+    coordinates: bool
+    """Whether the gradients draw the coordinates that take part."""
     source: RandomSource
     device: torch.device
 
@@ -74,7 +76,7 @@ class NoisyMean:
                     block.copy_(noise.privatize(block, norm=norm, generator=self.source))
         total = total if self.basis is None else self.basis.to_parameters(total)
         undone = share if self.plan.noise.additive else 1.0
-        return total.div_(undone * self.plan.sampling.expected(self.records))
+        return total.div_(undone * self.expected)
 
     def early(self) -> AbstractContextManager[Callable[[], BlockNoise | None]]:
         """Context that draws the noise in the background while gradients are computed.
@@ -84,7 +86,7 @@ class NoisyMean:
             drawing is fast, or gradients draw from the same source.
         """
         small = self.device.type != "cpu" or sum(self.layout.block_sizes) < _BACKGROUND_SIZE
-        if small or self.plan.sampling.coordinate_participation < 1:
+        if small or self.coordinates:
             return nullcontext(lambda: None)
         return run_in_background(self.draw)
 

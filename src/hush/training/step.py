@@ -146,6 +146,8 @@ class PrivateStep:
             self.run = self._share_randomness()
             self.charged_run = self.run
             """Run of the last charge: another one right after `reseed`."""
+            self._expected = plan.sampling.expected(self.records)
+            self._coordinates = plan.sampling.coordinate_participation < 1
             self.steps = 0
             """Number of charged steps."""
             self.accepted = 0
@@ -480,7 +482,9 @@ class PrivateStep:
             self._streams = self._streams or self.reducer.streams(self.generator)
             source = self._streams.noise
         layout = self.gradients.layout()
-        return NoisyMean(self.plan, layout, basis, self.records, source, self.device)
+        return NoisyMean(
+            self.plan, layout, basis, self._expected, self._coordinates, source, self.device
+        )
 
     def _share_sum(self, batch: Batch, mean: NoisyMean) -> Tensor:
         """Clipped sum of this rank's share of a batch."""
@@ -531,12 +535,11 @@ class PrivateStep:
 
     def coordinate_mask(self) -> CoordinateMask | None:
         """Mask of the coordinates that take part, fresh at every call; None: all of them do."""
-        sampling = self.plan.sampling
-        if sampling.coordinate_participation == 1:
+        if not self._coordinates:
             return None
         local = self._streams is None or not self.reducer.processes
         source = self.generator if local or self._streams is None else self._streams.coordinates
-        return partial(sampling.mask_coordinates, generator=source)
+        return partial(self.plan.sampling.mask_coordinates, generator=source)
 
     def private_gradient(self, batch: Batch) -> Tensor:
         """Noisy mean of the clipped per-sample gradients of a batch, to be charged before it is used.

@@ -50,7 +50,7 @@ class Layers:
     tail_bits: int
     """Bits of the place in a strip, as many as keep it an exact double."""
 
-    @property
+    @cached_property
     def widest(self) -> float:
         """Width of the widest place."""
         return max(float(self.cells[0]), self.strip * 2.0**-self.tail_bits)
