@@ -338,6 +338,47 @@ def stop_gradient() -> nn.Module:
     )
 
 
+def positions() -> tuple[Tensor, Tensor]:
+    return torch.randn(RECORDS, 3), torch.randn(RECORDS, 3)
+
+
+def energy() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def force_field() -> nn.Module:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        return torch.autograd.grad(m.energy(x).sum(), x, create_graph=True)[0]
+
+    return Of(forward, energy=energy())
+
+
+def transformed(transform: Any) -> Callable[[], nn.Module]:
+    """A network whose output is the derivative of another, by a transform of torch.func."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        derivative: Tensor = torch.func.vmap(transform(lambda row: m.energy(row)[0]))(x)
+        return derivative
+
+    return lambda: Of(forward, energy=energy())
+
+
+class AttentionMap(nn.Module):
+    """Attention that keeps its map for inspection, which no later call reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+        self.map: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x[:, None].expand(-1, 2, -1))
+        self.map = torch.softmax(hidden @ hidden.mT, -1)
+        scores: Tensor = self.head((self.map @ hidden).mean(1))
+        return scores
+
+
 class Reversal(torch.autograd.Function):
     """Gradient reversal of domain-adversarial networks, with the older signature."""
 
@@ -483,6 +524,10 @@ MODELS: dict[str, Case] = {
     "experts, best two": (lambda: Experts(2), nn.CrossEntropyLoss(), sequences),
     "tokens without padding": (kept_tokens, nn.CrossEntropyLoss(), padded_text),
     "physics-informed": (physics, residual_loss, points),
+    "force field": (force_field, nn.MSELoss(), positions),
+    "gradient of a network": (transformed(torch.func.grad), nn.MSELoss(), positions),
+    "jacobian of a network": (transformed(torch.func.jacrev), nn.MSELoss(), positions),
+    "attention map kept": (AttentionMap, nn.CrossEntropyLoss(), vectors),
     "reads a value": (reads_a_value, nn.CrossEntropyLoss(), vectors),
     "sparse products": (sparse_products, nn.CrossEntropyLoss(), vectors),
     "scripted": (scripted, nn.CrossEntropyLoss(), vectors),

@@ -395,11 +395,7 @@ class Recording(TorchFunctionMode):
     def capture(self, layer: Layer, *inputs: Tensor) -> Any:
         """The layer's output, inside `run_batched`; its backward pass appends the weights' terms."""
         if _are_functorch_transforms_active():
-            raise Unsupported(
-                "the model applies a torch.func transform (vmap, grad) to a layer that is trained: what "
-                "the transform maps over is not the records, whose gradients are clipped one by one. "
-                "Call the layer on the whole tensor, without the transform."
-            )
+            raise NotVectorized("the model applies a torch.func transform to a layer that is trained")
         return _LayerFunction.apply(layer, self._anchor, *inputs)  # type: ignore[attr-defined]
 
     def per_sample(self, value: Tensor) -> Tensor:

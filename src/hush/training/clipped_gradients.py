@@ -378,7 +378,7 @@ class ClippedGradients:
                     self.reducer.exchange("the labels")
                 expanded = pair if self.views is None else expand_views(self.views, *pair)
                 physical = self.execution.physical_batch or records_that_fit(
-                    self.model, self.loss, *expanded, tape
+                    self.model, self.loss, *expanded, tape, one_by_one=self.probed.one_by_one
                 )
         # no unit is split: one may be more than a physical batch, and two batches may hold just one
         together = min(max(physical, per_unit), slots)

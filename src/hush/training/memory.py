@@ -18,40 +18,41 @@ Measured in docs/results/step.md.
 """
 
 
-def records_that_fit(model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape) -> int:
-    """Physical batch size, from the memory that a few records keep between forward and backward pass."""
-    limit = memory_limit(next(model.parameters()).device)
-    factors = sum(value.untyped_storage().nbytes() for value in tape.tensors())
-    used = activations(model, loss, inputs, targets) + factors
-    return max(1, limit * tape.records // max(1, used))
+def records_that_fit(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape, *, one_by_one: bool
+) -> int:
+    """Physical batch size, from the memory that a few records keep between forward and backward pass.
 
-
-def memory_limit(device: torch.device) -> int:
-    """Bytes of a physical batch: on a GPU a quarter of what this process may still allocate."""
-    if device.type != "cuda":
-        return _HOST_MEMORY
-    free, total = torch.cuda.mem_get_info(device)
-    share = total * torch.cuda.get_per_process_memory_fraction(device)
-    return max(0, int(min(free, share - torch.cuda.memory_reserved(device)))) // 4
-
-
-def activations(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> int:
-    """Bytes that a plain forward pass keeps for its backward pass, without gradient checkpointing."""
+    Args:
+        model: Trained model.
+        loss: One value per record.
+        inputs: Inputs of the records.
+        targets: Their targets.
+        tape: Tape of the records, whose factors are also kept.
+        one_by_one: Whether the activations of a single record are kept at a time.
+    """
+    device = next(model.parameters()).device
+    limit = _HOST_MEMORY
+    if device.type == "cuda":  # a quarter of what this process may still allocate
+        free, total = torch.cuda.mem_get_info(device)
+        share = total * torch.cuda.get_per_process_memory_fraction(device)
+        limit = max(0, int(min(free, share - torch.cuda.memory_reserved(device)))) // 4
     weights = {local_shard(value).untyped_storage().data_ptr() for value in model.parameters()}
     kept: dict[int, int] = {}
 
     def note(value: Tensor) -> Tensor:
-        if value.layout != torch.strided:
-            return value
-        storage = value.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if value.layout == torch.strided:
+            storage = value.untyped_storage()
+            if storage.data_ptr() not in weights:
+                kept[storage.data_ptr()] = storage.nbytes()
         return value
 
-    with _SavedTensors(note):
-        values = loss(call_model(model, inputs), targets)
-    del values
-    return sum(kept.values())
+    if not one_by_one:
+        with _SavedTensors(note):
+            values = loss(call_model(model, inputs), targets)
+        del values
+    used = sum(kept.values()) + sum(value.untyped_storage().nbytes() for value in tape.tensors())
+    return max(1, limit * tape.records // max(1, used))
 
 
 class _SavedTensors(TorchFunctionMode):
