@@ -113,7 +113,7 @@ def test_sensitive_numbers_are_those_of_the_batch() -> None:
 def test_metrics_are_of_one_step() -> None:
     kept: list[StepMetrics] = []
     trained(linear(), [lambda _, metrics: kept.append(metrics)])
-    with pytest.raises(InvalidValue, match="'epsilon' of step 1 was asked for after step 4"):
+    with pytest.raises(InvalidValue, match="'epsilon' of step 1 was read after step 4"):
         kept[0]["epsilon"]
     with pytest.raises(InvalidValue, match="'loss' of step 1"):
         kept[0].sensitive("loss")

@@ -194,7 +194,7 @@ def test_what_cannot_be_replayed_is_quietly_computed_without(options: dict[str, 
     for batch in islice(step.batches(BATCH), 1):
         step(batch)
     assert step.gradients.replayed is False
-    with pytest.raises(Unsupported, match=r"Leave (out replay|replay out)|leave replay out"):
+    with pytest.raises(Unsupported, match=r"[Ll]eave out replay"):
         private_step(**options, execution=hush.Execution(replay=True))
 
 

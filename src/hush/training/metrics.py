@@ -1,7 +1,6 @@
 """Metrics of one step for callbacks: public or charged ones, and sensitive ones by name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 import torch
 
@@ -13,8 +12,6 @@ from hush.training.clipped_gradients import occupied_tape
 from hush.training.data import Batch
 from hush.training.step import PrivateStep
 
-_NOTHING: Mapping[str, float] = MappingProxyType({})
-
 
 class StepMetrics(Mapping[str, float]):
     """Metrics of the step that was just charged, to be read before the next one.
@@ -24,30 +21,25 @@ class StepMetrics(Mapping[str, float]):
     `evaluation/...`. `sensitive(name)` computes a non-private metric of the batch; never publish it.
 
     Args:
-        step: after it ran.
-        batch: that it ran on.
-        released: further numbers that are public or charged, by name.
-        delta: of epsilon; None: the one stored on the ledger.
+        step: Step after it ran.
+        batch: Batch that it ran on.
+        delta: Delta of epsilon; None: the one stored on the ledger.
     """
 
-    def __init__(
-        self,
-        step: PrivateStep,
-        batch: Batch,
-        released: Mapping[str, float] = _NOTHING,
-        *,
-        delta: float | None = None,
-    ) -> None:
+    def __init__(self, step: PrivateStep, batch: Batch, *, delta: float | None = None) -> None:
         self._step, self._batch, self._number = step, batch, step.steps
-        self._released = {**learning_rates(step.optimizer), **released}
         self._delta = delta
+        self._released = {
+            "learning_rate" + f"/{number}" * (number > 0): float(group["lr"])
+            for number, group in enumerate(step.optimizer.param_groups)
+        }
         self._epsilon: dict[str, float] = {}
 
     def add(self, released: Mapping[str, float]) -> None:
         """Add numbers that are public or charged.
 
         Args:
-            released: by name.
+            released: Numbers by name.
         """
         self._released.update(released)
 
@@ -56,7 +48,7 @@ class StepMetrics(Mapping[str, float]):
             if name not in self._released:
                 raise _NoMetric(name, self._number, tuple(self))
             return self._released[name]
-        if not self._epsilon:  # composed only where somebody asks: it may take longer than a step
+        if not self._epsilon:  # composed on request: it may take longer than a step
             self._check_newest(name)
             spent = self._step.spent(self._delta)
             self._epsilon = {"epsilon": spent.epsilon.upper, "delta": spent.delta}
@@ -69,16 +61,13 @@ class StepMetrics(Mapping[str, float]):
         return 2 + len(self._released)
 
     def sensitive(self, name: str) -> float:
-        """A number that depends on the records, which no charge covers: not to be published.
+        """Non-private metric of the training batch; never publish it.
 
         Args:
             name: `batch_size`: units drawn. `skipped`: records whose gradient was not finite, in all
                 steps. `loss`: mean over the batch, in evaluation mode. `clipped_share`: share of the
-                slots (or units) drawn whose gradient is longer than the clipping norm. The last two are
-                of the weights after the step, and computed when they are asked for.
-
-        Returns:
-            The number, of the step's batch.
+                slots (or units) drawn whose gradient exceeds the clipping norm. The last two are
+                computed on request, at the weights after the step.
         """
         check_sensitive([name])
         self._check_newest(name)
@@ -88,9 +77,8 @@ class StepMetrics(Mapping[str, float]):
     def _check_newest(self, name: str) -> None:
         if self._step.steps != self._number:
             raise InvalidValue(
-                f"{name!r} of step {self._number} was asked for after step {self._step.steps}: the "
-                "ledger and the weights are no longer those of that step. Read metrics in the callback "
-                "that gets them."
+                f"{name!r} of step {self._number} was read after step {self._step.steps}, when the "
+                "ledger and the weights have changed. Read metrics in the callback that receives them."
             )
 
 
@@ -99,11 +87,11 @@ class _NoMetric(InvalidValue, KeyError):
 
     def __init__(self, name: object, step: int, names: tuple[str, ...]) -> None:
         text = (
-            f"{name!r} depends on the records, and no charge covers it: it is not among the public "
-            f"metrics. Ask for metrics.sensitive({name!r}), and keep it where the records are."
+            f"{name!r} depends on the records and is not a public metric. Call "
+            f"metrics.sensitive({name!r}), and keep the result where the records are."
             if name in _SENSITIVE
-            else f"step {step} has no metric {name!r}; it has {', '.join(names)}. Those of an "
-            "evaluation are there after the steps that evaluate: look with `in`."
+            else f"step {step} has no metric {name!r}; it has {', '.join(names)}. Metrics of an "
+            "evaluation exist after the steps that evaluate: test with `in`."
         )
         super().__init__(text)
 
@@ -115,11 +103,7 @@ OnStep = Callable[[int, StepMetrics], object]
 
 
 def check_sensitive(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of sensitive metrics; raises for others.
-
-    Args:
-        names: Requested names.
-    """
+    """Names of sensitive metrics; raises for others."""
     unknown = [name for name in names if name not in _SENSITIVE]
     if isinstance(names, str) or unknown:
         raise InvalidValue(
@@ -131,11 +115,7 @@ def check_sensitive(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_callbacks(callbacks: Sequence[OnStep]) -> tuple[OnStep, ...]:
-    """Callbacks of a run; raises for what cannot be called.
-
-    Args:
-        callbacks: as they were passed.
-    """
+    """Callbacks of a run; raises for values that cannot be called."""
     if callable(callbacks) or not all(map(callable, callbacks)):
         raise InvalidValue(
             f"callbacks={callbacks!r} must be a list of functions on_step(step, metrics): each is "
@@ -143,14 +123,6 @@ def check_callbacks(callbacks: Sequence[OnStep]) -> tuple[OnStep, ...]:
             key="callbacks",
         )
     return tuple(callbacks)
-
-
-def learning_rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Learning rate of each parameter group, by the name it has in a log."""
-    return {
-        "learning_rate" + f"/{number}" * (number > 0): float(group["lr"])
-        for number, group in enumerate(optimizer.param_groups)
-    }
 
 
 def _batch_loss(step: PrivateStep, batch: Batch) -> float:
@@ -180,8 +152,7 @@ def _clipped_share(step: PrivateStep, batch: Batch) -> float:
     clipping = step.plan.clipping
     if type(clipping) is not L2:
         raise Unsupported(
-            f"clipped_share is of l2 clipping by one norm, and the plan clips by {clipping}. Leave it "
-            "out, or log another number."
+            f"clipped_share is for l2 clipping, and the plan clips by {clipping}. Log another metric."
         )
     clipped = units = 0
     devices = [step.device] if step.device.type == "cuda" else []
@@ -197,8 +168,8 @@ def _clipped_share(step: PrivateStep, batch: Batch) -> float:
 def _check_one_process(step: PrivateStep, name: str) -> None:
     if step.reducer.processes:
         raise Unsupported(
-            f"{name} of a batch that several processes share: rank 0, which calls callbacks, has a part "
-            "of it. Ask for batch_size and skipped alone."
+            f"{name} is of the whole batch, and rank 0, which calls callbacks, has a part of it. "
+            "Request batch_size and skipped alone."
         )
 
 

@@ -1,7 +1,4 @@
-"""Snapshots of a model and its optimizer, and private steps that leave no trace.
-
-For trials that may be rejected, and for tests of a step just before it runs.
-"""
+"""Snapshots of a model and its optimizer, and private steps whose effects are undone."""
 
 import copy
 from collections.abc import Iterator
@@ -18,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Snapshot:
-    """The weights, buffers, gradients and optimizer state of one moment."""
+    """Copy of the weights, buffers, gradients and optimizer state."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._parameters = [(value, _copied(value), _copied(value.grad)) for value in model.parameters()]
-        # by their place: a forward pass may have put another tensor there
+        # by place: a forward pass may replace the tensor
         self._buffers = [
             (module, name, value, _copied(value))
             for module in model.modules()
@@ -37,7 +34,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back; the snapshot stays as it is and may be used again."""
+        """Restore everything; the snapshot may be used again."""
         for parameter, value, gradient in self._parameters:
             parameter.copy_(value)
             parameter.grad = _copied(gradient)
@@ -54,7 +51,7 @@ class Snapshot:
 
 
 def _copied(value: Any) -> Any:
-    """A copy that shares nothing; tensors without their history."""
+    """Deep copy; tensors without their graph."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -64,24 +61,19 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def rehearsal(step: "PrivateStep") -> Iterator[None]:
-    """Let the step run, charged to a ledger in memory, and put everything back at the end.
+    """Context in which the step runs on a ledger in memory; everything is restored at the end.
 
-    Weights, buffers, gradients, optimizer state, randomness, counters and the batch that was drawn are
-    those before, bit for bit; attributes of modules are the same objects.
-    Noise that was drawn inside is drawn again afterwards: **nothing that a step gives inside may be
-    released**, nor anything that depends on it beyond whether it ran at all.
+    Weights, buffers, gradients, optimizer state, randomness, counters and the pending batch are
+    those before, bit for bit; attributes of modules are the same objects. Noise that is drawn inside is
+    drawn again afterwards: **no result of a step inside may be released**.
     """
     before = Snapshot(step.model, step.optimizer)
-    attributes = [(vars(module), dict(vars(module))) for module in step.model.modules()]
-    attributes += [(module._buffers, dict(module._buffers)) for module in step.model.modules()]
-    gradients, source, ledger = step.gradients, step.generator, step.ledger
-    loss, probed = gradients.loss, gradients.probed
+    tables = [table for module in step.model.modules() for table in (vars(module), module._buffers)]
+    tables += [vars(step), vars(step.gradients)]
+    contents = [dict(table) for table in tables]
+    source, schedule = step.generator, step.basis_schedule
     state = None if isinstance(source, SystemSource) else source.get_state()
-    counted = step.run, step.steps, step.skipped, step.accepted
-    bounded, pending = step.rounding_bounded, step.pending_batch
-    charged = step.charged_run, step.secrecy
     update = None if step.update is None else step.update.clone()  # its memory is used again
-    schedule = step.basis_schedule
     basis = None if schedule is None else schedule.state_dict()
     step.ledger = step.reducer.open_ledger(None, step.plan, step.adjacency)
     step.pending_batch = None
@@ -89,17 +81,13 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
         with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
             yield
     finally:
-        for own, values in attributes:
-            own.clear()
-            own.update(values)
+        for table, content in zip(tables, contents, strict=True):
+            table.clear()
+            table.update(content)
         before.restore()
-        step.generator, step.ledger, step.update = source, ledger, update
-        gradients.loss, gradients.probed = loss, probed
+        step.update = update
         if not isinstance(source, SystemSource) and state is not None:
             source.set_state(state)
-        step.run, step.steps, step.skipped, step.accepted = counted
-        step.rounding_bounded, step.pending_batch = bounded, pending
-        step.charged_run, step.secrecy = charged
         if schedule is not None and basis is not None and schedule.state_dict() is not basis:
             schedule.load_state_dict(basis)
         step.adopt_weights()

@@ -1,12 +1,11 @@
-"""Whether the physical batches of a step are replayed as CUDA graphs: where that is possible and faster.
+"""Choice between computing physical batches and replaying them as CUDA graphs.
 
-Decided before the first draw on the records of the probe, made-up ones wherever the model takes them, so
-that the layout of physical batches is a function of the model, of public shapes and of time.
+It is made before the first draw on synthetic records, so the layout of physical batches is a function of
+the model, of public shapes and of time.
 """
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,53 +36,37 @@ def check_replay(step: "PrivateStep") -> None:
     if replay is not None and not isinstance(replay, bool):
         raise InvalidValue(
             f"replay={short_repr(replay)} must be True, False or None: whether physical batches "
-            "are replayed as CUDA graphs. Leave it out, and they are where that is possible and faster.",
+            "are replayed as CUDA graphs. Leave it out, and they are if that is possible and faster.",
             key="replay",
         )
     reason = why_not(step) if replay else None
     if reason is not None:
-        raise Unsupported(reason)
+        raise Unsupported(f"replay=True records the work of a physical batch, and {reason}")
 
 
 def why_not(step: "PrivateStep") -> str | None:
-    """Reason why a step's physical batches cannot be replayed, whatever its model; None: they can."""
-    sampling = step.plan.sampling
-    on_device = (
-        isinstance(step.generator, torch.Generator) and step.generator.device.type == step.device.type
-    )
-    if sampling.coordinate_participation < 1 and not on_device:
-        return (
-            f"replay=True repeats the same work, and {type(sampling).__name__} draws which "
-            "coordinates take part: replayed, the same ones always would, as only torch's generator "
-            "on the GPU can be asked for new ones from within. Leave out replay, or pass "
-            'arithmetic="assumed" without a generator of your own.'
-        )
-    if sampling.coordinate_participation < 1 and step.reducer.processes:
-        return (
-            f"replay=True repeats the same work, and {type(sampling).__name__} draws which coordinates "
-            "take part from a stream of each rank and step, which a graph does not hold. Leave out "
-            "replay, or run the step in one process."
-        )
+    """Reason why a step's physical batches cannot be replayed, for any model; None: they can."""
+    source, device = step.generator, step.device.type
+    if step.plan.sampling.coordinate_participation < 1:
+        if not isinstance(source, torch.Generator) or source.device.type != device:
+            return (
+                "the coordinates that take part would be the same in each replay: a graph can advance "
+                "torch's generator on the GPU alone. Leave out replay, or pass "
+                'arithmetic="assumed" without a generator of your own.'
+            )
+        if step.reducer.processes:
+            return (
+                "each rank draws the coordinates that take part from its own stream, which a graph does "
+                "not contain. Leave out replay, or run the step in one process."
+            )
     if step.reducer.modules is not None:
-        return (
-            "replay=True repeats work on weights that stay where they are, and sharded ones are "
-            "gathered anew in every pass. Leave out replay."
-        )
+        return "sharded weights are gathered anew in every pass. Leave out replay."
     if step.units is not None:
-        return (
-            "replay=True repeats work of one shape, and units have different numbers of records. "
-            "Leave out replay."
-        )
-    if step.device.type != "cuda":
-        return (
-            "replay=True records CUDA graphs and the model is not on a GPU. Move the model there, "
-            "or leave replay out."
-        )
+        return "units have different numbers of records. Leave out replay."
+    if device != "cuda":
+        return "the model is not on a GPU. Move it there, or leave out replay."
     if len(step.plan.clipping.sensitivity(step.dimension)) > 1:
-        return (
-            "replay=True is for clipping in one block, and blocks of a gradient are not replayed. "
-            "Leave replay out."
-        )
+        return "clipping in several blocks is not replayed. Leave out replay."
     return None
 
 
@@ -91,18 +74,17 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
     """Replay of the step's physical batches; None: they are computed without.
 
     Args:
-        step: after its probe. It remembers what was decided, which later calls and checkpoints go by.
-        data: only shapes and types count, unless the model does not take made-up records.
-        physical: records of a physical batch.
-        steps: how many are to come; None: many.
+        step: Step after its probe. It stores the decision for later calls and checkpoints.
+        data: Only shapes and types count, unless the model does not accept synthetic records.
+        physical: Number of records of a physical batch.
+        steps: Number of steps to come; None: many.
     """
     gradients = step.gradients
     required, changing = gradients.execution.replay, gradients.probed.changing_buffers
     if required and changing:
-        names = ", ".join(sorted(changing)[:3])
         raise Unsupported(
-            f"replay=True is for work on the GPU alone, and forward passes change {names}: "
-            "Python puts that back, so that each begins from the same state. Leave out replay."
+            f"replay=True is for work on the GPU alone, and forward passes change "
+            f"{', '.join(sorted(changing)[:3])}, which Python restores. Leave out replay."
         )
     if required is False or changing or gradients.probed.one_by_one or why_not(step) is not None:
         gradients.replayed = False
@@ -118,8 +100,8 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
     if required:
         gradients.replayed = True
     elif gradients.replayed is None and (steps is None or steps >= _FEWEST_STEPS):
-        # what Python does in forward() beside launching kernels is not in a graph
-        hooked = _hooked(step)
+        # a graph has the kernels of forward() alone, not the work of hooks in Python
+        hooked = any(each._forward_hooks or each._forward_pre_hooks for each in step.model.modules())
         gradients.replayed = not hooked and (not held_slots(data) or _pays(step, replay, data, physical))
     if gradients.replayed is not None:
         # one decision for all ranks goes into the checkpoint: a repeated step must round alike
@@ -128,78 +110,53 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
     return replay if gradients.replayed else None
 
 
-def _hooked(step: "PrivateStep") -> bool:
-    """Whether modules have hooks of their forward pass."""
-    modules = step.model.modules()
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-
-
 def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> bool:
-    """Whether replaying is faster, measured on records of the probe."""
+    """Whether replaying is faster and keeps little memory, measured on synthetic records."""
     size = max(2, min(physical, int(step.plan.sampling.expected(step.records))))
     records = tree_map(take(data, torch.arange(min(2, count(data)))), step.gradients.to_device)
     generator = step.generator if isinstance(step.generator, torch.Generator) else None
     state = None if generator is None else generator.get_state()
-    devices = [step.device] if step.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    cuda = step.device.type == "cuda"
+    with torch.random.fork_rng([step.device] if cuda else []):
         try:
             pair = synthetic_records(*records)
             try:
                 replay.clip_padded(*pair, _all(pair, step.device), None)
-            except Exception:  # whatever the model raises for an input that it does not take
+            except Exception:  # any error of the model for an input that it does not accept
                 pair = records
-            return _faster(step, replay, tree_map(pair, partial(_repeat, size=size)))
+            return _faster(step, replay, pair, size)
         except torch.cuda.OutOfMemoryError:
             return False
         finally:
             if generator is not None and state is not None:
                 generator.set_state(state)
-            if step.device.type == "cuda":
-                # what the measurement took: the graphs' own memory would come on top of it
+            if cuda:  # the graphs' own memory would come on top of the measurement's
                 torch.cuda.empty_cache()
 
 
-def _faster(step: "PrivateStep", replay: Replay, pair: tuple[Any, Any]) -> bool:
-    """Whether a replay of these records takes clearly less time than they do, and not much memory."""
+def _faster(step: "PrivateStep", replay: Replay, pair: tuple[Any, Any], size: int) -> bool:
     mask = step.coordinate_mask()
     generator = step.generator if mask and isinstance(step.generator, torch.Generator) else None
+
+    def repeated(rows: Tensor) -> Tensor:
+        return rows[torch.arange(size, device=rows.device) % len(rows)]
 
     def clip(pair: tuple[Any, Any]) -> None:
         replay.clip_padded(*pair, _all(pair, step.device), mask)
 
     def clip_again() -> None:
-        captured = replay.captured
-        replay(*pair, mask, generator, verify=not captured)
+        replay(*batch, mask, generator, verify=not replay.captured)
         replay.failed()
 
-    two = tree_map(pair, lambda rows: rows[:2])
-    few, every = seconds(lambda: clip(two)), seconds(lambda: clip(pair))
-    if not host_bound(few, every):
+    batch = tree_map(pair, repeated)
+    two = tree_map(batch, lambda rows: rows[:2])
+    few, every = seconds(lambda: clip(two)), seconds(lambda: clip(batch))
+    if few <= _HOST_BOUND * every:  # the GPU does not wait for Python
         return False
     free, _ = torch.cuda.mem_get_info(step.device)
     replayed = seconds(clip_again)
     kept = free - torch.cuda.mem_get_info(step.device)[0]
-    return replay.captured and worth(replayed / every, kept / free)
-
-
-def worth(time_share: float, memory_share: float) -> bool:
-    """Whether a graph is worth its memory.
-
-    Args:
-        time_share: time of a replay over that of the same work without a graph.
-        memory_share: what it keeps of the memory that was free.
-    """
-    return time_share < _GAIN and memory_share < _MEMORY_SHARE
-
-
-def host_bound(few: float, every: float) -> bool:
-    """Whether two records take a good part of a batch's time: then the GPU waits for Python.
-
-    Args:
-        few: seconds of a batch of two records.
-        every: seconds of a whole one.
-    """
-    return few > _HOST_BOUND * every
+    return replay.captured and replayed < _GAIN * every and kept < _MEMORY_SHARE * free
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -216,10 +173,5 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def _all(pair: tuple[Any, Any], device: torch.device) -> Tensor:
-    """That every slot holds a record."""
+    """Mask of slots that all hold a record."""
     return torch.ones(len(next(tree_leaves(pair))), dtype=torch.bool, device=device)
-
-
-def _repeat(rows: Tensor, size: int) -> Tensor:
-    """The rows in turns, up to a number of them."""
-    return rows[torch.arange(size, device=rows.device) % len(rows)]

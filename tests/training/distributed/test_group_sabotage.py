@@ -66,7 +66,7 @@ def divisor_per_rank() -> Iterator[None]:
     own = ProcessGroup._own
 
     def halved(self: ProcessGroup, mean: NoisyMean) -> NoisyMean:
-        return replace(own(self, mean), records=mean.records // 2)
+        return replace(own(self, mean), expected=mean.expected / 2)
 
     with mock.patch.object(ProcessGroup, "_own", halved):
         yield
