@@ -71,28 +71,27 @@ class GradientTape(EntrywiseClipping):
         They equal those of `norms_by_parameter` bit for bit.
         """
         lengths: list[Tensor] = []
-        parts: list[Tensor | list[Tensor]] = []
+        norms: list[Tensor] = []
         if not self.records:
             return None
         for term in self.terms.values():
             if isinstance(term, OuterFactors):
-                if term.left.shape[1] != 1 or {term.left.dtype, term.right.dtype} != {torch.float32}:
+                left, right = term.left, term.right
+                if left.shape[1] != 1 or left.dtype != torch.float32 or right.dtype != torch.float32:
                     return None
-                for factor in (term.left, term.right):
-                    lengths.append(double_norms(factor[:, 0], 2.0))
-                parts.append(lengths[-2:])
+                lengths += double_norms(left[:, 0], 2.0), double_norms(right[:, 0], 2.0)
+                norms.append((lengths[-2] * lengths[-1]).float())
             elif isinstance(term, Dense) and term.gradients.dtype == torch.float32:
                 rows = term.gradients.reshape(self.records, math.prod(term.shape))
                 if not 0 < rows.shape[1] < NORM_RUN:
                     return None
-                parts.append(torch.linalg.vector_norm(rows, dim=1))
+                norms.append(torch.linalg.vector_norm(rows, dim=1))
             else:
                 return None
         if lengths and not float(torch.stack(lengths).max()) < _REGULAR:
             return None
-        single = [part if isinstance(part, Tensor) else (part[0] * part[1]).float() for part in parts]
-        norms: Tensor = torch.linalg.vector_norm(torch.stack(single, 1), dim=1)
-        return norms if float(norms.max()) < _REGULAR else None
+        joint: Tensor = torch.linalg.vector_norm(torch.stack(norms, 1), dim=1)
+        return joint if float(joint.max()) < _REGULAR else None
 
     def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
         """The per-sample gradient norms of each parameter: name -> (records,)."""
@@ -112,10 +111,11 @@ class GradientTape(EntrywiseClipping):
         """
         mask = self._zero_weights(weights)
         with full_precision(self.device):
-            sums = joint_sums(self.terms, mask, weights) if self.device.type == "cuda" else {}
-            rest = {name: term for name, term in self.terms.items() if name not in sums}
-            sums |= {name: mask(term).weighted_sum(weights) for name, term in rest.items()}
-        return {name: sums[name] for name in self.terms}
+            joint = joint_sums(self.terms, mask, weights) if self.device.type == "cuda" else {}
+            sums = {}
+            for name, term in self.terms.items():
+                sums[name] = joint[name] if name in joint else mask(term).weighted_sum(weights)
+        return sums
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None

@@ -173,14 +173,14 @@ class WeightsGuard:
 
     def _read(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
         """Parameters and buffers, and the address and number of writes of each."""
-        values = [
-            value
-            for module in submodules(self._model)
-            for table in (module._parameters, module._buffers)
-            for value in table.values()
-            if value is not None
-        ]
-        return values, [_writes(value) for value in values]
+        values, writes = [], []
+        for module in submodules(self._model):
+            for table in (module._parameters, module._buffers):
+                for value in table.values():
+                    if value is not None:
+                        values.append(value)
+                        writes.append(_writes(value))
+        return values, writes
 
     def _by_id(self) -> dict[int, tuple[int, int]]:
         return dict(zip(map(id, self._values), self._now, strict=True))
