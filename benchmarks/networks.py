@@ -89,6 +89,11 @@ MODELS: dict[str, tuple[Callable[[bool], nn.Module], Callable[[int], Tensor]]] =
     "cifar": (lambda _: build("cifar-cnn", classes=10, shape=(3, 32, 32)), images(3, 32, 32)),
     "resnet20": (lambda _: resnet20(), images(3, 32, 32)),
     "mlp": (lambda _: mlp(), images(784)),
+    "linear": (lambda _: nn.Linear(8, 10), images(8)),
+    "small-mlp": (
+        lambda _: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
+        images(64),
+    ),
     "transformer": (Transformer, tokens(5000)),
     "bilstm": (bilstm, tokens(10_000)),
 }
