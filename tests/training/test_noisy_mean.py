@@ -78,7 +78,7 @@ def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyP
         plan = hush.Plan(sampling=sampling, clipping=hush.L2(norm=1.0), noise=noise)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         step = hush.PrivateStep(model, LOSS, optimizer, plan, records=9)
-        with step._mean(None).early() as drawn:
+        with step._mean().early() as drawn:
             early.append(drawn() is not None)
     assert early == [True, False]
 

@@ -90,8 +90,10 @@ def direct_tape(
 ) -> GradientTape:
     """Gradient tape of a chain of layers, from one forward and one backward pass."""
     records = inputs.shape[0]
-    uses: dict[str, list[Term]] = {name: [] for name in trainable}
-    lists = {id(value): uses[name] for name, value in trainable.items()}
+    uses: dict[str, list[Term]] = {}
+    lists: dict[int, list[Term]] = {}
+    for name, value in trainable.items():
+        uses[name] = lists[id(value)] = []
     captured: list[tuple[Any, ...]] = []
     outputs: list[Tensor] = []
     x = inputs
@@ -101,7 +103,7 @@ def direct_tape(
                 x = module(x)
                 continue
             values = parameters["weight"], parameters["bias"]
-            terms = [lists.get(id(value)) for value in values]
+            terms = lists.get(id(values[0])), lists.get(id(values[1]))
             x = x.contiguous()
             layer: Layer | None = None
             if type(module) is nn.Linear and x.dim() == 2:

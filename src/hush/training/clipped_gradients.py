@@ -282,8 +282,8 @@ class ClippedGradients:
                     "others, or be released without noise. Compute it anew in every call."
                 )
             self._skipped = self._skipped + clipped.skipped
-            flat = [values.reshape(-1) for values in clipped.total.values()]
-            places = total.split([values.numel() for values in flat])
+            flat = list(map(torch.flatten, clipped.total.values()))
+            places = total.split(list(map(Tensor.numel, flat)))
             (torch._foreach_copy_ if empty else torch._foreach_add_)(places, flat)
             empty = False
         return total.zero_() if empty else total

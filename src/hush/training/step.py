@@ -47,14 +47,13 @@ _RANDOMNESS, _EXECUTION, _DISTRIBUTED = Randomness(), Execution(), Distributed()
 class PrivateStep:
     """Runs the steps of a plan on a model and charges each one.
 
-    **Guarantee.** Everything that the steps on its ledger released (the weights, the optimizer's
-    state, the ledger) satisfies `spent(delta)`, for neighbours of which one has an empty slot where the
-    other has a record (zero-out): `records`, the number of slots, is public. Other relations are in
-    docs/guarantees/neighbours.md, users with several records in units.md. Assumes that the model, the
-    loss, the plan and the number of steps do not depend on the data, and that a kernel's result for one
-    record is a function of that record and of shapes (docs/guarantees/tape.md). Noise is drawn exactly
-    from a cryptographic stream and the rounding of sums is covered by the noise
-    (docs/guarantees/sampling.md); otherwise the guarantee says `arithmetic: assumed`. Proved in
+    **Guarantee.** All releases on its ledger (the weights, the optimizer's state, the ledger itself)
+    satisfy `spent(delta)` under zero-out adjacency: one record is replaced by an empty slot, and
+    `records`, the number of slots, is public. Other relations are in docs/guarantees/neighbours.md,
+    user-level privacy in units.md. Assumes that the model, the loss, the plan and the number of steps do not depend
+    on the data, and that a kernel's result for one record is a function of that record and of shapes
+    (docs/guarantees/tape.md). Noise is exact, from a cryptographic stream, and covers the rounding of
+    sums (docs/guarantees/sampling.md); otherwise the guarantee has `arithmetic: assumed`. Proofs:
     docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a ledger;
     training the result of a run on another ledger gives a `PrivacyWarning`.
 
@@ -201,7 +200,7 @@ class PrivateStep:
     def spent(
         self, delta: float | None = None, *, group: int = 1, neighbours: Neighbours | None = None
     ) -> Guarantee:
-        """(epsilon, delta) guarantee of everything on the ledger so far.
+        """(epsilon, delta) guarantee of all charges on the ledger.
 
         Args:
             delta: Delta of the guarantee; None: the one stored on the ledger, as `train` does.
@@ -252,7 +251,7 @@ class PrivateStep:
         return run
 
     def state_dict(self) -> dict[str, Any]:
-        """Checkpoint: everything that a step needs to continue exactly (secret)."""
+        """Checkpoint to continue from exactly (secret)."""
         self.check_nothing_pending()
         self._check_not_sharded("state_dict()")
         return state_of(self)
@@ -310,7 +309,7 @@ class PrivateStep:
         """
         unchanged = self._guard.unchanged()
         with self.reducer.propagate_errors(), self.reducer.probing(data):
-            # a rank without records has nothing to try, and will have nothing to process
+            # a rank without records neither probes nor processes any
             physical, bounded, held = 1, True, held_slots(data) > 0
             if held:
                 per_unit = 1 if self.units is None else self.units.per_unit
@@ -333,14 +332,14 @@ class PrivateStep:
     def batches(
         self, data: Data, steps: int | None = None, present: Tensor | None = None
     ) -> Iterator[Batch]:
-        """Draw one batch after another, each to be passed to this step once.
+        """Draw batches, each to be passed to this step once.
 
-        Data that cannot be trained on raise here, before the first draw. A batch whose step raised or
-        was not run comes first, on this data, with the records as they are now.
+        Invalid data raise here, before the first draw. A batch whose step raised or was not run comes
+        first, with the present content of its slots.
 
         Args:
             data: Inputs and targets, a row per slot, a map-style data set of such pairs, or a
-                `hush.Source` that says how records are read: docs/data.md.
+                `hush.Source`: docs/data.md.
             steps: Number of batches; None: no end. After a step that raised, the number that is left.
             present: Whether each slot holds a record; the content of an empty slot is ignored.
 
@@ -398,7 +397,7 @@ class PrivateStep:
         """Update the model from a batch that `batches` has just drawn.
 
         Args:
-            batch: Last batch drawn. A step that raised has charged nothing and takes the same batch
+            batch: Last batch drawn. A step that raised has made no charge and takes the same batch
                 again; `batches` begins with it.
 
         Returns:
@@ -429,7 +428,7 @@ class PrivateStep:
     def draw(self, like: Batch, sampling: Sampling | None = None) -> Batch:
         """Fresh subsample of the slots, or of the units that own them (sensitive).
 
-        An override must draw each unit as charged, whoever is in it: coin i belongs to unit i.
+        An override must draw each unit as charged: coin i belongs to unit i.
 
         Args:
             like: Batch of the same data.
@@ -456,31 +455,20 @@ class PrivateStep:
             group the sum over the shares of all ranks; of sharded parameters, this rank's shards of it.
         """
         with self.reducer.propagate_errors():
-            return self.reducer.whole_sum(self._share_sum(batch, self._begin()))
+            return self.reducer.whole_sum(self._share_sum(batch, self._mean(begin=True)))
 
-    def _begin(self) -> NoisyMean:
-        """Noise of the next step, once its public basis and its sources are known."""
-        basis = self._basis()
-        self._streams = self.reducer.streams(self.generator)
-        return self._mean(basis)
-
-    def _basis(self) -> PublicBasis | None:
-        """Public basis of the next step; None: the basis of the parameters."""
-        if self.basis_schedule is None:
-            return None
-        before = self.basis_schedule.current
-        basis = self.basis_schedule.at(self.steps, self.generator)
-        if basis is not before:
-            # computed by other kernels it may round differently, and weights would part
-            self.reducer.copy_of_first("the public basis", [group.basis for group in basis.groups])
-        return basis
-
-    def _mean(self, basis: PublicBasis | None) -> NoisyMean:
-        """Noise of a step in a public basis."""
-        source = self.generator
-        if self.reducer.processes:
-            self._streams = self._streams or self.reducer.streams(self.generator)
-            source = self._streams.noise
+    def _mean(self, *, begin: bool = False) -> NoisyMean:
+        """Noise of a step; `begin` makes its sources of masks and noise."""
+        schedule, basis = self.basis_schedule, None
+        if schedule is not None:
+            before = schedule.current
+            basis = schedule.at(self.steps, self.generator)
+            if basis is not before:
+                # computed by other kernels it may round differently, and weights would part
+                self.reducer.copy_of_first("the public basis", [group.basis for group in basis.groups])
+        if begin or (self.reducer.processes and self._streams is None):
+            self._streams = self.reducer.streams(self.generator)
+        source = self._streams.noise if self._streams and self.reducer.processes else self.generator
         layout = self.gradients.layout()
         return NoisyMean(
             self.plan, layout, basis, self._expected, self._coordinates, source, self.device
@@ -509,9 +497,9 @@ class PrivateStep:
     ) -> ClippedSum:
         """Clipped sum of one physical batch, on the model's device (sensitive).
 
-        A subclass may override it, as the audit does to insert canaries. What it adds for a slot, or for
-        all slots of a unit together, must depend on these, the weights and its own randomness alone, lie
-        in the plan's sensitivity set, and be exactly zero if they are empty.
+        A subclass may override it, as the audit does to insert canaries. Its contribution of a slot, or
+        of all slots of a unit together, must depend on these, the weights and its own randomness alone,
+        lie in the plan's sensitivity set, and be exactly zero if they are empty.
 
         Args:
             inputs: Inputs of the slots drawn, a row per slot.
@@ -556,7 +544,7 @@ class PrivateStep:
         """
         if self.overrides("clipped_sum", "privatize"):
             return self.privatize(self.clipped_sum(batch))
-        mean = self._begin()
+        mean = self._mean(begin=True)
         compute = partial(self.reducer.noisy_mean, partial(self._share_sum, batch, mean), mean)
         replay = self.gradients.replay
         if replay is None or self.reducer.processes or self.overrides("clip_physical_batch"):
@@ -573,7 +561,7 @@ class PrivateStep:
         Returns:
             Flat vector in double precision, the trainable parameters one after another.
         """
-        return self.reducer.privatize(total, self._mean(self._basis()))
+        return self.reducer.privatize(total, self._mean())
 
     def charge(self, release: str) -> None:
         """Put the step on the ledger, on disk; its release may be used only afterwards.
@@ -617,7 +605,7 @@ class PrivateStep:
         self._guard.adopt(self.ledger, parameters)
 
     def advance(self, data: Data) -> None:
-        """Advance the buffers that forward passes change by one pass: once a step, whatever was drawn.
+        """Advance the buffers that forward passes change by one pass, once a step for any draw.
 
         Args:
             data: Data of the step, for the shapes and types of a synthetic record.
