@@ -50,12 +50,12 @@ class PrivateStep:
     **Guarantee.** All releases on its ledger (the weights, the optimizer's state, the ledger itself)
     satisfy `spent(delta)` under zero-out adjacency: one record is replaced by an empty slot, and
     `records`, the number of slots, is public. Other relations are in docs/guarantees/neighbours.md,
-    user-level privacy in units.md. Assumes that the model, the loss, the plan and the number of steps do not depend
-    on the data, and that a kernel's result for one record is a function of that record and of shapes
-    (docs/guarantees/tape.md). Noise is exact, from a cryptographic stream, and covers the rounding of
-    sums (docs/guarantees/sampling.md); otherwise the guarantee has `arithmetic: assumed`. Proofs:
-    docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a ledger;
-    training the result of a run on another ledger gives a `PrivacyWarning`.
+    user-level privacy in units.md. Assumes that the model, the loss, the plan and the number of steps do
+    not depend on the data, and that a kernel's result for one record is a function of that record and of
+    shapes (docs/guarantees/tape.md). Noise is exact, from a cryptographic stream, and covers the
+    rounding of sums (docs/guarantees/sampling.md); otherwise the guarantee has `arithmetic: assumed`.
+    Proofs: docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a
+    ledger; training the result of a run on another ledger gives a `PrivacyWarning`.
 
     `step(batch)` runs five phases, which can be called and overridden one by one: `draw`, `clipped_sum`
     (with `clip_physical_batch`), `privatize`, `charge` and `apply`.
