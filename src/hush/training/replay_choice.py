@@ -148,7 +148,7 @@ def _faster(step: "PrivateStep", replay: Replay, pair: tuple[Any, Any], size: in
         replay(*batch, mask, generator, verify=not replay.captured)
         replay.failed()
 
-    batch = tree_map(pair, repeated)
+    batch: tuple[Any, Any] = tree_map(pair, repeated)
     two = tree_map(batch, lambda rows: rows[:2])
     few, every = seconds(lambda: clip(two)), seconds(lambda: clip(batch))
     if few <= _HOST_BOUND * every:  # the GPU does not wait for Python
