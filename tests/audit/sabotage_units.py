@@ -70,7 +70,7 @@ def rows_for_the_number_of_units(patch: pytest.MonkeyPatch) -> None:
 
     def batches(self: PrivateStep, data: Data, *options: Any, **named: Any) -> Iterator[Batch]:
         drawn = BATCHES(self, data, *options, **named)
-        self._expected = self.plan.sampling.expected(count(data))
+        self.records = count(data)
         return drawn
 
     patch.setattr(PrivateStep, "batches", batches)

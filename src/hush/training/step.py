@@ -145,7 +145,7 @@ class PrivateStep:
             self.run = self._share_randomness()
             self.charged_run = self.run
             """Run of the last charge: another one right after `reseed`."""
-            self._expected = plan.sampling.expected(self.records)
+            self._expected = self.records, plan.sampling.expected(self.records)
             self._coordinates = plan.sampling.coordinate_participation < 1
             self.steps = 0
             """Number of charged steps."""
@@ -469,10 +469,10 @@ class PrivateStep:
         if begin or (self.reducer.processes and self._streams is None):
             self._streams = self.reducer.streams(self.generator)
         source = self._streams.noise if self._streams and self.reducer.processes else self.generator
-        layout = self.gradients.layout()
-        return NoisyMean(
-            self.plan, layout, basis, self._expected, self._coordinates, source, self.device
-        )
+        if self._expected[0] != self.records:
+            self._expected = self.records, self.plan.sampling.expected(self.records)
+        layout, expected = self.gradients.layout(), self._expected[1]
+        return NoisyMean(self.plan, layout, basis, expected, self._coordinates, source, self.device)
 
     def _share_sum(self, batch: Batch, mean: NoisyMean) -> Tensor:
         """Clipped sum of this rank's share of a batch."""
