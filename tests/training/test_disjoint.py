@@ -235,7 +235,13 @@ MIXED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", MIXED)
-@pytest.mark.parametrize("wrap", [lambda data: data, lambda data: Subset(data, range(2, 30))])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda data: data,
+        lambda data: ConcatDataset([WHOLE, Subset(Subset(data, range(2, 30)), range(20))]),
+    ],
+)
 def test_items_that_read_other_records_are_refused(kind: str, wrap: Any) -> None:
     with pytest.raises(DataError, match=r"reads several rows of .*Mix views of one record"):
         check_alone(hush.Source(wrap(Mixed(MIXED[kind]))))

@@ -7,6 +7,7 @@ stop a run before anything is released and are not part of the release.
 
 import hashlib
 import warnings
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
@@ -20,7 +21,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from hush.core.errors import DataError
 from hush.gradients.tree import tree_leaves
 from hush.training.data import Data, count, take
-from hush.training.records import base_dataset, leaves
+from hush.training.records import leaves
 from hush.training.source import Source, global_randomness
 
 _AT_ONCE = 512
@@ -97,23 +98,29 @@ def check_alone(source: Source) -> None:
     Args:
         source: Private records.
     """
-    present = range(len(source)) if source.present is None else source.present.nonzero().flatten()
-    slots = [int(present[place]) for place in range(min(_PROBED, len(present)))]
-    whole: Any = source.dataset
-    if isinstance(whole, Subset):
-        whole, order = base_dataset(whole)
-        slots = [order[slot] for slot in slots]
-    parts: list[Any] = whole.datasets if isinstance(whole, ConcatDataset) else [whole]
-    for slot in slots:
-        for part in parts:
-            if slot < len(part):
-                _check_item(part, slot)
-                break
-            slot -= len(part)
+    filled = torch.arange(len(source)) if source.present is None else source.present.nonzero().flatten()
+    spread = torch.linspace(0, len(filled) - 1, min(_PROBED, len(filled))).long()
+    for slot in filled[spread].tolist():
+        dataset: Any = source.dataset
+        index = slot
+        while isinstance(dataset, Subset | ConcatDataset):
+            if isinstance(dataset, Subset):
+                dataset, index = dataset.dataset, dataset.indices[index]
+            else:
+                ends = [0, *dataset.cumulative_sizes]
+                place = bisect_right(ends, index) - 1
+                dataset, index = dataset.datasets[place], index - ends[place]
+        mixed = [name for name, rows in _reads(dataset, int(index)).items() if len(rows) > 1]
+        if mixed:
+            raise DataError(
+                f"item i of {type(dataset).__name__} reads several rows of {mixed[0]}, as mixup and "
+                "mosaics do: a record would enter the gradients of other records, and clipping and the "
+                "charge cover its own alone. Mix views of one record, or a record with public ones."
+            )
 
 
-def _check_item(dataset: Any, index: int) -> None:
-    """Raise if item `index` of a data set reads several rows of one container."""
+def _reads(dataset: Any, index: int) -> dict[str, set[int]]:
+    """Rows that item `index` of a data set reads, by the name of their container."""
     reads: dict[str, set[int]] = {}
     try:
         with warnings.catch_warnings(), global_randomness() as seed:
@@ -122,15 +129,9 @@ def _check_item(dataset: Any, index: int) -> None:
             for number in range(_READS if watched is not None else 0):
                 seed(number.to_bytes(32, "little"))
                 watched[index]
-    except Exception:  # a copy may not be readable: then its reads so far are all that is known
+    except Exception:  # a copy may not be readable: the reads before are known
         pass
-    mixed = [name for name, rows in reads.items() if len(rows) > 1]
-    if mixed:
-        raise DataError(
-            f"item i of {type(dataset).__name__} reads several rows of {mixed[0]}, as mixup and mosaics "
-            "do: a record would enter the gradients of other records, and clipping and the charge "
-            "cover its own alone. Mix views of one record, or a record with public ones."
-        )
+    return reads
 
 
 def _watched_dataset(dataset: Any, reads: dict[str, set[int]], depth: int) -> Any:
