@@ -125,24 +125,20 @@ def describe_record(data: Data) -> str:
 def pair_of(data: Data) -> Sequence[Any] | None:
     """Inputs and targets, if all of them are tensors in memory."""
     tensors = data.tensors if isinstance(data, TensorDataset) else data
-    if not isinstance(tensors, (tuple, list)) or not all(map(_has_tensors, tensors)):
+    if not isinstance(tensors, (tuple, list)):
         return None
+    for part in tensors:
+        if not isinstance(part, Tensor):  # a `Source` reads rows of arrays
+            parts = list(leaves(part))
+            tensor = any(isinstance(value, Tensor) for value in parts)
+            if not tensor or any(isinstance(value, np.ndarray) for value in parts):
+                return None
     if len(tensors) != 2:
         raise DataError(
             f"data of {len(tensors)} tensors: a record is an input and a target. Pass the pair "
             "(inputs, targets), each one tensor with a row a record."
         )
     return tensors
-
-
-def _has_tensors(part: Any) -> bool:
-    """Whether a tree holds tensors, and no arrays: a `Source` reads rows of those."""
-    if isinstance(part, Tensor):
-        return True
-    kinds = [type(value) for value in leaves(part)]
-    return any(issubclass(kind, Tensor) for kind in kinds) and not any(
-        issubclass(kind, np.ndarray) for kind in kinds
-    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -117,7 +117,6 @@ def train(
     Returns:
         The guarantee, the reason of the end, and the metrics.
     """
-    _check_options(options)
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
     check_kind("checkpoints", checkpoints, Checkpoints)
@@ -127,8 +126,7 @@ def train(
     period = max(1, round(1 / plan.sampling.participation))
     if logging.every is not None:
         period = check_count("every", logging.every, "it is a number of steps", 1)
-    _check_scheduler(scheduler, evaluation)
-    _check_checkpoints(checkpoints, ledger)
+    _check_arguments(options, checkpoints, ledger, scheduler, evaluation)
     callbacks = check_callbacks(logging.callbacks)
     directory = checkpoints.directory
     length_public = options.get("units") is None and relation is not Neighbours.ADD_REMOVE
@@ -314,17 +312,15 @@ def last_step(
     return limit, "budget"
 
 
-def _check_options(options: StepOptions) -> None:
-    """Raise for an argument that neither `train` nor `PrivateStep` has."""
+def _check_arguments(
+    options: StepOptions, checkpoints: Checkpoints, ledger: object, scheduler: Any, evaluation: Any
+) -> None:
+    """Raise for an unknown argument, a run without a directory that needs one, and a schedule alone."""
     for name in options.keys() - StepOptions.__annotations__.keys():
         holders = [kind.__name__ for kind in _HOLDERS if name in {each.name for each in fields(kind)}]
         ways = [f" Pass {holder.lower()}=hush.{holder}({name}=...)." for holder in holders]
         way_out = "".join(ways) or " Its arguments are on the page docs/reference/training.md."
         raise InvalidValue(f"hush.train has no argument {name!r}.{way_out}", key=name)
-
-
-def _check_checkpoints(checkpoints: Checkpoints, ledger: object) -> None:
-    """Raise if a run needs a directory and has none, or has two ledgers."""
     check_kind("resume", checkpoints.resume, bool)
     check_kind("reseed", checkpoints.reseed, bool)
     directory = checkpoints.directory
@@ -347,10 +343,6 @@ def _check_checkpoints(checkpoints: Checkpoints, ledger: object) -> None:
         )
     if ledger is not None:
         check_kind("ledger", ledger, Ledger)
-
-
-def _check_scheduler(scheduler: Any, evaluation: Any) -> None:
-    """Raise unless the learning-rate schedule can follow the run."""
     if scheduler is not None and not isinstance(scheduler, Scheduler):
         raise InvalidValue(
             f"scheduler={scheduler!r} must be a scheduler of torch.optim.lr_scheduler. Pass e.g. "

@@ -338,7 +338,14 @@ class _SlotLoader:
         loader.batch_sampler[:] = [request for pieces in requests for request in pieces]  # type: ignore
         batches = iter(loader)
         for pieces in requests:
-            rows = [_next(batches) for _ in pieces]
+            try:
+                rows = [_checked(next(batches)) for _ in pieces]
+            except RuntimeError as error:  # of the loader: an error of a data set comes as a reason
+                raise DataError(
+                    f"records could not be read, as a worker process failed ({error}); the step was "
+                    "not charged. Workers are killed if memory runs out: pass fewer, or workers=0 to "
+                    "read in this process."
+                ) from None
             yield rows[0] if len(rows) == 1 else stack(rows, self._pad_value, pinned=self._pin_memory)
         next(batches, None)  # the loader reaches the end, and its workers wait for more
         self._kept[:] = [loader]  # another list may have begun meanwhile
@@ -374,16 +381,3 @@ class _Slots:
 
 def _unchanged(rows: Any) -> Any:
     return rows
-
-
-def _next(batches: Iterator[Any]) -> Rows:
-    """Next rows of a loader; raise if they could not be read, or a worker died."""
-    try:
-        rows = next(batches)
-    except RuntimeError as error:  # of the loader: an error of a data set comes as a reason
-        raise DataError(
-            f"records could not be read, as a worker process failed ({error}); the step was not "
-            "charged. Workers are killed if memory runs out: pass fewer, or workers=0 to read in this "
-            "process."
-        ) from None
-    return _checked(rows)
