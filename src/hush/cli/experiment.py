@@ -14,7 +14,7 @@ from hush.core.atomic_files import check_folder
 from hush.core.errors import CheckpointError, InvalidPlan, InvalidValue, shorten
 from hush.core.guarantee import DELTA, Neighbours
 from hush.core.plan import Plan, read_plan
-from hush.core.value import Range, Value
+from hush.core.value import Value, number
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from hush.gradients.tree import Views
     from hush.training.options import Units
 
-LEARNING_RATE = Range(above=0, at_most=1e6, why="it is the length of a step", example=1.0)
-MOMENTUM = Range(at_least=0, below=1, why="at 1 no update decays", example=0.9)
+_LEARNING_RATE = number(above=0, at_most=1e6, why="it is the length of a step", example=1.0)
+_MOMENTUM = number(at_least=0, below=1, why="at 1 no update decays", example=0.9)
+LEARNING_RATE, MOMENTUM = _LEARNING_RATE["range"], _MOMENTUM["range"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,8 @@ class Settings(Value):
     data: str
     model: str
     delta: float = field(metadata=DELTA)
-    learning_rate: float = field(metadata={"range": LEARNING_RATE})
-    momentum: float = field(default=0.0, metadata={"range": MOMENTUM})
+    learning_rate: float = field(metadata=_LEARNING_RATE)
+    momentum: float = field(default=0.0, metadata=_MOMENTUM)
     features: str | None = None
     views: int | None = None
     public_records: int = 0
