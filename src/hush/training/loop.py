@@ -170,13 +170,7 @@ def train(
             distributed=replace(distributed, processes=ranks.processes),
             **options,
         )
-        if step.reducer.modules is not None:
-            raise Unsupported(
-                "the model has fully_shard applied to it: evaluation and the run's folder are of rank "
-                "0, which holds a part of the weights. Loop `for batch in step.batches(data): "
-                "step(batch)` with hush.PrivateStep, and save with "
-                "hush.training.distributed.sharded_checkpoint."
-            )
+        step.reducer.check_whole("hush.train")  # rank 0 alone evaluates, and writes the folder
         check_delta(budget.delta, step.records, step.adjacency.unit)
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()
         if directory is not None:

@@ -114,6 +114,9 @@ class Local:
     def adopt_weights(self) -> None:
         """Compare the weights of all ranks before the next sum: they were set outside of the step."""
 
+    def check_whole(self, what: str) -> None:
+        """Raise if `what` needs all weights, and a rank holds a part of them."""
+
     def free_whole_weights(self) -> None:
         """Keep only this rank's shards of sharded weights: evaluation leaves some of them whole."""
 

@@ -253,7 +253,7 @@ class PrivateStep:
     def state_dict(self) -> dict[str, Any]:
         """Checkpoint to continue from exactly (secret)."""
         self.check_nothing_pending()
-        self._check_not_sharded("state_dict()")
+        self.reducer.check_whole("state_dict()")
         return state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -265,16 +265,9 @@ class PrivateStep:
         """
         with self.reducer.propagate_errors():
             self.check_nothing_pending()
-            self._check_not_sharded("load_state_dict()")
+            self.reducer.check_whole("load_state_dict()")
             load_state(self, self.reducer.broadcast("the checkpoint", lambda: state))
             self.adopt_weights()
-
-    def _check_not_sharded(self, what: str) -> None:
-        if self.reducer.modules is not None:
-            raise Unsupported(
-                f"{what} is of the whole model, and each rank holds a shard of its parameters. Call "
-                "save and load of hush.training.distributed.sharded_checkpoint on every rank."
-            )
 
     def check_nothing_pending(self) -> None:
         """Raise if a batch was drawn and not used."""

@@ -18,20 +18,17 @@ from tests.training.grouped import grouped
 BUDGET = hush.Budget(epsilon=30.0, delta=1e-3)
 
 
-def train(
-    folder: Path, steps: int, *, seed: int = 0, secure: bool = False, **options: Any
-) -> tuple[torch.Tensor, Run]:
-    model = options.pop("model", None) or model_of()
-    data = options.pop("data", None) or data_of()
+def train(folder: Path, steps: int, **options: Any) -> tuple[torch.Tensor, Run]:
+    model = model_of()
     run = hush.train(
         model,
         nn.CrossEntropyLoss(),
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        options.pop("plan", None) or plan_of(),
-        data,
+        plan_of(),
+        data_of(),
         budget=BUDGET,
         steps=steps,
-        randomness=hush.Randomness(generator=None if secure else seeded(seed), secure=secure),
+        randomness=hush.Randomness(generator=seeded()),
         execution=hush.Execution(physical_batch=5),
         **grouped({"directory": folder / "run", **options}),
     )
@@ -101,17 +98,7 @@ def leaves_for_one(folder: Path) -> dict[str, Any]:
 
 
 def a_directory_on_rank_0_alone(folder: Path) -> None:
-    model = model_of()
-    hush.train(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        plan_of(),
-        data_of(),
-        budget=hush.Budget(epsilon=30.0, delta=1e-3),
-        steps=2,
-        checkpoints=hush.Checkpoints(directory=None if dist.get_rank() else folder / "run"),
-    )
+    train(folder, 2, **({"directory": None} if dist.get_rank() else {}))
 
 
 def result(name: str) -> list[Any]:

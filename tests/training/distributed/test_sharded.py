@@ -503,7 +503,7 @@ def test_another_number_of_ranks_has_the_same_weights_and_pays_for_new_noise() -
         ("release", "release by Selective with parameters that are sharded"),
         ("some", "is not sharded, and others are"),
         ("one process", "has fully_shard applied to it and the step runs in one process"),
-        ("train", "of rank 0, which holds a part of the weights"),
+        ("train", "hush.train with sharded parameters"),
         ("state_dict", "sharded_checkpoint on every rank"),
         ("no records", "rank 1 holds 0 records, and the parameters are sharded"),
     ],

@@ -49,6 +49,13 @@ class Sharded(ProcessGroup):
     def description(self) -> str:
         return f"{super().description} with sharded parameters"
 
+    def check_whole(self, what: str) -> None:
+        raise Unsupported(
+            f"{what} with sharded parameters: a rank holds a part of the weights alone. Loop `for batch "
+            "in step.batches(data): step(batch)` with hush.PrivateStep, and call save and load of "
+            "hush.training.distributed.sharded_checkpoint on every rank."
+        )
+
     def free_whole_weights(self) -> None:
         self.modules.release()
 
