@@ -195,6 +195,11 @@ def normed(kind: Callable[[nn.Module], nn.Module]) -> nn.Module:
     return nn.Sequential(kind(nn.Linear(6, 5)), nn.Tanh(), kind(nn.Linear(5, 4)))
 
 
+def frozen_recurrence(kind: str) -> nn.Module:
+    frozen = Recurrent(kind, bidirectional=True).requires_grad_(False)
+    return nn.Sequential(nn.Linear(5, 5), frozen, nn.Linear(72 if kind == "LSTM" else 60, 3))
+
+
 def no_features() -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # there is no weight to initialise
@@ -251,6 +256,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "sparse embedding": (lambda: nn.Embedding(11, 40, sparse=True), None),
     "LSTM": (lambda: Recurrent("LSTM", bidirectional=True, num_layers=2), SEQUENCE),
     "LSTM, time first": (lambda: Recurrent("LSTM", batch_first=False, bias=False), SEQUENCE),
+    "LSTM, frozen": (lambda: frozen_recurrence("LSTM"), SEQUENCE),
+    "GRU, frozen": (lambda: frozen_recurrence("GRU"), SEQUENCE),
     "GRU": (lambda: Recurrent("GRU", bidirectional=True, num_layers=2), SEQUENCE),
     "GRU without bias": (lambda: Recurrent("GRU", bias=False), SEQUENCE),
     "RNN": (lambda: Recurrent("RNN", batch_first=False), SEQUENCE),

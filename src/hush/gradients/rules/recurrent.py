@@ -313,6 +313,10 @@ def recurrent(
     if isinstance(parameters, bool):  # a packed sequence, which runs one record at a time
         return NotImplemented
     weights = recording.as_weights(*parameters)
+    if weights is None and recording.of_records_and_constants(x, *parameters):
+        from hush.gradients.rules import Weight
+
+        weights = [Weight(value) for value in parameters]  # frozen: gradients of the inputs alone
     directions, count = 2 if bidirectional else 1, 4 if has_biases else 2
     if weights is None or len(weights) != num_layers * directions * count:
         return NotImplemented  # with proj_size there is a third weight
