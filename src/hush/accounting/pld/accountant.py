@@ -34,10 +34,9 @@ _SHARING = 32
 
 def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
     """Bounds on the epsilon at `delta` of a composition; `counts` is how often each step runs."""
-    sampled, mu = _split_full_batch(counts)
-    if not sampled:
+    steps, mu = _merge_full_batch(counts)
+    if mu is not None:
         return analytic_gaussian.epsilon(mu, delta)
-    steps = _merge_full_batch(sampled, mu)
     if coarse_total_variation(steps) <= delta:
         return Bound(lower=0.0, upper=0.0)
     noisier = _representable(steps)
@@ -58,10 +57,9 @@ def delta(counts: Mapping[AnyStep, int], epsilon: float) -> Bound:
 
 def profile(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[Bound]:
     """Bounds on delta at each of the increasing `epsilons` (privacy profile); near ones share work."""
-    sampled, mu = _split_full_batch(counts)
-    if not sampled:
+    steps, mu = _merge_full_batch(counts)
+    if mu is not None:
         return [analytic_gaussian.delta(mu, epsilon) for epsilon in epsilons]
-    steps = _merge_full_batch(sampled, mu)
     noisier = _representable(steps)
     lowers, uppers = [0.0] * len(epsilons), [0.0] * len(epsilons)
     for direction in Direction:
@@ -82,10 +80,9 @@ def profile_upper(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> l
 
     Neighbouring epsilons share one composed curve, so that the bounds are a little wider than `delta`'s.
     """
-    sampled, mu = _split_full_batch(counts)
-    if not sampled:
+    steps, mu = _merge_full_batch(counts)
+    if mu is not None:
         return [analytic_gaussian.delta(mu, epsilon).upper for epsilon in epsilons]
-    steps = _merge_full_batch(sampled, mu)
     variation = min(1.0, coarse_total_variation(steps))
     if _representable(steps) != steps:
         return [delta(counts, epsilon).upper for epsilon in epsilons]
@@ -103,26 +100,23 @@ def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool
 
     Needs no grid: one test, whether any step's privacy loss is large, tells the two laws apart.
     """
-    noisier = _representable(_merge_full_batch(*_split_full_batch(counts)))
+    noisier = _representable(_merge_full_batch(counts)[0])
     return bool(noisier) and coarse_delta_lower(noisier, epsilon) > delta
 
 
-def _split_full_batch(counts: Mapping[AnyStep, int]) -> tuple[dict[Step, int], float]:
-    """The other steps, and `mu` of Gaussian DP of all full-batch Gaussian steps together."""
-    others: dict[Step, int] = {}
+def _merge_full_batch(counts: Mapping[AnyStep, int]) -> tuple[dict[Step, int], float | None]:
+    """The steps, all full-batch Gaussian ones as one; and its mu of Gaussian DP if it is alone."""
+    merged: dict[Step, int] = {}
     mus = []
     for step, count in counts.items():
         if isinstance(step, SampledGaussian) and step.rate == 1:
             mus.append(math.sqrt(count) / step.multiplier)
         elif count:
-            others[step] = count
-    return others, math.hypot(*mus)
-
-
-def _merge_full_batch(others: dict[Step, int], mu: float) -> dict[Step, int]:
-    """All steps; the full-batch Gaussian ones are one."""
-    full: dict[Step, int] = {SampledGaussian(1.0, 1 / mu): 1} if mu > 0 else {}
-    return {**others, **full}
+            merged[step] = count
+    mu, only_full_batch = math.hypot(*mus), not merged
+    if mu > 0:
+        merged[SampledGaussian(1.0, 1 / mu)] = 1
+    return merged, mu if only_full_batch else None
 
 
 def _representable(steps: Counts) -> dict[Step, int]:
@@ -151,7 +145,7 @@ def _epsilon(steps: Counts, direction: Direction, delta: float, at_least: float)
         if highest <= at_least:
             break
         parts = _lattices(optimistic, steps, direction, width, tail)
-        if _all_have_mass(parts):
+        if all(lattice.masses.any() for lattice, _ in parts):  # none where rounding exceeds all of it
             lower = compose(parts, window)
             lowest = max(lowest, _epsilon_at(lower, lower.lower, delta) - lower.loss_error)
         if highest - lowest <= 2 * _target_gap(max(at_least, highest)):
@@ -205,7 +199,7 @@ def _deltas(
             highest[k] = min(highest[k], value)
         del upper
         parts = _lattices(optimistic, steps, direction, width, tail)
-        if _all_have_mass(parts):
+        if all(lattice.masses.any() for lattice, _ in parts):  # none where rounding exceeds all of it
             lower = compose(parts, window)
             for k, epsilon in enumerate(epsilons):
                 value = _delta_at(lower, lower.lower, epsilon + lower.loss_error, trivial=0.0)
@@ -280,11 +274,6 @@ def _lattices(
     tail: float,
 ) -> list[tuple[Lattice, int]]:
     return [(lattice(step, direction, width, tail), count) for step, count in steps.items()]
-
-
-def _all_have_mass(parts: list[tuple[Lattice, int]]) -> bool:
-    """Whether each lattice has mass; an optimistic one has none where rounding exceeds all of it."""
-    return all(lattice.masses.any() for lattice, _ in parts)
 
 
 def _epsilon_at(curve: PrivacyCurve, bound: Callable[[int], float], delta: float) -> float:
