@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hush.accounting.numerics import OUTWARD
+from hush.accounting.numerics import OUTWARD, UNIT
 from hush.accounting.pld import analytic_gaussian
 from hush.accounting.pld.compose import Cumulants, PrivacyCurve, Window, choose_window, compose
 from hush.accounting.pld.lattice import Lattice, aligned_width, optimistic, pessimistic
@@ -357,12 +357,37 @@ def coarse_delta_lower(counts: Mapping[Step, int], epsilon: float) -> float:
 
 
 def coarse_epsilon_upper(counts: Mapping[Step, int], delta: float) -> float:
-    """Upper bound on epsilon at `delta` without a grid; infinite if nothing better is known.
+    """Upper bound on epsilon at `delta`; infinite if nothing better is known.
 
-    The largest composed loss; for Gaussian steps also by Rényi divergence.
+    Gaussian steps by Rényi divergence; the others by quantiles of their losses, which are exceeded
+    with probability delta. Where there are both, each has half of delta.
     """
-    upper = max(max_composed_loss(counts, direction) for direction in Direction)
     gaussian_steps = {step: count for step, count in counts.items() if isinstance(step, SampledGaussian)}
-    if len(gaussian_steps) == len(counts):
-        upper = min(upper, gaussian.epsilon(gaussian_steps, delta))
-    return upper
+    non_gaussian = {step: count for step, count in counts.items() if step not in gaussian_steps}
+    if not non_gaussian:
+        return gaussian.epsilon(gaussian_steps, delta)
+    share = delta / 2 if gaussian_steps else delta
+    total = 0.0
+    for direction in Direction:
+        if total < math.inf:
+            total = max(total, _loss_quantile(non_gaussian, direction, share))
+    if gaussian_steps:
+        total += gaussian.epsilon(gaussian_steps, share)
+    return min(OUTWARD * total, max(max_composed_loss(counts, direction) for direction in Direction))
+
+
+def _loss_quantile(counts: Mapping[Step, int], direction: Direction, delta: float) -> float:
+    """A composed loss that is exceeded with probability at most `delta`."""
+    tail = delta / sum(counts.values())
+    total = 0.0
+    for step, count in counts.items():
+        ceiling = step.law.loss_quantiles(direction, tail)[1]
+        if math.isinf(ceiling):
+            return math.inf
+        ceiling += 1e-12 * (1 + abs(ceiling))
+        beyond = step.law.cell_masses(direction, np.array([ceiling]))
+        if not beyond.first[-1] * (1 + beyond.error[-1]) <= tail:
+            return math.inf
+        # a loss at this cut may be off by more than the usual units, where laws are mixtures
+        total += count * (ceiling + (step.law.loss_rounding - 32 * UNIT) * (1 + abs(ceiling)))
+    return max(0.0, total)
