@@ -108,7 +108,7 @@ def test_a_ledger_of_others_is_refused_before_anything_is_drawn(
             method(ledger, torch.Generator().manual_seed(0))
         assert path.read_bytes() == before
     assert draws == []
-    for part in (f"protects {adjacency}", "for one record (zero-out)", "ledger of its own"):
+    for part in (f"protects {adjacency}", "for one record (zero-out)", "separate ledger"):
         assert part in str(refused.value)
 
 
