@@ -382,7 +382,7 @@ def test_a_model_in_ddp_is_refused_with_the_module_to_pass() -> None:
 def test_a_second_ledger_is_refused() -> None:
     first, second = result("a_ledger_of_its_own")
     assert (first.kind, second.kind) == ("ProcessFailed", "LedgerError")
-    assert "1.jsonl has charges or a file of its own" in first.text
+    assert "1.jsonl has its own charges or file" in first.text
 
 
 def test_weights_moved_on_one_rank_void_the_ledger_of_all() -> None:
