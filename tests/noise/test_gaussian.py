@@ -1,8 +1,10 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
+from scipy.special import gamma
 
 import hush
 from hush.core.parts import Noise
@@ -42,3 +44,21 @@ def test_the_law_is_the_one_charged(noise: Noise, beta: float, dtype: torch.dtyp
     for wrong in (beta - 0.1, beta + 0.1) if source == "seeded" else ():
         likelier = law.logpdf(standard) - stats.gennorm.logpdf(standard, wrong)
         assert likelier.sum() > 14
+
+
+@pytest.mark.parametrize(("beta", "sigma"), [(1.0, 3.0), (1.5, 0.4), (2.0, 8.0), (4.0, 50.0)])
+def test_the_density_of_the_papers_sigma(beta: float, sigma: float) -> None:
+    noise = hush.GeneralizedGaussian.from_sigma(beta=beta, sigma=sigma)
+    x = np.linspace(-3, 3, 13)
+    density = beta / (2 * sigma ** (1 / beta) * gamma(1 / beta)) * np.exp(-(np.abs(x) ** beta) / sigma)
+    shape, scale = noise.exponential_power(1.0)
+    np.testing.assert_allclose(stats.gennorm.pdf(x, shape, scale=scale), density, rtol=1e-12)
+    # the multiplier is not sigma itself, and the law keeps its shape at other clipping norms
+    assert beta == 1 or noise.multiplier != pytest.approx(sigma, rel=0.1)
+    assert noise.exponential_power(0.5) == (beta, pytest.approx(noise.multiplier / 2))
+
+
+@pytest.mark.parametrize(("beta", "sigma", "key"), [(0.0, 1.0, "beta"), (1.5, 0.0, "sigma")])
+def test_from_sigma_names_the_argument_that_is_out_of_range(beta: float, sigma: float, key: str) -> None:
+    with pytest.raises(hush.errors.InvalidValue, match=f"^{key}=0"):
+        hush.GeneralizedGaussian.from_sigma(beta=beta, sigma=sigma)

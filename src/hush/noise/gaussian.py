@@ -176,6 +176,26 @@ class GeneralizedGaussian(ExponentialPower, Noise):
     )
     multiplier: float = field(metadata=MULTIPLIER)
 
+    @classmethod
+    def from_sigma(cls, *, beta: float, sigma: float) -> Self:
+        """Noise of density proportional to exp(-|x|^beta / sigma) at a clipping norm of 1.
+
+        This sigma is s^beta; at beta 2 it is twice the variance (Dytso et al. 2018).
+
+        Args:
+            beta: Shape of the density, at least 1.
+            sigma: Divisor of |x|^beta.
+
+        Returns:
+            The noise with `multiplier = sigma ** (1 / beta)`.
+
+        >>> GeneralizedGaussian.from_sigma(beta=4.0, sigma=16.0)
+        GeneralizedGaussian(beta=4.0, multiplier=2.0)
+        """
+        law = cls(beta=beta, multiplier=1.0)
+        sigma = MULTIPLIER["range"].check("sigma", sigma)
+        return replace(law, multiplier=sigma ** (1 / law.beta))
+
     def exponential_power(self, norm: float) -> tuple[float, float]:
         return self.beta, self.multiplier * norm
 
