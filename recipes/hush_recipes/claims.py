@@ -59,6 +59,16 @@ CLAIMS = (
         test="test_claims.py::test_selection_costs_more_than_its_test",
     ),
     Claim(
+        source="DPSUR, Theorem 4.1",
+        statement="noise N(0, (mu sigma)^2), drawn until the sum is below b, costs a mu^2/(2 sigma^2)",
+        case="order 1.5, sigma 1, mu .002, b 0 (clip .001, threshold -1); mu cancels",
+        printed=3e-6,
+        true=0.2505,
+        charged="a / (2 sigma^2), with which its proof ends, bounds a fixed number; the chosen model is "
+        "charged by the corner bound",
+        test="test_claims.py::test_conditioned_noise_costs_the_same_in_any_unit",
+    ),
+    Claim(
         source="DPSUR, Lemma 2.7",
         statement="RDP of order a converts to epsilon R + ln(1/(a-1)) - (ln delta + ln a)/(a-1)",
         case="Gaussian, deviation 1, order 5, delta 1e-5: epsilon; Eq. 26 of the paper contradicts it",

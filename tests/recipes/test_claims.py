@@ -97,6 +97,22 @@ def test_selection_costs_more_than_its_test() -> None:
     check(order / (2 * sigma**2), max(accepted(share) for share in np.linspace(0.001, 0.999, 2000)))
 
 
+def test_conditioned_noise_costs_the_same_in_any_unit() -> None:
+    order, sigma, mu = 1.5, 1.0, 0.002
+    masses = {t: norm.cdf(0, t, mu * sigma) for t in (0.0, mu)}
+
+    def cost(first: float, second: float) -> float:
+        def moment(z: float) -> float:
+            p, q = (norm.pdf(mu * z, t, mu * sigma) / masses[t] for t in (first, second))
+            return float(mu * p**order * q ** (1 - order))
+
+        return math.log(quad(moment, -12, 0)[0]) / (order - 1)
+
+    true = max(cost(0.0, mu), cost(mu, 0.0))
+    check(order * mu**2 / (2 * sigma**2), true)
+    assert true < order / (2 * sigma**2)
+
+
 def generalized(beta: float, scale: float, shift: float, order: float) -> float:
     constant = beta / (2 * scale * float(gamma(1 / beta)))
 
