@@ -42,6 +42,7 @@ class NamedPlan:
         return (inspect.getdoc(self.make) or "").partition("\n")[0]
 
 
+_RANKS = (250, 500, 1000, 1500)
 NAMES: dict[str, NamedPlan] = {}
 """Named plans by their name on the command line."""
 
@@ -184,7 +185,7 @@ def twice(
 def subspaces(
     *,
     parameters: int = 291_898,
-    ranks: Sequence[int] = (250, 500, 1000, 1500),
+    ranks: Sequence[int] | None = None,
     rate: float = 0.02,
     coordinate_rate: float = 1 / 2,
     clip_norm: float = 1.0,
@@ -197,13 +198,14 @@ def subspaces(
     """Hybrid clipping: a norm for each principal subspace of public gradients, with twice sampling.
 
     Defaults: ResNet22 on CIFAR-10 at epsilon 8 in 5,000 steps (Xiao et al. 2023, Table 2, last row;
-    ranks as in section 6). The paper measures the shares on public gradients; here they are equal, and
-    the noise is calibrated. `hush.fit_noise` shapes it. Proof: docs/guarantees/twice-sampling.md and
-    docs/guarantees/public-basis.md.
+    ranks as in section 6, 250, 500, 1000 and 1500, or in these proportions a quarter of a small model).
+    The paper measures the shares on public gradients; here they are equal, and the noise is calibrated.
+    `hush.fit_noise` shapes it. Proof: docs/guarantees/twice-sampling.md and public-basis.md.
 
     Args:
         parameters: Number of trained parameters.
-        ranks: Dimensions of the principal subspaces; the last subspace is their complement.
+        ranks: Dimensions of the principal subspaces; the last subspace is their complement. None: the
+            paper's, scaled down for small models.
         rate: Sampling rate of records.
         coordinate_rate: Sampling rate of coordinates; 1 for sampling of records alone.
         clip_norm: l2 norm of a gradient that fills all subspaces.
@@ -213,6 +215,10 @@ def subspaces(
         every: Number of steps between updates of the bases.
         multiplier: Noise multiplier.
     """
+    if ranks is None:
+        total = min(sum(_RANKS), parameters // 4)
+        scaled = [rank * total // sum(_RANKS) for rank in _RANKS]
+        ranks = [rank for rank in scaled if rank] or [1]
     relative = [1.0] * (len(ranks) + 1) if shares is None else shares
     length = sum(share**2 for share in relative) ** 0.5
     norms = [clip_norm * share / length for share in relative]

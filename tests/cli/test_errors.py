@@ -42,6 +42,11 @@ HUGE = "9" * 400
             "compare --records 9 --dimension 100 --rate .1 --steps 1 --linf-ratio .05",
             "1/sqrt(100) = 0.1",
         ),
+        (
+            "compare --records 9 --dimension 5 --rate .1 --steps 1 --acceptance 0",
+            "acceptance=0.0 must be",
+        ),
+        ("compare --records 9 --dimension 5 --rate .1 --steps 1 --queries 0", "queries=0 must be"),
         ("train --data none", "--data none must be one of digits, adult"),
         ("train --model none", "--model none must be one of logistic, mlp"),
         ("train --model imdb-lstm", "token ids, in any number, not 1 x 8 x 8 numbers"),

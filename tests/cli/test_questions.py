@@ -118,18 +118,18 @@ def test_a_run_is_answered_for_at_its_own_delta(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compare_lists_the_mechanisms(tmp_path: Path) -> None:
+def test_compare_has_a_row_for_each_method_and_a_recommendation() -> None:
     asked = ("compare", "--records", 9000, "--dimension", 100, "--batch-size", 90, "--steps", 100)
-    rows = answer(*asked)["rows"]
+    found = answer(*asked)
     text = call(*asked).stdout
-    assert all(row["mechanism"] in text for row in rows)
-    assert text.splitlines()[2].startswith(f"| {rows[0]['mechanism']}")
-    assert "for epsilon 3 at delta 1e-05 (dp, zero-out one record)" in text
-    path = tmp_path / "plan.toml"
-    path.write_text(text[text.index("\n# ") :])
-    plan = read_plan(path)
-    assert plan == hush.Plan.from_plain(rows[0]["plan"])
-    assert hush.epsilon(plan, steps=100, delta=1e-5).epsilon.upper <= 3
+    lines = text.splitlines()
+    for line, row in zip(lines[2:], found["rows"], strict=False):
+        assert line.startswith(f"| {row['method']} ")
+        plan = hush.Plan.from_plain(row["plan"])
+        assert hush.epsilon(plan, row["steps"], 1e-5, dimension=100).epsilon.upper <= 3
+    assert "Epsilon 3 at delta 1e-05 (dp, zero-out one record)" in text
+    assert lines[-1] == found["recommendation"]
+    assert lines[-1].startswith("Recommended: plain DP-SGD")
 
 
 def test_account_of_groups_and_of_replaced_records() -> None:

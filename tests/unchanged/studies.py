@@ -45,8 +45,8 @@ def _compared() -> Entries:
     numbers: Entries = {}
     for name, setting in settings.items():
         for row in compare(setting):
-            columns = (row.deviation, row.variance, row.signal_to_noise, row.cost)
-            numbers |= entries(f"compare {name}, {row.mechanism}", columns)
+            columns = (row.deviation, row.variance, row.gradients)
+            numbers |= entries(f"compare {name}, {row.method}", columns)
     return numbers
 
 

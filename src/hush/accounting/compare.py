@@ -1,34 +1,44 @@
-"""Noise that each mechanism needs for the same (epsilon, delta) guarantee, side by side.
+"""The methods of the papers at one budget: calibrated noise and computational cost, side by side.
 
-All are calibrated to one budget at one number of steps and one expected batch size, and clip so that
-a typical gradient of Euclidean norm 1 passes unclipped: then less noise is simply better.
+Each method is a named plan (`hush.plans`) that is calibrated to the same budget, number of updates and
+batch size. Gradients of Euclidean norm 1 pass unclipped, so less noise is simply better.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import numpy as np
 from scipy.special import gammaln
 
+from hush import plans
 from hush.accounting.calibrate import calibrate
-from hush.accounting.shaping import charged_variance, closed_form_deviations, least_variance_deviations
-from hush.clipping import L2, Lp
+from hush.accounting.per_instance import individual_rdp
+from hush.accounting.rdp.conversion import rdp_to_epsilon
+from hush.accounting.shaping import fit_noise
+from hush.clipping import Entries
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget, check_delta
-from hush.core.parts import Clipping, Noise, SensitivitySet
 from hush.core.plan import Plan
+from hush.core.release import Selective
 from hush.core.value import Range, check_count
-from hush.noise import Gaussian, GeneralizedGaussian, Laplace
-from hush.sampling import FullBatch, Poisson
+from hush.noise import Gaussian, Laplace, Rectified, Truncated
+from hush.sampling import FullBatch, Twice
 
-SMALL_BETAS, LARGE_BETAS = (1.25, 1.5, 1.75), (2.33, 3.0, 4.0)
-# Coordinate rates that one random byte runs exactly.
-COORDINATE_RATES = (128 / 256, 85 / 256)
-_RENYI = "RDP, allocation"
+BETAS = (1.0, 1.5, 2.33, 3.0)
+LARGE_EPSILON, LARGE_MODEL = 8.0, 100_000
+"""Smallest epsilon and model for which subspaces are recommended: docs/results/twice-sampling.md has a
+gain of 3.2 points with 291,898 parameters and a loss of 4.3 with 26,010."""
 _CAP = Range(above=0, at_most=1, why="no entry is larger than the whole vector", example=0.1)
+_ACCEPTANCE = Range(
+    above=0, at_most=1, why="each accepted update takes 1 / acceptance trials", example=0.5
+)
+_TEST_BATCH = 256
+_SUPPORT = 0.5
+"""Half-width of bounded supports in standard deviations, as in docs/results/bounded.md."""
+_ORDERS = np.concatenate([[1.25, 1.5, 1.75], np.arange(2, 33), np.geomspace(34, 1024, 24)])
+_PATTERN = 4096
+"""Coordinates of the synthetic location; larger models repeat them."""
 
 
 def check_cap(name: str, cap: float, dimension: int) -> float:
@@ -38,8 +48,8 @@ def check_cap(name: str, cap: float, dimension: int) -> float:
     if checked < smallest * (1 - 1e-9):
         raise InvalidValue(
             f"{name}={checked:g} must be at least 1/sqrt({dimension}) = {smallest:.4g}: a vector whose "
-            f"entries are all alike has that ratio, and none has a smaller one, so that the noise would "
-            f"be for gradients that do not exist. Pass e.g. {name}={min(1.0, 10 * smallest):.4g}.",
+            f"entries are all alike has that ratio, and none has a smaller one. Pass e.g. "
+            f"{name}={min(1.0, 10 * smallest):.4g}.",
             key=name,
         )
     return checked
@@ -47,7 +57,20 @@ def check_cap(name: str, cap: float, dimension: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Data, sampling, budget and gradient geometry that all mechanisms share."""
+    """Data, sampling, budget and gradient geometry that all methods share.
+
+    Args:
+        records: Number of records.
+        rate: Sampling rate of plain DP-SGD.
+        steps: Number of updates.
+        dimension: Number of parameters.
+        budget: Epsilon and delta of each method.
+        cap: Largest entry of a gradient over its Euclidean norm.
+        subspaces: Ranks and norms of gradients in orthogonal subspaces; by default those of the plan.
+        acceptance: Share of accepted trials of selective release.
+        queries: Number of noisy votes.
+        public_records: Number of public records of the same kind.
+    """
 
     records: int
     rate: float
@@ -55,167 +78,256 @@ class Setting:
     dimension: int
     budget: Budget
     cap: float | None = None
-    """The largest entry of a gradient over its Euclidean norm, where that is known."""
     subspaces: tuple[tuple[int, float], ...] = ()
-    """Ranks and clipping norms of orthogonal subspaces that carry the gradient, where known."""
+    acceptance: float = 0.5
+    queries: int = 200
+    public_records: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("records", "steps", "dimension"):
-            check_count(name, getattr(self, name), "it is counted", at_least=1)
+        for name in ("records", "steps", "dimension", "queries"):
+            check_count(name, getattr(self, name), "noise is calibrated for them", at_least=1)
+        check_count("public_records", self.public_records, "they have no protection", at_least=0)
         check_delta(self.budget.delta, self.records)
+        _ACCEPTANCE.check("acceptance", self.acceptance)
         if self.cap is not None:
             check_cap("cap", self.cap, self.dimension)
         if self.subspaces and sum(rank for rank, _ in self.subspaces) != self.dimension:
             raise InvalidValue(
                 f"subspaces={self.subspaces!r} must have ranks that add up to dimension="
-                f"{self.dimension}: what is in no subspace would get no noise. Add the "
+                f"{self.dimension}: coordinates outside of them would get no noise. Add the "
                 "residual with its rank and norm."
             )
-
-    def plan(self, clipping: Clipping, noise: Noise, rate: float | None = None) -> Plan:
-        """A plan with the setting's sampling rate, or another one."""
-        chosen = self.rate if rate is None else rate
-        sampling = FullBatch() if chosen == 1 else Poisson(rate=chosen)
-        return Plan(sampling=sampling, clipping=clipping, noise=noise)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The noise one mechanism adds to the sum of the clipped gradients."""
+    """One method, calibrated to the budget.
 
-    mechanism: str
-    accountant: str
+    `deviation` is the standard deviation of the noise on each coordinate of the mean of a batch, for
+    votes on each count, and infinite if no noise is enough. `variance` is its square relative to plain
+    DP-SGD; `gradients` is the number of gradients for each update, relative to plain DP-SGD. Both are
+    NaN for votes.
+    """
+
+    method: str
+    name: str
+    """Name of `hush plans`; "pate" for `hush pate`."""
+    plan: Plan | None
+    """The calibrated plan; None if the method does not fit the setting."""
+    steps: int
+    """Number of steps that are charged."""
     deviation: float
-    """Root mean square noise per coordinate under proved accounting; infinite if none is enough."""
     variance: float
-    """Summed over the coordinates."""
-    signal_to_noise: float
-    """Norm of the sum if all gradients of an expected batch agree, over the norm of the noise."""
-    plan: Plan | None = None
-    """The calibrated plan, for gradients of norm 1, where it needs no public basis or threshold."""
-    cost: float = math.nan
-    """Variance relative to plain DP-SGD under the tightest accounting."""
+    gradients: float
+    per_instance: float | None
+    """Epsilon for one synthetic location of the sum: no guarantee for any other."""
+    needs: str
+    measured: str
+    """Outcome of training, and its page of docs/results."""
 
 
 def compare(setting: Setting, done: Callable[[], None] = lambda: None) -> list[Row]:
-    """One row for each mechanism, in order of increasing noise variance.
+    """A row for each method; the first one is plain DP-SGD.
 
-    **Guarantee.** Each `deviation` keeps the budget: docs/guarantees/poisson-gaussian.md for the
-    Gaussian in any ellipsoid, coordinate-wise.md for the others.
+    Args:
+        setting: Data, budget and gradients.
+        done: Called after each row.
+
+    **Guarantee.** Each plan is from `calibrate` or `fit_noise` and keeps the budget for its number of
+    steps. Per-instance numbers hold for one synthetic location.
     """
     rows = list[Row]()
-    for row in chain(_gaussian(setting, setting.rate), _generalized(setting), _twice(setting)):
-        rows.append(row)
+    for row in _rows(setting):
+        plain = rows[0].deviation if rows else row.deviation
+        rows.append(row if row.name == "pate" else replace(row, variance=(row.deviation / plain) ** 2))
         done()
-    plain = rows[0].variance
-    priced = [replace(row, cost=row.variance / plain) for row in rows]
-    return sorted(priced, key=lambda row: row.variance)
+    return rows
 
 
-def _row(
-    setting: Setting,
-    mechanism: str,
-    accountant: str,
-    deviation: float,
-    plan: Plan | None = None,
-) -> Row:
-    variance = setting.dimension * deviation**2
-    return Row(
-        mechanism=mechanism,
-        accountant=accountant,
-        deviation=deviation,
-        variance=variance,
-        signal_to_noise=setting.rate * setting.records / math.sqrt(variance),
-        plan=plan,
+def recommendation(setting: Setting) -> str:
+    """The method with the best measured accuracy in this setting, and the reason, in a sentence."""
+    large = setting.budget.epsilon >= LARGE_EPSILON and setting.dimension >= LARGE_MODEL
+    if setting.public_records and large:
+        return (
+            "Recommended: subspaces, because on a large network at epsilon 8 and with public records of "
+            "the same kind they were more accurate than plain DP-SGD of equal cost (twice-sampling.md)."
+        )
+    return (
+        "Recommended: plain DP-SGD with the largest batch that time allows, because it was the most "
+        "accurate at equal cost in most of our runs, unless epsilon is "
+        f"{LARGE_EPSILON:g} or more, the network has {LARGE_MODEL:,} parameters or more and public "
+        "records of the same kind exist (--public-records)."
     )
 
 
-def _gaussian(setting: Setting, rate: float, batch: str = "") -> Iterator[Row]:
-    """Plain DP-SGD, and noise shaped to subspaces: both have the same effective multiplier.
-
-    At another rate than the setting's the noise is rescaled to the setting's batch size.
-    """
-    share = setting.rate / rate
-    (multiplier,) = least_variance_deviations(
-        _unit_ball(setting), rate=rate, budget=setting.budget, steps=setting.steps
-    ).tolist()
-    plain = setting.plan(L2(norm=1.0), Gaussian(multiplier=multiplier), rate)
-    yield _row(setting, f"Gaussian, l2 (plain DP-SGD){batch}", "PLD", share * multiplier, plain)
-    if setting.subspaces:
-        # Theorem 4.6 of the hybrid clipping paper, as private as the plain noise for a norm of 1
-        blocks = _subspace_balls(setting)
-        ranks = np.array([block.size for block in blocks], dtype=float)
-        root = share * math.sqrt(ranks @ closed_form_deviations(blocks) ** 2 / setting.dimension)
-        yield _row(setting, f"Gaussian, shaped to the subspaces{batch}", "PLD", root * multiplier)
-
-
-def _generalized(setting: Setting) -> Iterator[Row]:
-    """Laplace in l1, generalized Gaussians in l_beta up to 2 and in l2 beyond."""
-    for beta in (1.0, *SMALL_BETAS, *LARGE_BETAS):
-        norm = typical_norm(beta, setting.dimension)
-        spread = math.exp((gammaln(3 / beta) - gammaln(1 / beta)) / 2)
-        noise = Laplace(multiplier=1.0) if beta == 1 else GeneralizedGaussian(beta=beta, multiplier=1.0)
-        plan = setting.plan(Lp(p=beta, norm=norm) if beta <= 2 else L2(norm=1.0), noise)
-        name = "Laplace, l1" if beta == 1 else f"generalized Gaussian {beta:g}, l{min(beta, 2):g}"
-        private: Plan | None = None
-        deviation = math.inf
-        with contextlib.suppress(BudgetExceeded):
-            private = calibrate(plan, setting.budget, setting.steps, setting.dimension)
-            multiplier = float(private.noise.to_plain()["multiplier"])
-            deviation = multiplier * (plan.clipping.reference_norm * spread)
-        yield _row(setting, name, "PLD" if beta == 1 else _RENYI, deviation, private)
-
-
-def _twice(setting: Setting) -> Iterator[Row]:
-    """Twice sampling with an l-infinity cap, at the same expected number of sampled entries.
-
-    Beside it plain DP-SGD that uses every entry of the gradients which twice sampling computes.
-    """
-    if setting.cap is None:
-        return
-    for coordinate_rate in COORDINATE_RATES:
-        record_rate = setting.rate / coordinate_rate
-        if record_rate > 1:
-            continue
-        yield from _gaussian(setting, record_rate, f", all entries at rate {record_rate:.3g}")
-        balls = {"Gaussian, l2 and l-infinity": _unit_ball(setting)}
-        if setting.subspaces:
-            balls["Gaussian, shaped to the subspaces"] = _subspace_balls(setting)
-        for kind, blocks in balls.items():
-            try:
-                variance = charged_variance(
-                    blocks,
-                    rate=record_rate,
-                    coordinate_rate=coordinate_rate,
-                    budget=setting.budget,
-                    steps=setting.steps,
-                )
-            except BudgetExceeded:
-                variance = math.inf
-            name = f"{kind}, twice sampling at {coordinate_rate:.3f}"
-            yield _row(setting, name, "PLD, allocation", math.sqrt(variance / setting.dimension))
-
-
-def _unit_ball(setting: Setting) -> list[SensitivitySet]:
-    """Sensitivity of gradients of norm 1, all coordinates as one block."""
-    return [SensitivitySet(p=2.0, norm=1.0, cap=setting.cap, dimension=setting.dimension)]
-
-
-def _subspace_balls(setting: Setting) -> list[SensitivitySet]:
-    """Sensitivity of gradients of norm 1 in each subspace, entries capped relative to its norm.
-
-    A cap so low that it bounds the norm would clip more than extreme entries: it is raised to that.
-    """
-    total = math.hypot(*(norm for _, norm in setting.subspaces))
-    caps = [
-        None if setting.cap is None else max(setting.cap, rank**-0.5) for rank, _ in setting.subspaces
-    ]
-    return [
-        SensitivitySet(
-            p=2.0, norm=norm / total, cap=None if cap is None else cap * norm / total, dimension=rank
+def _rows(setting: Setting) -> Iterator[Row]:
+    rate, dimension = setting.rate, setting.dimension
+    yield _row(
+        "plain DP-SGD",
+        "dpsgd",
+        setting,
+        plans.dpsgd(rate=rate, clip_norm=1.0),
+        measured="best in most runs: dpsur.md, generalized-gaussian.md",
+    )
+    cap = max(0.1, dimension**-0.5) if setting.cap is None else setting.cap
+    twice = plans.twice(clip_norm=1.0, cap=cap)
+    assert isinstance(twice.sampling, Twice)
+    larger = rate / twice.sampling.coordinate_rate
+    fits = larger <= 1
+    yield _row(
+        "DP-SGD, larger batch",
+        "dpsgd",
+        setting,
+        plans.dpsgd(rate=min(1.0, larger), clip_norm=1.0),
+        needs="time" if fits else "full batches",
+        measured="gains on ResNet22: twice-sampling.md",
+    )
+    yield _row(
+        "twice sampling",
+        "twice",
+        setting,
+        replace(twice, sampling=replace(twice.sampling, rate=larger)) if fits else None,
+        needs=f"entries up to {cap:.3g}" if fits else f"a rate up to {rate / larger:.3g}",
+        measured="no gain over the larger batch: twice-sampling.md",
+    )
+    ranks, shares = zip(*setting.subspaces, strict=True) if setting.subspaces else ((), None)
+    shaped = len(setting.subspaces) != 1 and dimension > 1
+    yield _row(
+        "subspaces, optimal noise",
+        "subspaces",
+        setting,
+        plans.subspaces(
+            parameters=dimension,
+            ranks=ranks[:-1] or None,
+            shares=shares,
+            rate=rate,
+            coordinate_rate=1.0,
+            clip_norm=1.0,
+            cap=None,
         )
-        for (rank, norm), cap in zip(setting.subspaces, caps, strict=True)
-    ]
+        if shaped
+        else None,
+        needs="public records" + ("" if setting.subspaces else ", equal norms"),
+        measured="gains on ResNet22, loses on a small CNN: twice-sampling.md",
+    )
+    test_rate = min(_TEST_BATCH, setting.records) / setting.records
+    summed = plans.dpsur(
+        rate=rate, clip_norm=1.0, test_rate=test_rate, test="summed", test_clip=0.01, test_multiplier=8.0
+    )
+    mean = plans.dpsur(rate=rate, clip_norm=1.0, test_rate=test_rate, test="mean", test_multiplier=1.3)
+    for plan in (summed, mean):
+        test = plan.release
+        assert isinstance(test, Selective)
+        # the mean test accepts no larger share of any proposals
+        share = min(setting.acceptance, test.acceptance(test_rate * setting.records)[1])
+        yield _row(
+            f"DPSUR, {test.test} test",
+            "dpsur",
+            setting,
+            plan,
+            share,
+            needs=f"{share:.3g} of trials accepted",
+            measured="loses in most runs: dpsur.md",
+        )
+    for beta in BETAS:
+        norm = typical_norm(min(beta, 2.0), dimension) if beta < 2 else 1.0
+        yield _row(
+            f"beta-DP-SGD, beta {beta:g}" + (" (Laplace)" if beta == 1 else ""),
+            "beta",
+            setting,
+            plans.beta(beta=beta, rate=rate, clip_norm=norm),
+            measured="loses, but not on Adult: generalized-gaussian.md",
+        )
+    # clamping at the root mean square of the entries gives the l2 sensitivity of the other rows
+    clip = dimension**-0.5
+    for name, make in (("rectified", plans.rectified), ("truncated", plans.truncated)):
+        yield _row(
+            f"bounded support, {name}",
+            name,
+            setting,
+            make(clip_norm=clip),
+            needs="full batches",
+            measured="a lower per-instance epsilon: bounded.md",
+        )
+    for noise, kind in ((Laplace(1.0), "Laplace"), (Gaussian(1.0), "Gaussian")):
+        vote = Plan(sampling=FullBatch(), clipping=Entries(changed=2), noise=noise)
+        private, deviation = _calibrated(vote, setting.budget, setting.queries, None)
+        yield Row(
+            method=f"PATE, {kind} votes",
+            name="pate",
+            plan=private,
+            steps=setting.queries,
+            deviation=deviation,
+            variance=math.nan,
+            gradients=math.nan,
+            per_instance=None,
+            needs=f"{setting.queries} public queries",
+            measured="Laplace best for a few votes: pate.md",
+        )
+
+
+def _row(
+    method: str,
+    name: str,
+    setting: Setting,
+    plan: Plan | None,
+    acceptance: float = 1.0,
+    *,
+    needs: str = "-",
+    measured: str,
+) -> Row:
+    """The row of a plan that trains; `plan` is None if the method does not fit the setting."""
+    steps = math.ceil(setting.steps / acceptance)
+    found, gradients, deviation, per_instance = plan, math.nan, math.inf, None
+    if plan is not None:
+        rate = plan.sampling.participation
+        gradients = rate / setting.rate / acceptance
+        found, total = _calibrated(plan, setting.budget, steps, setting.dimension)
+        deviation = total / (setting.records * rate * plan.sampling.coordinate_participation)
+    if found is not None and isinstance(found.noise, Rectified | Truncated):
+        found = replace(found, noise=replace(found.noise, bound=_SUPPORT * found.noise.scale))
+        per_instance = _per_instance(found, setting)
+    return Row(
+        method=method,
+        name=name,
+        plan=found,
+        steps=steps,
+        deviation=deviation,
+        variance=math.nan,
+        gradients=gradients,
+        per_instance=per_instance,
+        needs=needs,
+        measured=measured,
+    )
+
+
+def _calibrated(
+    plan: Plan, budget: Budget, steps: int, dimension: int | None
+) -> tuple[Plan | None, float]:
+    """The calibrated plan and the root mean square noise of a coordinate of its sum."""
+    try:
+        shaped = len(plan.clipping.sensitivity(dimension)) > 1
+        found = (fit_noise if shaped else calibrate)(plan, budget, steps, dimension)
+    except BudgetExceeded:
+        return None, math.inf
+    blocks = found.clipping.sensitivity(dimension)
+    squares, sizes = [], [block.dimension or 1 for block in blocks]
+    for noise, norm in found.noise.per_block(blocks, found.clipping.reference_norm):
+        law = (noise.dominating_noise(norm) or noise).exponential_power(norm)
+        assert law is not None
+        squares.append(math.exp(2 * math.log(law[1]) + gammaln(3 / law[0]) - gammaln(1 / law[0])))
+    return found, math.sqrt(float(np.average(squares, weights=sizes)))
+
+
+def _per_instance(plan: Plan, setting: Setting) -> float:
+    """Epsilon if each step's sum is that of independent synthetic gradients with normal entries."""
+    size = min(setting.dimension, _PATTERN)
+    entries = np.random.default_rng(0).standard_normal(size)
+    location = math.sqrt(setting.records) * plan.clipping.reference_norm * entries
+    # the divergence is a sum over the coordinates
+    total = individual_rdp(plan, location, _ORDERS) * (setting.dimension / size)
+    epsilon = rdp_to_epsilon(setting.steps * total, _ORDERS, setting.budget.delta)
+    return min(epsilon, setting.budget.epsilon)
 
 
 def typical_norm(p: float, dimension: int) -> float:

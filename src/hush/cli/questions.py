@@ -1,6 +1,7 @@
 """`hush account`, `explain`, `calibrate` and `compare`: the cost of plans and ledgers, without torch."""
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,14 +25,11 @@ from hush.core.guarantee import (
 )
 from hush.core.plan import Plan, plan_text
 from hush.core.value import check_count
-from hush.report.text import Table, bar
+from hush.report.text import Table
 from hush.sampling import FullBatch
 
 if TYPE_CHECKING:
     from hush.accounting.attacker import Limit
-
-_LONGEST = 4.0
-"""Noise of the longest bar, relative to DP-SGD."""
 
 
 @dataclass(frozen=True)
@@ -352,15 +350,18 @@ def compare(
     epochs: opt.Epochs = None,
     linf_ratio: Annotated[float | None, about("Largest entry of a gradient over its norm.")] = None,
     subspaces: Annotated[str | None, about("Ranks and norms, e.g. 1000:2.5,290898:1.")] = None,
+    acceptance: Annotated[float, about("Share of DPSUR's trials that are accepted.")] = 0.5,
+    queries: Annotated[int, about("Number of noisy votes of PATE.")] = 200,
+    public_records: Annotated[int, about("Public records of the same kind.")] = 0,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """The noise each mechanism needs for the same budget, steps and batch; least first.
+    """The methods of the papers at one budget: noise, cost, needs, and which one to use.
 
     Example: hush compare --records 50000 --dimension 291898 --batch-size 1000 --steps 1500
     --epsilon 2 --linf-ratio 0.1
     """
-    from hush.accounting.compare import Setting, check_cap
+    from hush.accounting.compare import Setting, check_cap, recommendation
     from hush.accounting.compare import compare as rows_of
     from hush.training.progress import Progress
 
@@ -377,42 +378,47 @@ def compare(
         budget=Budget(epsilon=epsilon, delta=delta),
         cap=linf_ratio,
         subspaces=_subspaces(subspaces),
+        acceptance=acceptance,
+        queries=queries,
+        public_records=public_records,
     )
-    with Progress("calibrating the noise", unit="mechanisms", visible=not quiet) as progress:
+    with Progress("calibrating the noise", unit="methods", visible=not quiet) as progress:
         rows = rows_of(setting, progress.advance)
+    advice = recommendation(setting)
     if as_json:
         plain = [{**vars(row), "plan": row.plan and row.plan.to_plain()} for row in rows]
         relation = {"neighbours": RECORD.neighbours, "unit": RECORD.unit}
-        print_json({**setting.budget.to_plain(), **relation, "rows": plain})
+        print_json({**setting.budget.to_plain(), **relation, "rows": plain, "recommendation": advice})
         return
-    least = next(row.deviation for row in rows if row.cost == 1)
-    cells = [
-        [
-            row.mechanism,
-            f"{row.deviation:.4g}",
-            bar(row.deviation / (_LONGEST * least)),
-            f"{row.signal_to_noise:.3g}",
-            f"{row.cost:.3g}",
-            row.accountant,
-        ]
-        for row in rows
-    ]
-    header = ["mechanism", "noise", "", "signal/noise", "cost", "by"]
-    print(Table(header=header, rows=cells).markdown())
+    cells = []
+    for row in rows:
+        local = row.per_instance
+        cells.append(
+            [
+                row.method,
+                row.name,
+                _cell(row.deviation) + (" votes" if row.name == "pate" else ""),
+                _cell(row.variance),
+                _cell(row.gradients),
+                "" if local is None else at_most(local, 3),
+                row.needs,
+                row.measured,
+            ]
+        )
+    columns = ["method", "plan", "noise", "variance", "gradients", "per-instance", "needs", "measured"]
+    print(Table(header=columns, rows=cells).markdown())
     print(
-        f"\nfor epsilon {epsilon:g} at delta {delta:g} (dp, {RECORD.neighbours} {RECORD.unit}); noise "
-        "in units of a typical gradient's Euclidean norm, on the sum of a batch; bars show the noise, "
-        f"the longest {_LONGEST:g} times that of DP-SGD; cost is the variance relative to DP-SGD. 'All "
-        "entries': as many gradients as twice sampling computes, scaled to the same batch."
+        f"\nEpsilon {epsilon:g} at delta {delta:g} (dp, {RECORD.neighbours} {RECORD.unit}) for "
+        f"{setting.steps} updates. Noise: standard deviation on a coordinate of the mean gradient, for "
+        "gradients of norm 1 (PATE: on a count; bounded support: before clamping). Variance, and "
+        "gradients for each update, are relative to plain DP-SGD. Per-instance: epsilon at a synthetic "
+        "location, no guarantee. Measured: pages of docs/results. `hush plans NAME` prints a plan.\n\n"
+        f"{advice}"
     )
-    best = next(row for row in rows if row.plan and row.plan.sampling.participation == setting.rate)
-    assert best.plan is not None
-    print(
-        f"\n# {best.mechanism}: the least noise at this batch that needs no public basis. Save the "
-        "following as plan.toml,\n# with your clipping norm; `hush explain --plan plan.toml --steps "
-        f"{setting.steps}` explains its epsilon.\n\n{plan_text(best.plan)}",
-        end="",
-    )
+
+
+def _cell(value: float) -> str:
+    return "-" if math.isnan(value) else "too much" if math.isinf(value) else f"{value:.4g}"
 
 
 def _subspaces(text: str | None) -> tuple[tuple[int, float], ...]:
