@@ -223,10 +223,10 @@ def only_sometimes(data: Any, index: int) -> Any:
 
 MIXED: dict[str, Any] = {
     "rows of a tensor": lambda data, i: data.x[torch.randperm(len(data))[0]],
-    "rows of an array": lambda data, i: torch.from_numpy(data.array[np.random.randint(len(data))]),  # noqa: NPY002
-    "items of a list": lambda data, i: random.choice(data.listed),
-    "a wrapped data set": lambda data, i: data.data[random.randrange(len(data))][0],
-    "a wrapped data set of the user's": lambda data, i: data.inner[random.randrange(len(data))][0],
+    "rows of an array": lambda data, i: data.array[i] * data.array[np.random.randint(len(data))],  # noqa: NPY002
+    "items of a list": lambda data, i: data.listed[i] * random.choice(data.listed),
+    "a wrapped data set": lambda data, i: data.data[i][0] * data.data[random.randrange(len(data))][0],
+    "a data set of the user's": lambda data, i: data.inner[i][0] * data.inner[random.randrange(9)][0],
     "four of the numbers": lambda data, i: data.x[random.sample(data.indices, 4)].mean(0),
     "the next one": lambda data, i: data.x[i - 1],
     "the mean of all": lambda data, i: data.x[:].mean(0),
@@ -256,7 +256,7 @@ def test_recursive_items_are_found() -> None:
             other = self.__getitem__(random.randrange(len(self)), False)[0] if mix else 0
             return X[index].flatten() + other, 0
 
-    with pytest.raises(DataError, match=r"self\[j\] of Own"):
+    with pytest.raises(DataError, match=r"Own reads several rows of self,"):
         check_alone(hush.Source(Own()))
 
 
@@ -304,10 +304,45 @@ def test_items_of_one_record_are_taken(tmp_path: Path) -> None:
         check_alone(hush.Source(data))
         assert len(hush.Source(data)[1]) == 2
     check_alone(hush.Source(table(20), targets="label"))
-    table_of: Any = Mixed(lambda data, i: data.frame.iloc[random.randrange(len(data))]["a"])
+    table_of: Any = Mixed(
+        lambda data, i: data.frame.iloc[[i, random.randrange(len(data))]]["a"].to_numpy().sum()
+    )
     table_of.frame = pandas.DataFrame({"a": range(40)})
     with pytest.raises(DataError, match=r"reads several rows of self\.frame"):
         check_alone(hush.Source(table_of))
+
+
+def test_as_many_public_images_as_records_are_taken() -> None:
+    """Rows of a container that has no row of the item are not other records, unless no container has."""
+    public: Any = Mixed(lambda data, i: data.images.x[random.randrange(len(data))])
+    public.images = Ordinary()  # its containers have the names of the private ones
+    check_alone(hush.Source(public))
+    public.images = Listed(torch.randn(40, 6))
+    public.other = lambda data, i: data.images[random.randrange(len(data))][0]
+    check_alone(hush.Source(public))
+
+    class Shuffled(Mixed):
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            row = random.randrange(len(self))
+            return self.x[row], self.y[row]
+
+    with pytest.raises(DataError, match=r"reads several rows of self\.x"):
+        check_alone(hush.Source(Shuffled(None)))
+
+
+def test_a_data_set_is_watched_once() -> None:
+    reads: list[int] = []
+
+    class Counted(Mixed):
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            reads.append(index)
+            return super().__getitem__(index)
+
+    data = Counted(None)
+    check_alone(hush.Source(data))
+    assert len(reads) == 24
+    check_alone(hush.Source(data, workers=1))
+    assert len(reads) == 24
 
 
 def test_mixup_costs_more_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:

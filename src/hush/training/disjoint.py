@@ -7,8 +7,10 @@ stop a run before anything is released and are not part of the release.
 
 import hashlib
 import warnings
+import weakref
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations, product
 from typing import Any
 
@@ -30,6 +32,8 @@ _DEPTH = 3
 _PROBED, _READS = 4, 6
 """Slots whose reads are watched, and reads of each."""
 
+_ALONE: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""Data sets, by identity, whose items were found to read their own records alone."""
 _LIBRARIES = {"torch", "datasets", "pandas", "numpy"}
 """Packages whose data sets read one record an item."""
 
@@ -91,13 +95,16 @@ def check_distinct(data: Data) -> None:
 def check_alone(source: Source) -> None:
     """Raise if an item of a data set reads other records: mixup, cutmix, mosaics.
 
-    A few items are read several times, each time under other random numbers, through copies of the data
-    set whose containers report which of their rows are read. Not found: reads of files, of containers of
-    another length, and by functions of other libraries.
+    Once per data set, a few items are read several times, each time under other random numbers, through
+    copies of the data set whose containers report which of their rows are read. A container counts if
+    the item has a row in it; public images do not. Not found: reads of files, of containers of another
+    length, and by functions of other libraries.
 
     Args:
         source: Private records.
     """
+    if _ALONE.get(id(source.dataset)) is source.dataset:
+        return
     filled = torch.arange(len(source)) if source.present is None else source.present.nonzero().flatten()
     spread = torch.linspace(0, len(filled) - 1, min(_PROBED, len(filled))).long()
     for slot in filled[spread].tolist():
@@ -110,39 +117,46 @@ def check_alone(source: Source) -> None:
                 ends = [0, *dataset.cumulative_sizes]
                 place = bisect_right(ends, index) - 1
                 dataset, index = dataset.datasets[place], index - ends[place]
-        mixed = [name for name, rows in _reads(dataset, int(index)).items() if len(rows) > 1]
+        reads = _reads(dataset, int(index))
+        own = {name for name, rows in reads.items() if rows and set.intersection(*rows)}
+        mixed = [name for name in own if len(set.union(*reads[name])) > 1]
+        if own == {"self"}:  # no container has a row in each read: items are random rows
+            mixed += [name for name, rows in reads.items() if rows and len(set.union(*rows)) > 1]
         if mixed:
             raise DataError(
-                f"item i of {type(dataset).__name__} reads several rows of {mixed[0]}, as mixup and "
+                f"item i of {type(dataset).__name__} reads several rows of {min(mixed)}, as mixup and "
                 "mosaics do: a record would enter the gradients of other records, and clipping and the "
                 "charge cover its own alone. Mix views of one record, or a record with public ones."
             )
+    with suppress(TypeError):  # some types have no weak references
+        _ALONE[id(source.dataset)] = source.dataset
 
 
-def _reads(dataset: Any, index: int) -> dict[str, set[int]]:
-    """Rows that item `index` of a data set reads, by the name of their container."""
-    reads: dict[str, set[int]] = {}
-    try:
-        with warnings.catch_warnings(), global_randomness() as seed:
-            warnings.simplefilter("ignore")
-            watched = _watched_dataset(dataset, reads, _DEPTH)
-            for number in range(_READS if watched is not None else 0):
-                seed(number.to_bytes(32, "little"))
-                watched[index]
-    except Exception:  # a copy may not be readable: the reads before are known
-        pass
+def _reads(dataset: Any, index: int) -> dict[str, list[set[int]]]:
+    """Rows that item `index` of a data set reads each time, by the name of their container."""
+    reads: dict[str, list[set[int]]] = {}
+    # a copy may not be readable: the reads before are known
+    with suppress(Exception), warnings.catch_warnings(), global_randomness() as seed:
+        warnings.simplefilter("ignore")
+        watched = _watched(dataset, reads, "self", _DEPTH)
+        for number in range(_READS if reads else 0):
+            for rows in reads.values():
+                rows.append(set())
+            seed(number.to_bytes(32, "little"))
+            watched[index]
     return reads
 
 
-def _watched_dataset(dataset: Any, reads: dict[str, set[int]], depth: int) -> Any:
-    """Copy of a user's data set that reports the rows it reads, by the name of the container."""
+def _watched(dataset: Any, reads: dict[str, list[set[int]]], name: str, depth: int) -> Any:
+    """Copy of a user's data set that reports the rows it reads; the data set itself of other kinds."""
     kind, rows = type(dataset), len(dataset)
-    if kind.__module__.partition(".")[0] in _LIBRARIES or not hasattr(dataset, "__dict__"):
-        return None
-    name = f"itself (self[j] of {kind.__name__})"
+    user = kind.__module__.partition(".")[0] not in _LIBRARIES and hasattr(dataset, "__dict__")
+    if not user or not depth:
+        return dataset
+    found = reads.setdefault(name, [])
 
     def item(self: Any, index: Any, *others: Any, **named: Any) -> Any:
-        _add_reads(reads.setdefault(name, set()), index, rows)
+        _add_reads(found, index, rows)
         return kind.__getitem__(self, index, *others, **named)
 
     # the copy must not close the files of the original
@@ -152,34 +166,17 @@ def _watched_dataset(dataset: Any, reads: dict[str, set[int]], depth: int) -> An
         sized = hasattr(value, "__getitem__") and hasattr(value, "__len__")
         sized = sized and not isinstance(value, (str, Mapping)) and getattr(value, "shape", 0) != ()
         if sized and len(value) == rows:
-            value = _watched(value, rows, reads, f"self.{place}", depth)
+            inner = _watched(value, reads, f"{name}.{place}", depth - 1)
+            value = _Watched(inner, reads.setdefault(f"{name}.{place}", []), rows)
         watched.__dict__[place] = value
     return watched
 
 
-def _watched(inner: Any, rows: int, reads: dict[str, set[int]], name: str, depth: int) -> Any:
-    """Container with a row a record that reports its reads."""
-    found = reads.setdefault(name, set())
-
-    def item(self: Any, index: Any) -> Any:
-        _add_reads(found, index, rows)
-        return inner[index]
-
-    if isinstance(inner, Tensor):
-        return inner.as_subclass(type("Watched", (Tensor,), {"__getitem__": item}))
-    if isinstance(inner, np.ndarray):
-        return inner.view(type("Watched", (type(inner),), {"__getitem__": item}))
-    if type(inner) is list:
-        changed = {"__getitem__": item, "__setitem__": lambda self, i, x: inner.__setitem__(i, x)}
-        return type("Watched", (list,), changed)(inner)
-    own = _watched_dataset(inner, reads, depth - 1) if depth > 1 else None
-    return _Watched(inner if own is None else own, found, rows)
-
-
+@Sequence.register
 class _Watched:
-    """Container of another kind, or an indexer of a table, that reports its reads."""
+    """Container with a row a record, or an indexer of a table, that reports its reads."""
 
-    def __init__(self, inner: Any, found: set[int], rows: int) -> None:
+    def __init__(self, inner: Any, found: list[set[int]], rows: int) -> None:
         self._inner, self._found, self._rows = inner, found, rows
 
     def __len__(self) -> int:
@@ -189,16 +186,19 @@ class _Watched:
         _add_reads(self._found, index, self._rows)
         return self._inner[index]
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._inner[index] = value
+
     def __getattr__(self, name: str) -> Any:
         part = getattr(self._inner, name)
         return _Watched(part, self._found, self._rows) if name in ("iloc", "iat") else part
 
 
-def _add_reads(found: set[int], index: Any, rows: int) -> None:
+def _add_reads(found: list[set[int]], index: Any, rows: int) -> None:
     """Add the rows that an index reads; the name of a column reads none."""
     first = index[0] if isinstance(index, tuple) and index else index
     if not isinstance(first, str):
-        found.update(np.atleast_1d(np.arange(rows)[first]).tolist())
+        found[-1].update(np.atleast_1d(np.arange(rows)[first]).tolist())
 
 
 def _input_names(data: Data) -> Iterator[bytes]:
