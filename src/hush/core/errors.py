@@ -87,5 +87,9 @@ class PrivacyWarning(UserWarning):
     """A valid guarantee that is weaker than it looks."""
 
 
+class EarlierRun(PrivacyWarning):
+    """Weights that came out of a private run on another ledger."""
+
+
 class PerformanceWarning(UserWarning):
     """A request that is fulfilled, but slower than it could be."""

@@ -6,9 +6,7 @@ past and future noise can be computed from the generator's state. `save_weights`
 
 import copy
 import hashlib
-import hmac
 import json
-import secrets
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -23,10 +21,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, PrivacyWarning
-from hush.core.randomness import Stream, SystemSource, cryptographic
+from hush.core.randomness import SystemSource, cryptographic
 from hush.core.value import check_kind, with_article
-from hush.gradients.tree import tree_leaves
-from hush.training.data import Data, describe_record, held_slots, take
+from hush.training.data import Data, data_digest, describe_record, held_slots
 from hush.training.fingerprint import fingerprint
 from hush.training.options import Randomness
 from hush.training.run_folder import RunFolder
@@ -165,7 +162,7 @@ def resume_run(
         if not folder.checkpoint.exists():
             return {"origin": origin_of(data, generator, secure=secure)}
         whole = load(folder.checkpoint)
-        check_same_origin(whole.get("origin", {}), data, generator, secure=secure)
+        check_same_origin(whole["origin"], data, generator, secure=secure)
         return whole
 
     state: dict[str, Any] = step.reducer.broadcast("the checkpoint", read)
@@ -180,58 +177,41 @@ def resume_run(
     return state["origin"], metrics
 
 
-def origin_of(
-    data: Data, generator: torch.Generator | None, *, secure: bool, salt: str | None = None
-) -> dict[str, Any]:
-    """Origin of a run, for its secret checkpoint: shapes and dtypes, keyed digests of records and seed.
+def origin_of(data: Data, generator: torch.Generator | None, *, secure: bool) -> dict[str, Any]:
+    """Origin of a run, for its secret checkpoint: shapes and dtypes, digests of records and of the seed.
 
-    A `secure` run has no digest of records. Augmented records are read under public random numbers.
+    A `secure` run has no digest of records.
     """
-    key = secrets.token_hex(32) if salt is None else salt
     held = held_slots(data)  # a rank may hold none
-    rows: list[bytes] = []
-    if held and not secure:
-        first = take(data, torch.arange(min(_FIRST, held)), Stream(torch.device("cpu"), bytes(32)))
-        parts = [part.detach().cpu().contiguous() for part in tree_leaves(first)]
-        rows = [part.flatten().view(torch.uint8).numpy().tobytes() for part in parts]
-
-    def digest(content: bytes) -> str:
-        return hmac.digest(bytes.fromhex(key), content, hashlib.sha256).hex()
-
+    seed = None if generator is None else str(generator.initial_seed()).encode()
     return {
-        "salt": key,
         "record": describe_record(data) if held else None,
-        "first": digest(b"".join(rows)) if rows else None,
-        "seed": None if generator is None else digest(str(generator.initial_seed()).encode()),
+        "first": data_digest(data, min(_FIRST, held)) if held and not secure else None,
+        "seed": seed and hashlib.sha256(seed).hexdigest(),
     }
 
 
 def check_same_origin(
-    stored: Any, data: Data, generator: torch.Generator | None, *, secure: bool
+    stored: dict[str, Any], data: Data, generator: torch.Generator | None, *, secure: bool
 ) -> None:
     """Raise if a checkpoint is of other data or of another seed: before anything is released."""
-    if not isinstance(stored, dict) or not isinstance(stored.get("salt"), str):
-        raise CheckpointError(
-            "the checkpoint does not identify the data of its run: on other records it would be another "
-            "run under the same charges. Start a new run in a new directory."
-        )
     other = (
         "the charges would belong to two data sets. Resume with the data that the run began with, in "
         "the same order, or start a new run in a new directory."
     )
-    current = origin_of(data, generator, secure=secure, salt=stored["salt"])
-    kinds = stored.get("record"), current["record"]
+    current = origin_of(data, generator, secure=secure)
+    kinds = stored["record"], current["record"]
     if None not in kinds and kinds[0] != kinds[1]:
         raise CheckpointError(
             f"the checkpoint is of a run on records of {kinds[0]} and these are {kinds[1]}: {other}"
         )
-    if None not in (stored.get("first"), current["first"]) and stored["first"] != current["first"]:
+    if None not in (stored["first"], current["first"]) and stored["first"] != current["first"]:
         raise CheckpointError(
             f"the first {_FIRST} records are not those that the run began with (they are private and "
             f"not shown): {other}"
         )
-    if generator is not None and stored.get("seed") != current["seed"]:
-        began = "the operating system's randomness" if stored.get("seed") is None else "another seed"
+    if generator is not None and stored["seed"] != current["seed"]:
+        began = "the operating system's randomness" if stored["seed"] is None else "another seed"
         raise CheckpointError(
             f"the run began with {began}, not with the seed {generator.initial_seed()}: a resumed run "
             "continues with the randomness in its checkpoint, and would ignore the seed. Leave it out, "

@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 from hush.core.errors import DataError
 from hush.core.randomness import RandomSource, Stream, fill_state, substream
 from hush.gradients.tree import tree_leaves, tree_map
+from hush.training.fingerprint import fingerprint
 from hush.training.records import MapStyle, check_lengths, check_present, leaves
 from hush.training.source import Source
 
@@ -22,6 +23,9 @@ Data = tuple[Any, Any] | MapStyle | Source
 Each of the two is a tensor. Inputs may also be a tuple of tensors, for a model that takes several, or a
 dictionary of them by the names of the model's arguments.
 """
+
+_SPREAD, _SPREAD_ITEMS = 256, 8
+"""Number of records in a digest: of tensors, and of data read one by one."""
 
 
 def prepare(
@@ -120,6 +124,21 @@ def describe_record(data: Data) -> str:
     inputs, targets = (list(tree_leaves(part)) for part in take(data, torch.arange(1)))
     kinds = [f"{str(part.dtype)[6:]} {tuple(part.shape[1:])}" for part in (*inputs, *targets)]
     return f"{', '.join(kinds[: len(inputs)])} -> {', '.join(kinds[len(inputs) :])}"
+
+
+def data_digest(data: Data, slots: int) -> str | None:
+    """Fingerprint of some records, spread over the first slots; None if two reads of them differ."""
+    number = _SPREAD if pair_of(data) is not None else _SPREAD_ITEMS
+    chosen = torch.linspace(0, slots - 1, min(slots, number)).long()
+
+    def read() -> str:
+        # a data set that draws gives the same records under the same randomness, on every rank
+        values = take(data, chosen, Stream(torch.device("cpu"), bytes(32)))
+        parts = [part.cpu() for part in tree_leaves(values) if part.layout == torch.strided]
+        return fingerprint(parts)
+
+    first = read()
+    return first if pair_of(data) is not None or read() == first else None
 
 
 def pair_of(data: Data) -> Sequence[Any] | None:

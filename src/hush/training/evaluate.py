@@ -57,7 +57,7 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     # a longer autocast context keeps copies of earlier weights
     torch.clear_autocast_cache()
     total_loss, total_weight, right, classified_records, classified = 0.0, 0.0, 0, 0, True
-    with _evaluated(model):
+    with evaluation_mode(model), _all_buffers_restored(model):
         for inputs, targets, _, _ in Batch(torch.arange(count(data)), data, _BATCH):
             inputs, targets = tree_map((inputs, targets), lambda rows: rows.to(device))
             outputs = call_model(model, inputs)
@@ -80,16 +80,25 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
 
 
 @contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
-    """Context of a model in evaluation mode; restores modes and buffers."""
-    before = [(module, module.training, dict(module._buffers)) for module in model.modules()]
-    contents = [(buffer, buffer.clone()) for buffer in model.buffers()]
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Context of evaluation mode; restores the mode of each module."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for module, mode, buffers in before:
+        for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def _all_buffers_restored(model: nn.Module) -> Iterator[None]:
+    before = [(module, dict(module._buffers)) for module in model.modules()]
+    contents = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for module, buffers in before:
             module._buffers.clear()
             module._buffers.update(buffers)
         for buffer, value in contents:

@@ -10,6 +10,7 @@ from hush.gradients.probe import buffers_restored
 from hush.gradients.tree import call_model, tree_leaves, tree_map
 from hush.training.clipped_gradients import occupied_tape
 from hush.training.data import Batch
+from hush.training.evaluate import evaluation_mode
 from hush.training.step import PrivateStep
 
 
@@ -125,24 +126,19 @@ def check_callbacks(callbacks: Sequence[OnStep]) -> tuple[OnStep, ...]:
     return tuple(callbacks)
 
 
+@torch.no_grad()
 def _batch_loss(step: PrivateStep, batch: Batch) -> float:
     """Mean loss of the records of a batch, in evaluation mode."""
     _check_one_process(step, "loss")
-    modes = [(module, module.training) for module in step.model.modules()]
-    step.model.eval()
     total, records = 0.0, 0
-    try:
-        with torch.no_grad():
-            for part in batch:
-                inputs, targets, present, _ = tree_map(part, step.gradients.to_device)
-                losses = step.gradients.loss(call_model(step.model, inputs), targets)
-                number = len(next(tree_leaves(targets)))
-                losses = losses.expand(number) if losses.dim() == 0 else losses  # a mean
-                losses = losses if present is None else losses[present]
-                total, records = total + float(losses.double().sum()), records + len(losses)
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with evaluation_mode(step.model):
+        for part in batch:
+            inputs, targets, present, _ = tree_map(part, step.gradients.to_device)
+            losses = step.gradients.loss(call_model(step.model, inputs), targets)
+            number = len(next(tree_leaves(targets)))
+            losses = losses.expand(number) if losses.dim() == 0 else losses  # a mean
+            losses = losses if present is None else losses[present]
+            total, records = total + float(losses.double().sum()), records + len(losses)
     return total / max(1, records)
 
 

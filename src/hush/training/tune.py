@@ -25,7 +25,7 @@ from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.accounting.selection import trial_count
 from hush.core.atomic_files import check_folder, make_folder, replace_file
-from hush.core.errors import CheckpointError, LedgerError, PrivacyWarning, Unproved
+from hush.core.errors import CheckpointError, EarlierRun, LedgerError, Unproved
 from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan, write_plan
@@ -47,8 +47,6 @@ from hush.training.trial import (
 _CHECKED = 20
 """Settings whose mechanism is compared in addition to those of the trials."""
 _STATE = "unfinished.secret"
-_CONTINUED = "came out of an earlier private run"
-"""Part of the warning for weights that another ledger was charged for."""
 
 TrainingFunction = Callable[[Settings, TuningTrial], tuple[Any, float]]
 PlanOf = Callable[[Settings], Plan]
@@ -256,12 +254,10 @@ def _run_trial(
         generator=None if seed is None else torch.Generator().manual_seed(seed),
     )
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", f".*{_CONTINUED}", PrivacyWarning)
+        warnings.simplefilter("error", EarlierRun)
         try:
             returned = fit(dict(settings), trial)
-        except PrivacyWarning as warning:
-            if _CONTINUED not in str(warning):
-                raise
+        except EarlierRun:
             raise LedgerError(
                 "a trial began with weights that an earlier private run has trained, such as a body "
                 "that trials share: its model would contain the steps of both, and only its own are "

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hush.accounting.ledger import Ledger
-from hush.core.errors import LedgerError, PrivacyWarning
+from hush.core.errors import EarlierRun, LedgerError
 from hush.gradients.tree import local_shard, submodules
 
 
@@ -167,7 +167,7 @@ class WeightsGuard:
                 f"({', '.join(sorted(self._others))}): if any record was in both, the two charges add "
                 "up. Make one ledger = hush.Ledger(), pass ledger=ledger to both, and report "
                 "ledger.epsilon(delta); or begin with fresh weights.",
-                PrivacyWarning,
+                EarlierRun,
                 stacklevel=stacklevel,
             )
 

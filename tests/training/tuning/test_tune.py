@@ -223,7 +223,7 @@ def test_trials_that_share_a_trained_body_are_refused(whole: bool) -> None:
     assert not ledger.counts
     tuned = tune(partial(shared, copied=True), seed=MANY)
     with pytest.MonkeyPatch.context() as broken:
-        broken.setattr("hush.training.tune._CONTINUED", "never said")
+        broken.setattr("hush.training.tune.EarlierRun", DeprecationWarning)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PrivacyWarning)
             steps = 0

@@ -15,10 +15,18 @@ from torch.utils.data import Subset
 
 from hush.core.errors import DataError, ProcessFailed, shorten
 from hush.core.plan import plan_text
-from hush.core.randomness import Stream, SystemSource
-from hush.gradients.tree import tree_leaves
+from hush.core.randomness import SystemSource
 from hush.training.checkpoint import run_facts, settings_digest
-from hush.training.data import Batch, Data, as_source, count, describe_record, held_slots, pair_of, take
+from hush.training.data import (
+    Batch,
+    Data,
+    as_source,
+    count,
+    data_digest,
+    describe_record,
+    held_slots,
+    pair_of,
+)
 from hush.training.distributed.processes import Processes
 from hush.training.fingerprint import fingerprint
 from hush.training.records import base_dataset
@@ -29,8 +37,6 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 """Values that must be equal on all ranks, by name; private ones are bytes, which no message shows."""
-_SPREAD, _SPREAD_ITEMS = 256, 8
-"""Number of records, spread over the data, in a digest: of tensors, and of data read one by one."""
 
 
 def check_same(processes: Processes, phase: str, facts: Facts, content: Any = None) -> list[Any]:
@@ -175,20 +181,6 @@ def place(data: Data, processes: Processes, *, shard: bool) -> Placement:
     _check_parts(parts)
     sizes = [part[0] for part in parts]
     return Placement(sum(sizes[: processes.rank]), held, sum(sizes))
-
-
-def data_digest(data: Data, slots: int) -> str | None:
-    """Fingerprint of some records, spread over the slots; None if two reads of them differ."""
-    number = _SPREAD if pair_of(data) is not None else _SPREAD_ITEMS
-    chosen = torch.linspace(0, slots - 1, min(slots, number)).long()
-
-    def read() -> str:
-        # a data set that draws gives the same records under the same randomness, on every rank
-        values = take(data, chosen, Stream(torch.device("cpu"), bytes(32)))
-        return fingerprint([part for part in tree_leaves(values) if part.layout == torch.strided])
-
-    first = read()
-    return first if pair_of(data) is not None or read() == first else None
 
 
 def subset_numbers(data: Data) -> tuple[str | None, npt.NDArray[np.int64]] | None:

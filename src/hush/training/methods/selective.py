@@ -1,12 +1,11 @@
 """Selective release: test the model before and after a proposal on one fresh batch, and keep one."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hush.core.errors import InvalidValue, Unsupported
 from hush.core.randomness import RandomSource, random_bits
@@ -17,6 +16,7 @@ from hush.gradients.tree import tree_leaves, tree_map
 from hush.noise import Gaussian
 from hush.sampling import Poisson
 from hush.training.data import Batch, own_randomness
+from hush.training.evaluate import evaluation_mode
 from hush.training.fingerprint import fingerprint
 from hush.training.rehearsal import Snapshot
 
@@ -122,7 +122,7 @@ class Trials:
 
     def probe(self, inputs: Any, targets: Any) -> None:
         """Raise if the model keeps something of a record when it is evaluated."""
-        with _evaluating(self.step.model):
+        with evaluation_mode(self.step.model):
             self._probed = probe(self.step.model, self.step.gradients.loss, inputs, targets)
 
     @torch.no_grad()
@@ -131,7 +131,7 @@ class Trials:
         step = self.step
         source = step.reducer.own_source(step.generator, "losses of the test")
         changing = {*step.gradients.probed.changing_buffers, *self._probed.changing_buffers}
-        with buffers_restored(step.model, tuple(changing)), _evaluating(step.model):
+        with buffers_restored(step.model, tuple(changing)), evaluation_mode(step.model):
             values = [self._per_sample_losses(source, *part) for part in tested]
         empty = torch.zeros(0, dtype=torch.float64, device=step.device)
         return torch.cat([empty, *(value.double().reshape(-1) for value in values)])
@@ -205,18 +205,6 @@ class Trials:
     def describe(self) -> dict[str, int]:
         """Number of accepted proposals, if verdicts are public."""
         return {"accepted": self.step.accepted} if self.release.accounting == "per-trial" else {}
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Context of evaluation mode; restores the mode of each module."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def trials_of(step: "PrivateStep") -> Trials:
