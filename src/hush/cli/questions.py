@@ -96,7 +96,7 @@ def _charges(
                     "the charges. Leave out the option, or the ledger."
                 )
         opt.refuse_together(run_dir=run_dir, ledger=ledger)
-        return _ledger_charges(source, run_dir is not None, delta, group, neighbours)
+        return _ledger_charges(source, delta, group, neighbours)
     _check_exclusive(plan, noise, rate, batch_size, steps, epochs)
     if plan is None and noise is None:
         raise InvalidPlan(
@@ -113,14 +113,12 @@ def _charges(
     return _Charges(counts, dimensions, adjacency, guarantee, notes if delta is None else [])
 
 
-def _ledger_charges(
-    path: Path, is_run: bool, delta: float | None, group: int, neighbours: str | None
-) -> _Charges:
+def _ledger_charges(path: Path, delta: float | None, group: int, neighbours: str | None) -> _Charges:
     """The charges of a ledger, checked against the other files of its run."""
     from hush.accounting.ledger import reported_delta
-    from hush.training.run_folder import checked_ledger, ledger_at
+    from hush.training.run_folder import checked_ledger
 
-    ledger, notes = checked_ledger(path) if is_run else ledger_at(path)
+    ledger, notes = checked_ledger(path)
     chosen, reason = reported_delta(ledger, delta)
     if ledger.cut_short:
         notes = [

@@ -21,7 +21,6 @@ from hush.training.run_folder import (
     SETTINGS,
     checked_ledger,
     holds_pate,
-    ledger_at,
     read_metrics,
     step_file,
 )
@@ -193,12 +192,8 @@ def run_facts(
     """
     if baseline is not None:
         baseline = _ACCURACY.check("baseline", baseline)
-    if not path.exists():
-        raise LedgerError(
-            f"there is no {path}: the privacy cost is unknown. Name the folder of a run, or a ledger."
-        )
     folder = path if path.is_dir() else None
-    ledger, notes = ledger_at(path) if folder is None else checked_ledger(folder)
+    ledger, notes = checked_ledger(path)
     if not ledger.counts:
         raise LedgerError(
             f"the ledger of {path} has no charge: there is no guarantee to report. "

@@ -26,7 +26,7 @@ from hush.core.value import check_kind, with_article
 from hush.training.data import Data, data_digest, describe_record, held_slots
 from hush.training.fingerprint import fingerprint
 from hush.training.options import Randomness
-from hush.training.run_folder import RunFolder
+from hush.training.run_folder import RunFolder, differing_settings
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
@@ -44,10 +44,9 @@ _FACTS = {
     "kind": "optimizer",
     "secure": "secure randomness",
     "exact": "exact noise",
-    "settings": "optimizer settings",
     "views": "views",
 }
-"""Entries that must be equal for a run to continue, by the name that a message gives them."""
+"""Entries that must be equal for a run to continue, by their names in messages."""
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -293,19 +292,14 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
         raise CheckpointError(
             f"the checkpoint lacks {', '.join(sorted(missing))}. Pass the result of state_dict()."
         )
-    for name, ours in run_facts(step).items():
-        if state[name] != ours:
-            theirs, own = _differing(state[name], ours) if name == "settings" else (state[name], ours)
-            differing = (
-                "other owners (units=), per_unit or gradient"
-                if name == "units"  # a digest
-                else f"{_FACTS[name]} {theirs} and this one has {own}"
-            )
-            raise CheckpointError(
-                f"the checkpoint is of a run with {differing}. Resume with the same plan, data, owners, "
-                "optimizer, views and source of randomness; a scheduler changes the learning rate on "
-                "the way."
-            )
+    ours = run_facts(step)
+    if any(state[name] != value for name, value in ours.items()):
+        differing = differing_settings(_named(state), _named(ours))
+        raise CheckpointError(
+            f"the checkpoint is of another run ({differing or 'other owners, per_unit or gradient'}). "
+            "Resume with the same plan, data, owners, optimizer, views and source of randomness; a "
+            "scheduler changes the learning rate on the way."
+        )
     step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
     fresh = not step.ledger.last_step(state["run"]) and not isinstance(step.generator, SystemSource)
     # a torn charge of the next step is repeated by it: ledger.md, 4
@@ -317,6 +311,15 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
             "to this ledger since. A run of the same seed may have drawn the same noise, which reveals "
             "the records' difference. Make a new step on this ledger."
         )
+
+
+def _named(facts: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a run by the names that a message gives them, without digests of owners."""
+    groups = enumerate(facts["settings"])
+    named = {
+        f"{key} of group {number}": value for number, group in groups for key, value in group.items()
+    }
+    return {name: facts[key] for key, name in _FACTS.items()} | named
 
 
 def run_facts(step: "PrivateStep") -> dict[str, Any]:
@@ -333,20 +336,6 @@ def run_facts(step: "PrivateStep") -> dict[str, Any]:
         "settings": step.optimizer_settings,
         "views": None if views is None else getattr(views, "__qualname__", "of a kind"),
     }
-
-
-def _differing(theirs: Any, ours: list[dict[str, Any]]) -> tuple[Any, Any]:
-    """Settings that differ between two lists of parameter groups, on either side."""
-    differ = [
-        (name, theirs_of.get(name), ours_of.get(name))
-        for theirs_of, ours_of in zip(theirs, ours, strict=False)
-        for name in {**theirs_of, **ours_of}
-        if theirs_of.get(name) != ours_of.get(name)
-    ]
-    if not differ:  # another number of groups
-        return theirs, ours
-    left, right = (", ".join(f"{name}={values[side]!r}" for name, *values in differ) for side in (0, 1))
-    return left, right
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ A release rule is a frozen part of the plan in `hush.core` and a class that runs
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import proxy
 
 from hush.core.errors import Unsupported
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from hush.training.step import PrivateStep
 
 
-class ReleaseRule(Protocol):
-    """Rule of what a step does with its proposals. Its constructor takes the step."""
+class EveryUpdate:
+    """Runs `hush.Always`: every update is charged, and then applied. Other rules override it."""
+
+    def __init__(self, step: "PrivateStep") -> None:
+        self.step = step
 
     def run(self, batch: Batch) -> bool:
         """Run one step of the plan: propose, charge, and apply or revert.
@@ -27,43 +30,20 @@ class ReleaseRule(Protocol):
         Returns:
             Whether the model moved.
         """
-        ...
-
-    def probe(self, inputs: Any, targets: Any) -> None:
-        """Raise if the rule cannot be run on the model; two synthetic records are given."""
-        ...
-
-    def check_possible(self, steps: int) -> None:
-        """Raise if a run of so many steps would most likely release nothing."""
-        ...
-
-    def describe(self) -> dict[str, int]:
-        """Metrics of the rule that are public."""
-        ...
-
-
-class EveryUpdate:
-    """Runs `hush.Always`: every update is charged, and then applied."""
-
-    def __init__(self, step: "PrivateStep") -> None:
-        self._step = step
-
-    def run(self, batch: Batch) -> bool:
-        """Charge and apply the update of the batch."""
-        step = self._step
+        step = self.step
         update = step.private_gradient(batch)
         step.charge(step.reducer.release_name(update))
         step.apply(update)
         return True
 
     def probe(self, inputs: Any, targets: Any) -> None:
-        """Any model that has a private gradient can be released."""
+        """Raise if the rule cannot be run on the model; two synthetic records are given."""
 
     def check_possible(self, steps: int) -> None:
-        """Every step releases its update."""
+        """Raise if a run of so many steps would most likely release nothing."""
 
     def describe(self) -> dict[str, int]:
-        """No metrics beyond those of a step."""
+        """Metrics of the rule that are public."""
         return {}
 
 
@@ -78,9 +58,9 @@ class WholeSelection(EveryUpdate):
         )
 
 
-def rule_of(step: "PrivateStep") -> ReleaseRule:
+def rule_of(step: "PrivateStep") -> EveryUpdate:
     """Rule that runs the release of a step's plan."""
     module, _, name = step.plan.release.runner.partition(":")
     # the step stores its rule: a strong reference back would keep finished models in memory
-    rule: ReleaseRule = getattr(import_module(module), name)(proxy(step))
+    rule: EveryUpdate = getattr(import_module(module), name)(proxy(step))
     return rule

@@ -188,7 +188,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 def differences(stored: Plan, requested: Plan) -> str:
     """Differing settings of the plan of a run's folder and another one."""
-    return _differences(_dotted(stored.to_plain()), _dotted(requested.to_plain()))
+    return differing_settings(_dotted(stored.to_plain()), _dotted(requested.to_plain()))
 
 
 def check_settings(folder: Path, requested: dict[str, Any]) -> None:
@@ -203,13 +203,14 @@ def check_settings(folder: Path, requested: dict[str, Any]) -> None:
         ) from None
     if stored != requested:
         raise CheckpointError(
-            f"{path} is of a run with other settings ({_differences(stored, requested)}). Resume with "
-            "the same ones, or name another directory. If an earlier version wrote a setting that no "
-            "longer exists, and the run does not depend on it, delete it from the file."
+            f"{path} is of a run with other settings ({differing_settings(stored, requested)}). Resume "
+            "with the same ones, or name another directory. If an earlier version wrote a setting that "
+            "no longer exists, and the run does not depend on it, delete it from the file."
         )
 
 
-def _differences(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+def differing_settings(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+    """Settings that differ between a stored run and the present one, with both values."""
     return ", ".join(
         f"{name} is {ours.get(name, 'not set')} there and {theirs.get(name, 'not set')} here"
         for name in {**ours, **theirs}
@@ -248,55 +249,38 @@ def check_anchor(anchor: Path, identity: str) -> None:
         )
 
 
-def checked_ledger(folder: Path) -> tuple[Ledger, list[str]]:
-    """The ledger of a run, read-only, and notes on the files that it was compared with.
+def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
+    """Ledger of a run, read-only, and notes on its comparison with the other files of the run.
 
     Args:
-        folder: the run's directory, as `hush.train`, `hush train` or `hush pate` wrote it.
+        path: Folder that `hush.train`, `hush train` or `hush pate` wrote, or the file of a ledger. A
+            file of another name in a run's folder is compared if the anchor names it.
 
     Raises:
-        LedgerError: the ledger is missing, or is inconsistent with another file.
+        LedgerError: The ledger is missing, or is inconsistent with another file.
     """
-    ledger = folder / _LEDGER
-    if not ledger.is_file():
+    folder, file = (path, path / _LEDGER) if path.is_dir() else (path.parent, path)
+    if not file.is_file():
         raise LedgerError(
-            f"{folder} has no {_LEDGER}: the privacy cost is unknown. Name the folder of a run, "
-            "restore the file, or name a ledger with --ledger FILE."
+            f"there is no ledger at {file}: the privacy cost is unknown. Name the folder of a run or a "
+            "ledger, or restore the file."
         )
-    if not any((folder / name).exists() for name in (_PLAN, ANCHOR, SETTINGS, _CHECKPOINT)):
+    anchor = folder / ANCHOR
+    if path.is_dir() and not any(
+        (folder / name).exists() for name in (_PLAN, ANCHOR, SETTINGS, _CHECKPOINT)
+    ):
         raise LedgerError(
             f"{folder} has a {_LEDGER} and no other file of a run of hush.train: the newest charges may "
             "be missing. Restore the files; or name the ledger alone, as for PrivateTrainer, Lightning "
-            f"and loops of your own: {ledger}"
+            f"and loops of your own: --ledger {file}"
         )
-    opened = Ledger(ledger, read_only=True)
-    return opened, [_PATE] if holds_pate(folder) else _consistent(folder, opened)
-
-
-def ledger_at(path: Path) -> tuple[Ledger, list[str]]:
-    """A ledger by its file, read-only, and notes; if a run is beside it, compared as the run's.
-
-    Args:
-        path: the file. Under another name in a run's folder it is compared if the anchor names it.
-
-    Raises:
-        LedgerError: the ledger is missing, or is inconsistent with the run beside it.
-    """
-    if path.is_dir():
-        raise LedgerError(
-            f"{path} is a folder, and a ledger is a file. For a run's folder: hush account {path}"
-        )
-    if not path.exists():
-        raise LedgerError(
-            f"there is no ledger at {path}: the privacy cost is unknown. Name the ledger.jsonl of a run."
-        )
-    opened, folder = Ledger(path, read_only=True), path.parent
-    anchor = folder / ANCHOR
-    # under another name it may be a copy of the run's ledger, or an unrelated one
-    if anchor.exists() and (path.name == _LEDGER or _anchored_ledger(anchor) == opened.identity):
-        return opened, _consistent(folder, opened)
-    if path.name == _LEDGER and holds_pate(folder):
+    opened = Ledger(file, read_only=True)
+    if file.name == _LEDGER and holds_pate(folder):
         return opened, [_PATE]
+    # under another name it may be a copy of the run's ledger, or an unrelated one
+    named = file.name == _LEDGER or (anchor.exists() and _anchored_ledger(anchor) == opened.identity)
+    if path.is_dir() or (anchor.exists() and named):
+        return opened, _consistent(folder, opened)
     return opened, ["no run of this ledger is beside it, so that the newest charges may be missing"]
 
 

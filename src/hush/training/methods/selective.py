@@ -19,6 +19,7 @@ from hush.training.data import Batch, own_randomness
 from hush.training.evaluate import evaluation_mode
 from hush.training.fingerprint import fingerprint
 from hush.training.rehearsal import Snapshot
+from hush.training.release import EveryUpdate
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
@@ -28,7 +29,7 @@ _MAX_HIDDEN_TRIALS = 1_000_000
 PhysicalBatches = Sequence[tuple[Any, Any, Tensor | None, Tensor | None]]
 
 
-class Trials:
+class Trials(EveryUpdate):
     """Trials of a private step with a selective plan (DPSUR): propose, test, accept or restore.
 
     **Guarantee.** docs/guarantees/selective.md. A trial's charge is on disk before its test. After a
@@ -52,7 +53,7 @@ class Trials:
                 'threshold or the noise of the test, or use accounting="per-trial".',
                 key="threshold",
             )
-        self.step = step
+        super().__init__(step)
         self.release = release
         self.sampling = Poisson(rate=release.rate)
         """Subsampling of the test batch."""
@@ -61,14 +62,7 @@ class Trials:
         """Properties of the model in evaluation mode, in which it is tested."""
 
     def run(self, batch: Batch) -> bool:
-        """Run one step of the plan: trials of proposals until one is accepted, or a single trial.
-
-        Args:
-            batch: Batch of the first proposal.
-
-        Returns:
-            Whether the model moved.
-        """
+        """Run trials of proposals until one is accepted, or a single trial."""
         step = self.step
         for number in range(int(self.release.most_trials)):
             batch = step.draw(batch) if number else batch
