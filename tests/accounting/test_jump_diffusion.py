@@ -85,7 +85,8 @@ def test_jumps_are_needed_and_as_many_as_there_are() -> None:
 @pytest.mark.parametrize(("rate", "shift"), [(85 / 256, 0.05), (0.5, 0.1)])
 def test_the_diffusion_costs_little_more_than_what_it_dominates(rate: float, shift: float) -> None:
     # the cost of a diffusion over the mean shift: .73 (1 - p) u in the limit, and 0.6% of grids
-    over = diffusion_for(rate, shift).log_chi_square / rate**2 - 1
+    found = diffusion_for(rate, shift)
+    over = (found.variance + found.intensity * math.expm1(found.jump) ** 2) / rate**2 - 1
     assert 0.7 * (1 - rate) * shift < over < 0.8 * (1 - rate) * shift + 0.008
 
 

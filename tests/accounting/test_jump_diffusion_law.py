@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm, poisson
 
-from hush.accounting.coordinates import JumpDiffusionStep, dominating_step
+from hush.accounting.coordinates import dominating_step
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw
@@ -46,10 +46,9 @@ def hockey_stick(law: JumpDiffusionLaw, direction: Direction, epsilon: float) ->
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("direction", list(Direction))
 def test_one_step_on_a_grid_is_no_less_than_the_sum(law: JumpDiffusionLaw, direction: Direction) -> None:
-    step = JumpDiffusionStep(law)
-    low, high = step.law.loss_quantiles(direction, 1e-12)
+    low, high = law.loss_quantiles(direction, 1e-12)
     width = (high - low) / 2000
-    lattice = pessimistic(step, direction, width, 1e-12)
+    lattice = pessimistic(law, direction, width, 1e-12)
     for epsilon in np.linspace(0.0, 0.9 * high, 7):
         gain = np.maximum(-np.expm1(epsilon - lattice.losses), 0.0)
         upper = float(lattice.masses @ gain) + lattice.infinite_mass

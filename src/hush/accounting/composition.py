@@ -13,7 +13,6 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -284,40 +283,12 @@ def _step_rdp(step: ComposableStep, orders: tuple[float, ...]) -> Array:
     return step.rdp(np.array(orders))
 
 
-@dataclass(frozen=True)
-class SampledGroup:
-    """Poisson-subsampled noise where the slots of `size` records change together.
-
-    Each of them is drawn on its own, and `single` is the step for one.
-
-    **Guarantee.** docs/guarantees/groups.md: exact, where each of the records is removed, and where each
-    is `replaced` by another one.
-    """
-
-    single: PairedStep
-    size: int
-    replaced: bool
-
-    @property
-    def law(self) -> GroupLaw:
-        return GroupLaw(self.single.noise, self.single.rate, self.size, self.replaced)
-
-    def with_representable_loss(self) -> "SampledGroup":
-        # the largest losses are those of the shift with all of them drawn
-        shift = 2 * self.size if self.replaced else self.size
-        scaled = self.single.divided(shift)
-        representable = scaled.with_representable_loss()
-        if representable == scaled:
-            return self
-        return replace(self, single=representable.divided(1 / shift))
-
-
 def _group_step(step: PairedStep, adjacency: Adjacency) -> Step:
     if adjacency.slots == 1:
         return step
     if step.rate == 1:
         return step.divided(adjacency.slots)
-    return SampledGroup(step, adjacency.group, adjacency.replaced)
+    return GroupLaw(step.noise, step.rate, adjacency.group, adjacency.replaced)
 
 
 def without_sampling(steps: Counts, adjacency: Adjacency) -> Counts | None:

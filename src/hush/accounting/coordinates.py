@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 from scipy.stats import binom
@@ -23,25 +22,9 @@ _MAX_UNITS = 8
 _MAX_JUMPS = 300.0
 
 
-@dataclass(frozen=True, order=True)
-class JumpDiffusionStep:
-    """Poisson-subsampled jump diffusion: a step with a dominating pair, but without a mechanism."""
-
-    law: JumpDiffusionLaw
-
-    @property
-    def log_chi_square(self) -> float:
-        """log-moment of order 2 before sampling of records."""
-        law = self.law
-        return law.variance + sum(mean * math.expm1(size * law.jump) ** 2 for size, mean in law.jumps)
-
-    def with_representable_loss(self) -> "JumpDiffusionStep":
-        return self
-
-
 def dominating_step(
     rate: float, coordinate_rate: float, blocks: Sequence[tuple[float, float]]
-) -> JumpDiffusionStep | None:
+) -> JumpDiffusionLaw | None:
     """A step that dominates coordinate-sampled Gaussian noise on `blocks`; None if none is certified.
 
     Args:
@@ -75,7 +58,7 @@ def dominating_step(
     if sum(mean * math.exp(units * unit) for units, mean in jumps) > _MAX_JUMPS:
         return None
     killed = KILLING * sum(norm**2 for _, norm in blocks)
-    return JumpDiffusionStep(JumpDiffusionLaw(rate, variance, unit, tuple(jumps), killed))
+    return JumpDiffusionLaw(rate, variance, unit, tuple(jumps), killed)
 
 
 # Quantiles of the number of coordinates that take part, one candidate each.

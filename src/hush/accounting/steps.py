@@ -8,9 +8,10 @@ from typing import Literal, Self
 
 import numpy as np
 
-from hush.accounting.coordinates import JumpDiffusionStep, dominated_step
+from hush.accounting.coordinates import dominated_step
 from hush.accounting.coordinates import dominating_step as jump_diffusion
 from hush.accounting.numerics import Array
+from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
 from hush.accounting.pld.privacy_loss import SampledLaw
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
@@ -19,8 +20,6 @@ from hush.accounting.rdp.profile import CoordinateRDP
 from hush.core.errors import InvalidValue
 from hush.core.parts import SensitivitySet
 
-# With less noise than this losses exceed MAX_LOSS, and fit no grid.
-MIN_MULTIPLIER, MAX_LOSS = 1e-3, 5e5
 # Up to this power the rounding of a loss is at most 32 units (measured), which `compose` covers.
 MAX_BETA = 12.0
 _MAX_RDP_LOSS = 1e100
@@ -71,7 +70,7 @@ class ComposableStep(ABC):
         return None
 
     @property
-    def dominating_step_of_one(self) -> "PairedStep | JumpDiffusionStep | None":
+    def dominating_step_of_one(self) -> "PairedStep | JumpDiffusionLaw | None":
         """A step that dominates this one if a single slot changes; closer than `dominating_step`."""
         return self.dominating_step
 
@@ -170,7 +169,7 @@ class SampledGaussian(PairedStep):
         return replace(self, multiplier=self.multiplier / shift)
 
     def with_representable_loss(self) -> Self:
-        return replace(self, multiplier=max(self.multiplier, MIN_MULTIPLIER))
+        return replace(self, multiplier=max(self.multiplier, self.noise.min_scale))
 
     def rdp(self, orders: Array) -> Array:
         return renyi_divergence(self, orders)
@@ -211,7 +210,7 @@ class SampledNoise(PairedStep):
         return replace(self, scale=self.scale / shift)
 
     def with_representable_loss(self) -> Self:
-        return replace(self, scale=max(self.scale, MAX_LOSS ** (-1 / self.beta)))
+        return replace(self, scale=max(self.scale, self.noise.min_scale))
 
     def rdp(self, orders: Array) -> Array:
         scalar = CoordinateRDP(self.beta, self.scale), SensitivitySet(p=1.0, norm=1.0, dimension=1)
@@ -275,7 +274,7 @@ class CoordinateWise(_Subsampled):
         return ellipsoid(self.rate, [block.sensitivity.l2_radius for block in self.blocks], deviations)
 
     @property
-    def dominating_step_of_one(self) -> SampledGaussian | JumpDiffusionStep | None:
+    def dominating_step_of_one(self) -> SampledGaussian | JumpDiffusionLaw | None:
         """The jump diffusion if it costs less, by chi-square, than the step with every coordinate.
 
         docs/guarantees/twice-sampling-pld.md.

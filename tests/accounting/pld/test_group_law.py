@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from hush.accounting.composition import SampledGroup
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.pld.privacy_loss import Direction, Step
+from hush.accounting.pld.privacy_loss import Direction, GroupLaw, Step
 from hush.accounting.steps import SampledGaussian, SampledNoise
 from hush.core.guarantee import Bound
 
@@ -26,6 +25,10 @@ STEPS: list[One] = [
     SampledNoise(0.1, 1.0, 1.5),
     SampledNoise(0.2, 3.0, 2.0),
 ]
+
+
+def group_of(one: One, size: int, replaced: bool) -> GroupLaw:
+    return GroupLaw(one.noise, one.rate, size, replaced)
 
 
 def log_density(one: One, x: Array) -> Array:
@@ -74,7 +77,7 @@ def contains(bound: Bound, exact: float) -> bool:
 @pytest.mark.parametrize("size", [2, 3, pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("one", STEPS)
 def test_one_step_against_quadrature(one: One, size: int, replaced: bool) -> None:
-    step = SampledGroup(one, size, replaced)
+    step = group_of(one, size, replaced)
     for direction in BOTH:
         for epsilon in (0.1, 0.7, 3.0):
             exact = quadrature(one, size, replaced, direction, epsilon)
@@ -96,11 +99,11 @@ def _together(one: SampledGaussian, size: int) -> Step:
 
 
 def _fewer(one: SampledGaussian, size: int) -> Step:
-    return SampledGroup(one, size - 1, False)
+    return group_of(one, size - 1, False)
 
 
 def _more_noise(one: SampledGaussian, size: int) -> Step:
-    return SampledGroup(dataclasses.replace(one, multiplier=1.05 * one.multiplier), size, False)
+    return group_of(dataclasses.replace(one, multiplier=1.05 * one.multiplier), size, False)
 
 
 @pytest.mark.parametrize("broken", [_more_often, _together, _fewer, _more_noise])
@@ -111,7 +114,7 @@ def test_other_charges_are_seen(broken: Callable[[SampledGaussian, int], Step], 
     assert not contains(accountant.delta({broken(one, size): 1}, 1.0), exact)
 
 
-@pytest.mark.parametrize("charged", [SampledGaussian(0.1, 1.0), SampledGroup(STEPS[0], 2, False)])
+@pytest.mark.parametrize("charged", [SampledGaussian(0.1, 1.0), group_of(STEPS[0], 2, False)])
 def test_replacement_charged_as_removal_is_seen(charged: Step) -> None:
     exact = quadrature(STEPS[0], 1, True, Direction.REMOVE, 0.3)
     assert not contains(accountant.delta({charged: 1}, 0.3), exact)
@@ -128,7 +131,7 @@ def test_replacement_charged_as_removal_is_seen(charged: Step) -> None:
     ],
 )
 def test_dp_accounting_from_both_sides(size: int, rate: float, steps: int, interval: float) -> None:
-    bound = accountant.epsilon({SampledGroup(SampledGaussian(rate, 1.1), size, False): steps}, 1e-6)
+    bound = accountant.epsilon({group_of(SampledGaussian(rate, 1.1), size, False): steps}, 1e-6)
     shares = binom.pmf(np.arange(size + 1), size, rate)
     shifts = list(range(size + 1))
     above, below = (
@@ -147,7 +150,7 @@ def test_dp_accounting_from_both_sides(size: int, rate: float, steps: int, inter
 def test_a_group_of_one_is_one_record() -> None:
     for one in STEPS:
         alone = accountant.epsilon({one: 100}, 1e-6)
-        grouped = accountant.epsilon({SampledGroup(one, 1, False): 100}, 1e-6)
+        grouped = accountant.epsilon({group_of(one, 1, False): 100}, 1e-6)
         assert grouped.lower <= alone.upper
         assert alone.lower <= grouped.upper
         assert grouped.upper == pytest.approx(alone.upper, rel=2e-3)
@@ -213,7 +216,7 @@ def test_no_directions_and_no_lengths_cost_more(
     vectors *= np.array([[r] for _, r in polar]) / np.linalg.norm(vectors, p, axis=1, keepdims=True)
     present = drawn_sums(one.rate, vectors[:2])
     absent = drawn_sums(one.rate, vectors[2:]) if replaced else [(1.0, np.zeros(2))]
-    charged = accountant.delta({SampledGroup(one, 2, replaced): 1}, epsilon).upper
+    charged = accountant.delta({group_of(one, 2, replaced): 1}, epsilon).upper
     for first, second in ((present, absent), (absent, present)):
         assert plane_delta(density, first, second, epsilon, reach) <= charged * (1 + 1e-3) + 1e-4
 
@@ -233,7 +236,7 @@ def test_no_directions_and_no_lengths_cost_more(
 )
 def test_extremes_are_finite_and_silent(one: One, size: int, steps: int, delta: float) -> None:
     for replaced in (False, True):
-        bound = accountant.epsilon({SampledGroup(one, size, replaced): steps}, delta)
+        bound = accountant.epsilon({group_of(one, size, replaced): steps}, delta)
         assert not math.isnan(bound.upper)
         assert accountant.epsilon({one: steps}, delta).lower <= bound.upper * (1 + 1e-9)
 
@@ -251,7 +254,7 @@ def test_monotone(rate: float, scale: float, beta: float, size: int, steps: int)
     one = SampledNoise(rate, beta, scale)
 
     def charge(one: SampledNoise, size: int, replaced: bool, steps: int = steps) -> Bound:
-        return accountant.epsilon({SampledGroup(one, size, replaced): steps}, 1e-5)
+        return accountant.epsilon({group_of(one, size, replaced): steps}, 1e-5)
 
     bound = charge(one, size, False)
     dearer = [
@@ -268,7 +271,7 @@ def test_monotone(rate: float, scale: float, beta: float, size: int, steps: int)
 @pytest.mark.parametrize("one", [SampledGaussian(0.95, 7.57), SampledGaussian(0.9, 87.1)], ids=str)
 def test_one_replaced_record_at_a_high_rate_is_tight(one: SampledGaussian) -> None:
     """The window missed the largest losses, whose mass was then bounded by one."""
-    step = SampledGroup(one, 1, True)
+    step = group_of(one, 1, True)
     bound = accountant.epsilon({step: 1}, 1e-5)
     assert bound.upper <= bound.lower * (1 + 1e-3)
     for epsilon, sign in ((bound.lower, 1), (bound.upper, -1)):

@@ -14,9 +14,10 @@ from hush.accounting.numerics import OUTWARD, UNIT
 from hush.accounting.pld import analytic_gaussian
 from hush.accounting.pld.compose import Cumulants, PrivacyCurve, Window, choose_window, compose
 from hush.accounting.pld.lattice import Lattice, aligned_width, optimistic, pessimistic
+from hush.accounting.pld.laws import MAX_LOSS
 from hush.accounting.pld.privacy_loss import Direction, Step
 from hush.accounting.rdp import gaussian
-from hush.accounting.steps import MAX_LOSS, SampledGaussian
+from hush.accounting.steps import SampledGaussian
 from hush.core.guarantee import Bound
 
 Counts = Mapping[Step, int]

@@ -51,11 +51,6 @@ class JumpDiffusion:
     jump: float
     intensity: float
 
-    @property
-    def log_chi_square(self) -> float:
-        """log E N^2 per unit of squared shift: the divergence at order 2."""
-        return self.variance + self.intensity * math.expm1(self.jump) ** 2
-
 
 def best_jump(coordinate_rate: float, shift: float) -> float:
     """The jump size for which the dominating diffusion costs nearly least; any size is sound.
@@ -191,6 +186,11 @@ class JumpDiffusionLaw(PrivacyLossLaw):
     jump: float
     jumps: tuple[tuple[int, float], ...]
     killed: float
+
+    @property
+    def log_chi_square(self) -> float:
+        """log-moment of order 2 before sampling of records."""
+        return self.variance + sum(mean * math.expm1(size * self.jump) ** 2 for size, mean in self.jumps)
 
     @property
     def total_variation(self) -> float:

@@ -12,12 +12,20 @@ from scipy.special import erf, gammainc, gammaincc, ndtr, ndtri
 
 from hush.accounting.numerics import UNIT, Array
 
+MAX_LOSS = 5e5
+"""Largest privacy loss of a step that fits a grid."""
+
 
 @dataclass(frozen=True)
 class GaussianLaw:
     """N(0, scale^2); shifted by one, the log-likelihood ratio at x is (2x - 1) / (2 scale^2)."""
 
     scale: float
+
+    @property
+    def min_scale(self) -> float:
+        """Scale below which losses exceed `MAX_LOSS`."""
+        return 1e-3
 
     @property
     def max_privacy_loss(self) -> float:
@@ -73,6 +81,10 @@ class GeneralizedGaussianLaw:
 
     beta: float
     scale: float
+
+    @property
+    def min_scale(self) -> float:
+        return float(MAX_LOSS ** (-1 / self.beta))
 
     @property
     def max_privacy_loss(self) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -49,6 +49,14 @@ class PrivacyLossLaw(ABC):
 
     centre = 0.0
     """Outcome near the mode of the law without the record."""
+
+    @property
+    def law(self) -> Self:
+        """The law itself: a law that no mechanism has is composed as a `Step`."""
+        return self
+
+    def with_representable_loss(self) -> Self:
+        return self
 
     @property
     @abstractmethod
@@ -260,6 +268,14 @@ class GroupLaw(PrivacyLossLaw):
     rate: float
     size: int
     replaced: bool
+
+    def with_representable_loss(self) -> Self:
+        # the largest losses are those of the shift with all of them drawn
+        shift = 2 * self.size if self.replaced else self.size
+        scaled = self._noise_of(shift)
+        if scaled.scale >= scaled.min_scale:
+            return self
+        return replace(self, noise=replace(self.noise, scale=scaled.min_scale / (1 / shift)))
 
     @property
     def total_variation(self) -> float:
