@@ -104,7 +104,7 @@ def test_the_profile_of_a_trial_is_the_accountants() -> None:
         assert bound.lower <= upper <= 1.03 * bound.upper
     step = mechanism(selected(MANY))
     assert isinstance(step, Selection)
-    between = float(step._trial(np.array(1.2345)))
+    between = float(step._profile.trial(np.array(1.2345)))
     assert (
         accountant.delta(counts, 1.2345).lower
         <= between

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hush.accounting.selection import trial_count
+from hush.accounting.selection import draw_trials, trial_count
 from hush.core.release import BestOf
 from tests.accounting import selection_oracle as oracle
 from tests.accounting.test_selection_bounds import LAWS, charged_law
@@ -26,7 +26,7 @@ def test_weights_are_the_derivative_of_the_generating_function(
 def test_what_is_drawn_is_what_is_charged(kind: str, shape: float, mean: float) -> None:
     """And a law of a mean 30% larger would not pass."""
     law, pick = charged_law(kind, shape, mean), Random(5)
-    drawn = np.array([law.draw(pick.randrange) for _ in range(4000)])
+    drawn = np.array([draw_trials(law, pick.randrange) for _ in range(4000)])
 
     def fits(probabilities: oracle.Array) -> float:
         padded = np.append(probabilities, np.zeros(26))
@@ -45,5 +45,5 @@ def test_what_is_drawn_is_what_is_charged(kind: str, shape: float, mean: float) 
 
 def test_the_largest_uniform_number_ends_the_draw() -> None:
     for law in (BestOf(steps=1, mean=100.0), BestOf(steps=1, law="poisson", mean=100.0)):
-        assert 100 < trial_count(law).draw(lambda limit: limit - 1) < 20_000
-        assert trial_count(law).draw(lambda _: 0) == 1
+        assert 100 < draw_trials(trial_count(law), lambda limit: limit - 1) < 20_000
+        assert draw_trials(trial_count(law), lambda _: 0) == 1

@@ -25,12 +25,12 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import secrets
 import stat
-from array import array
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -44,11 +44,6 @@ VERSION = 2
 _CHAIN_KEY = b', "chain": "'
 _DIGITS = 32
 _TORN_KINDS = (b"plan", b"protects", b"delta", b"torn", b"void")
-_CHARGE = re.compile(
-    rb'(\{"charge": "(\w{32})", "run": "([^"\\]*)", "step": (\d+), ("arithmetic": "assumed", )?'
-    rb'("randomness": "seeded", )?"release": "([^"\\]*)"), "chain": "(\w{32})"\}\n'
-)
-"""A whole charge, as nearly all lines are: matching it is several times faster than JSON."""
 
 
 class Charge(NamedTuple):
@@ -59,39 +54,24 @@ class Charge(NamedTuple):
     digest: str
 
 
+@dataclass
 class Run:
-    """Charges of one run, in order; the oldest ones may be folded, without their releases."""
+    """Charges of one run, in order; the oldest ones may be folded, without their releases.
 
-    def __init__(self, last: int, folded: tuple[int, str] | None = None) -> None:
-        self.last = last
-        self.folded = folded
-        """Last step without a stored release, and the digest of its line."""
-        # plan, digest and release of each charge: 56 bytes, and not 300 as Python objects
-        self._rows = bytearray()
-        self._ends = array("Q", [0])
+    Args:
+        last: Last charged step.
+        folded: Last step without a stored release, and the digest of its line.
+        charges: Charges with a stored release: the steps up to `last`.
+    """
 
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __iter__(self) -> Iterator[Charge]:
-        return map(self._at, range(len(self)))
-
-    def _at(self, index: int) -> Charge:
-        row = self._rows[self._ends[index] : self._ends[index + 1]]
-        return Charge(row[:16].hex(), row[32:].decode(errors="surrogatepass"), row[16:32].hex())
-
-    def add(self, plan: str, release: str, digest: str) -> None:
-        """Append the next step."""
-        self._rows += (
-            bytes.fromhex(plan) + bytes.fromhex(digest) + release.encode(errors="surrogatepass")
-        )
-        self._ends.append(len(self._rows))
-        self.last += 1
+    last: int
+    folded: tuple[int, str] | None = None
+    charges: list[Charge] = field(default_factory=list)
 
     def charge(self, step: int) -> Charge | None:
         """Charge of a step; None if its release is not on record."""
-        index = step - self.last + len(self) - 1
-        return self._at(index) if 0 <= index < len(self) else None
+        index = step - self.last + len(self.charges) - 1
+        return self.charges[index] if 0 <= index < len(self.charges) else None
 
     def digest_at(self, step: int) -> str | None:
         """Digest of the chain just after a step; None if not on record."""
@@ -99,14 +79,6 @@ class Run:
             return self.folded[1]
         charge = self.charge(step)
         return None if charge is None else charge.digest
-
-    def after(self, step: int) -> "Run":
-        """The run without the releases up to a step that has one."""
-        index = step - self.last + len(self) - 1
-        shorter = Run(step, (step, self._at(index).digest))
-        for later in range(index + 1, len(self)):
-            shorter.add(*self._at(later))
-        return shorter
 
 
 class Journal:
@@ -148,16 +120,6 @@ class Journal:
 
     def add(self, line: bytes) -> None:
         """Add one line; raises if it is damaged or cannot follow the others."""
-        if (match := _CHARGE.fullmatch(line)) and not self.unexplained:
-            text, *named, assumed, seeded, fingerprint, stated = match.groups()
-            digest = _link(self.chain, text)
-            if digest != stated.decode():
-                raise ValueError
-            name, of_run, at_step = (part.decode() for part in named)
-            self._charge(name, of_run, int(at_step), fingerprint.decode(), text, digest)
-            self.assumed |= assumed is not None
-            self.seeded |= seeded is not None
-            return
         try:
             entry = json.loads(line.decode())
         except (ValueError, RecursionError):
@@ -175,10 +137,18 @@ class Journal:
             raise ValueError
         match entry:
             case {"charge": plan, "run": run, "step": step, "release": release}:
-                self._charge(plan, run, step, release, text, digest)
+                charges = self.runs.setdefault(run, Run(step - 1))
+                if plan not in self.plans or step != charges.last + 1:
+                    raise ValueError
+                # the charge replaces the torn ones that it begins with: docs/guarantees/ledger.md, 4
+                for torn in [torn for torn in self._torn if _agree(text, torn[0])]:
+                    self._torn.remove(torn)
+                    self.counts.subtract(torn[1])
+                self.counts[plan] += 1
+                charges.charges.append(Charge(sys.intern(plan), release, digest))
+                charges.last = step
                 self.assumed |= entry.get("arithmetic") == "assumed"
                 self.seeded |= entry.get("randomness") == "seeded"
-                return
             case {"ledger": "hush", "version": version} if version == VERSION:
                 self.header, self.identity = line.rstrip(b"\n") + b"\n", digest
             case {"plan": name, "value": value}:
@@ -194,7 +164,13 @@ class Journal:
                 self._unfold(entry)
                 self.lines, digest = lines - 1, through
             case {"torn": torn}:
-                self._count_torn(torn)
+                for fragment, plans in zip(self.unexplained, torn, strict=True):
+                    self.counts.update(plans)
+                    if plans:
+                        self.assumed |= b'"arithmetic": "assumed"' in fragment
+                        self.seeded |= b'"randomness": "seeded"' in fragment
+                        self._torn.append((fragment.rstrip(b"\0"), plans))
+                self.unexplained.clear()
                 self.void = self.void or entry.get("void")
             case {"void": str(reason)}:
                 self.void = self.void or reason
@@ -203,37 +179,11 @@ class Journal:
         self.chain = digest
         self.lines += 1
 
-    def _charge(self, plan: str, name: str, step: int, release: str, text: bytes, digest: str) -> None:
-        if (run := self.runs.get(name)) is None:
-            run = self.runs[name] = Run(step - 1)
-        if plan not in self.plans or step != run.last + 1:
-            raise ValueError
-        if self._torn:
-            # the charge replaces the torn ones that it begins with: docs/guarantees/ledger.md, 4
-            for torn in [torn for torn in self._torn if _agree(text, torn[0])]:
-                self._torn.remove(torn)
-                self.counts.subtract(torn[1])
-        self.counts[plan] += 1
-        run.add(plan, release, digest)
-        self.chain = digest
-        self.lines += 1
-
-    def _count_torn(self, torn: list[list[str]]) -> None:
-        for fragment, plans in zip(self.unexplained, torn, strict=True):
-            self.counts.update(plans)
-            if plans:
-                self.assumed |= b'"arithmetic": "assumed"' in fragment
-                self.seeded |= b'"randomness": "seeded"' in fragment
-                self._torn.append((fragment.rstrip(b"\0"), plans))
-        self.unexplained.clear()
-
     def _unfold(self, entry: dict[str, Any]) -> None:
         self.counts.update(entry["counts"])
-        for name, stored in entry["runs"].items():
-            run = Run(stored["last"] - len(stored["kept"]), stored["folded"] and tuple(stored["folded"]))
-            for charge in stored["kept"]:
-                run.add(*charge)
-            self.runs[name] = run
+        for name, run in entry["runs"].items():
+            kept = [Charge(*charge) for charge in run["kept"]]
+            self.runs[name] = Run(run["last"], run["folded"] and tuple(run["folded"]), kept)
         self._torn = [(bytes.fromhex(text), plans) for text, plans in entry["torn"]]
         self.assumed = entry["arithmetic"] == "assumed"
         self.seeded = entry.get("randomness") == "seeded"
@@ -278,11 +228,13 @@ class Journal:
             entries.append({"protects": self.adjacency.to_plain()})
         if self.delta is not None:
             entries.append({"delta": self.delta})
+        if self.void is not None:
+            entries.append({"void": self.void})
         folded = {
             "folded": self.lines,
             "counts": dict(self.counts),
             "runs": {
-                name: {"last": run.last, "folded": run.folded, "kept": list(run)}
+                name: {"last": run.last, "folded": run.folded, "kept": run.charges}
                 for name, run in self.runs.items()
             },
             "torn": [[torn.hex(), plans] for torn, plans in self._torn],
@@ -291,7 +243,7 @@ class Journal:
             "through": self.chain,
         }
         for entry in (*entries, folded):
-            line, digest = chained(text_of(entry), digest)
+            line, digest = chained(entry, digest)
             yield line
 
     def plan_entry(self, name: str, plan: Plan, size: int = 0, records: int = 0) -> dict[str, Any]:
@@ -304,7 +256,7 @@ class Journal:
 
 def new_header() -> bytes:
     """First line of a new ledger, with a random identifier."""
-    return chained(text_of({"ledger": "hush", "version": VERSION, "id": secrets.token_hex(8)}), "")[0]
+    return chained({"ledger": "hush", "version": VERSION, "id": secrets.token_hex(8)}, "")[0]
 
 
 def head_of(plan: str, run: str, step: int) -> bytes:
@@ -317,8 +269,9 @@ def text_of(entry: Mapping[str, Any]) -> bytes:
     return json.dumps(entry).encode()[:-1]
 
 
-def chained(text: bytes, before: str) -> tuple[bytes, str]:
-    """The line of a text, with its newline, and its digest."""
+def chained(entry: Mapping[str, Any], before: str) -> tuple[bytes, str]:
+    """The line of an entry, with its newline, and its digest."""
+    text = text_of(entry)
     digest = _link(before, text)
     return text + _CHAIN_KEY + digest.encode() + b'"}\n', digest
 

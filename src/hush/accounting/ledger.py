@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self, SupportsIndex, get_args
 
 from hush.accounting.epsilon import compose
-from hush.accounting.journal import Journal, LockedFile, chained, head_of, new_header, text_of
+from hush.accounting.journal import Journal, LockedFile, chained, head_of, new_header
 from hush.accounting.mechanism import grows_with_dimension
 from hush.core.errors import InvalidValue, LedgerError, PrivacyWarning, Unproved, Unsupported
 from hush.core.guarantee import (
@@ -34,9 +34,6 @@ from hush.core.value import check_count, check_kind
 
 _MIN_FOLDED = 1000
 """Fewer lines than this are read in less time than it takes to replace a file."""
-
-Snapshot = tuple[list[bytes], str | None]
-"""Lines of a compacted ledger, and why it is void."""
 
 
 class Ledger:
@@ -115,12 +112,8 @@ class Ledger:
         Charges without a recorded order (folded or cut short) come first. The charges of two runs that
         took turns on one ledger are listed one run after the other.
         """
-        lengths = [
-            (name, sum(1 for _ in group))
-            for name, group in groupby(
-                charge.plan for run in self._journal.runs.values() for charge in run
-            )
-        ]
+        charges = (charge.plan for run in self._journal.runs.values() for charge in run.charges)
+        lengths = [(name, sum(1 for _ in group)) for name, group in groupby(charges)]
         first = Counter(self._journal.counts)
         for name, length in lengths:
             first[name] -= length
@@ -130,7 +123,7 @@ class Ledger:
     @property
     def releases(self) -> Sequence[str]:
         """Fingerprints of each run's releases in order, without those cut short or folded."""
-        return [charge.release for run in self._journal.runs.values() for charge in run]
+        return [charge.release for run in self._journal.runs.values() for charge in run.charges]
 
     @property
     def dimensions(self) -> Mapping[Plan, int]:
@@ -423,11 +416,11 @@ class Ledger:
             self._append(journal.plan_entry(digest, plan, size, slots))
         self._append(entry)
 
-    def snapshot(self) -> Snapshot:
-        """The whole ledger, for `mirror` in another process."""
-        return list(self._journal.folded_lines()), self._journal.void
+    def snapshot(self) -> list[bytes]:
+        """Lines of the compacted ledger, for `mirror` in another process."""
+        return list(self._journal.folded_lines())
 
-    def mirror(self, snapshot: Snapshot) -> None:
+    def mirror(self, snapshot: Sequence[bytes]) -> None:
         """Become a copy in memory of a ledger that another process writes; `charge` then raises.
 
         Args:
@@ -439,8 +432,7 @@ class Ledger:
                 "hide. Pass a new hush.Ledger()."
             )
         self._journal = Journal()
-        self._journal.read(snapshot[0])
-        self._journal.void = snapshot[1]
+        self._journal.read(snapshot)
         self.mirrored = True
 
     def follow(self, plan: Plan, **details: Any) -> None:
@@ -483,14 +475,16 @@ class Ledger:
             step: The last step that a resumed run does not repeat.
         """
         charges = self._journal.runs.get(run)
-        if charges is None or charges.charge(step) is None:
+        if charges is None or (last := charges.charge(step)) is None:
             return
-        if len(charges) - (charges.last - step) < _MIN_FOLDED:
+        kept = charges.last - step
+        if len(charges.charges) - kept < _MIN_FOLDED:
             return
         if not self._writable or self._journal.void is not None:  # no further charge can follow
             return
         self.check_process()
-        self._journal.runs[run] = charges.after(step)
+        charges.folded = step, last.digest
+        del charges.charges[: len(charges.charges) - kept]
         if self._file is not None:
             try:
                 self._file.replace(self._journal.folded_lines())
@@ -541,7 +535,7 @@ class Ledger:
 
     def _append(self, entry: dict[str, Any]) -> None:
         """Put one entry on disk, then count it."""
-        line, _ = chained(text_of(entry), self._journal.chain)
+        line, _ = chained(entry, self._journal.chain)
         self._write(line)
         self._journal.add(line)
 

@@ -1,11 +1,10 @@
 """The best of a random number of runs as one step of a composition.
 
-**Guarantee.** docs/guarantees/tuning.md. Where the selection is all that runs, the smaller of the bound
-by the privacy profile of one run and of that by its RDP; beside other charges the latter.
+**Guarantee.** docs/guarantees/tuning.md. A selection alone costs the smaller of two bounds, by the
+privacy profile and by the RDP of one run; composed with other steps it costs the bound by RDP.
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
@@ -20,43 +19,12 @@ from hush.accounting.steps import ComposableStep, PairedStep
 from hush.core.release import BestOf
 
 DRAW_DISTANCE = 1e-30
-"""Total variation distance between the law that is drawn and the law that is charged, at most."""
+"""Upper bound on the total variation distance between the drawn law and the charged one."""
 _DIGITS, _WORKING_DIGITS = 40, 70
 
 
 @dataclass(frozen=True)
-class TrialCount(ABC):
-    """The law of the number of trials, which is at least 1."""
-
-    @property
-    @abstractmethod
-    def mean(self) -> float:
-        """Expected number of trials f'(1), rounded up."""
-
-    @abstractmethod
-    def weight(self, better: Array) -> Array:
-        """w(s) = f'(1 - s) at each probability s that one trial is better; it decreases in s."""
-
-    @abstractmethod
-    def probabilities(self) -> Iterator[Decimal]:
-        """Probabilities of 1, 2, 3, ... trials, to `_WORKING_DIGITS` digits."""
-
-    def draw(self, randbelow: Callable[[int], int]) -> int:
-        """A number of trials, by inversion of the distribution function in decimal arithmetic."""
-        with localcontext() as context:
-            context.prec = _WORKING_DIGITS
-            uniform = Decimal(randbelow(10**_DIGITS)) / 10**_DIGITS
-            cumulative = Decimal(0)
-            for number, probability in enumerate(self.probabilities(), start=1):
-                cumulative += probability
-                # beyond that many digits the rest is never drawn
-                if uniform < cumulative or 1 - cumulative < Decimal(10) ** -_DIGITS:
-                    return number
-        raise AssertionError("probabilities sum to 1")
-
-
-@dataclass(frozen=True)
-class TruncatedNegativeBinomial(TrialCount):
+class TruncatedNegativeBinomial:
     """P(k) proportional to (1 - stop)^k (shape)_k / k! for k >= 1: Papernot and Steinke 2022, Def. 1.
 
     Logarithmic at shape 0, geometric at shape 1.
@@ -68,14 +36,17 @@ class TruncatedNegativeBinomial(TrialCount):
 
     @property
     def mean(self) -> float:
+        """Expected number of trials f'(1), rounded up."""
         return OUTWARD * _negative_binomial_mean(self.shape, self.stop)
 
     def weight(self, better: Array) -> Array:
+        """w(s) = f'(1 - s) at each probability s that one trial is better; it decreases in s."""
         share = self.stop / (self.stop + (1 - self.stop) * better)
         weights: Array = self.mean * share ** (self.shape + 1)
         return weights
 
     def probabilities(self) -> Iterator[Decimal]:
+        """Probabilities of 1, 2, 3, ... trials, to `_WORKING_DIGITS` digits."""
         shape, stop = Decimal(self.shape), Decimal(self.stop)
         odds = (stop**-shape - 1) / shape if self.shape else -stop.ln()
         probability = (1 - stop) / odds
@@ -87,8 +58,8 @@ class TruncatedNegativeBinomial(TrialCount):
 
 
 @dataclass(frozen=True)
-class TruncatedPoisson(TrialCount):
-    """Poisson law of this rate, given that it is not 0."""
+class TruncatedPoisson:
+    """Poisson law of this rate, given that it is not 0; methods as of `TruncatedNegativeBinomial`."""
 
     rate: float
 
@@ -110,8 +81,26 @@ class TruncatedPoisson(TrialCount):
             probability *= rate / number
 
 
-def trial_count(release: BestOf) -> TruncatedNegativeBinomial | TruncatedPoisson:
-    """The law of the number of trials that a release asks for: of its law and shape, with its mean."""
+TrialCount = TruncatedNegativeBinomial | TruncatedPoisson
+"""Law of the number of trials, which is at least 1."""
+
+
+def draw_trials(number: TrialCount, randbelow: Callable[[int], int]) -> int:
+    """A number of trials, by inversion of the distribution function in decimal arithmetic."""
+    with localcontext() as context:
+        context.prec = _WORKING_DIGITS
+        uniform = Decimal(randbelow(10**_DIGITS)) / 10**_DIGITS
+        cumulative = Decimal(0)
+        for trials, probability in enumerate(number.probabilities(), start=1):
+            cumulative += probability
+            # beyond that many digits the rest is never drawn
+            if uniform < cumulative or 1 - cumulative < Decimal(10) ** -_DIGITS:
+                return trials
+    raise AssertionError("probabilities sum to 1")
+
+
+def trial_count(release: BestOf) -> TrialCount:
+    """Law of the number of trials with the family, shape and mean of a release."""
     if release.law == "poisson":
         rate, _ = bisect(lambda rate: TruncatedPoisson(rate).mean <= release.mean, 1e-9, release.mean)
         return TruncatedPoisson(rate)
@@ -128,13 +117,13 @@ def _negative_binomial_mean(shape: float, stop: float) -> float:
     return shape * (1 - stop) / stop / -math.expm1(shape * log_stop)
 
 
-# Orders of the divergence that bounds how much likelier one data set makes a better trial.
+# Orders at which RDP bounds the ratio of the probabilities of a better trial.
 _ORDERS: Array = np.concatenate([1 + np.geomspace(1e-2, 1, 12), np.arange(3.0, 65.0), [128.0, 256.0]])
-# Probabilities that a trial is better: dense where it is much less likely than the trials are few.
+# Probabilities that a trial is better, dense near 0.
 _PROBABILITIES: Array = np.unique(
     np.concatenate([[0.0], np.geomspace(1e-8, 1, 800), np.linspace(0, 1, 2001)])
 )
-# Outweighs the rounding of a line's height and of where lines meet (tuning.md 4): 1e-9 is 9e6 units.
+# Outweighs the rounding of the lines' heights and crossings (tuning.md 4): 1e-9 is 9e6 units.
 _MARGIN = 1e-9
 
 Line = tuple[float, float]
@@ -145,7 +134,7 @@ Line = tuple[float, float]
 class Profile:
     """Upper bounds on delta of one trial as a function of epsilon, at `epsilons` that begin with 0.
 
-    delta is convex in exp(epsilon), so that chords between the points are bounds too.
+    delta is convex in exp(epsilon), so chords between the points are bounds too.
     """
 
     epsilons: Array
@@ -162,7 +151,7 @@ class Profile:
         return np.where(epsilon >= 0, chord, -np.expm1(-size) + np.exp(-size) * chord)
 
     def largest_probability(self, probability: Array) -> Array:
-        """Upper bound on an event's probability under the neighbour, given that under the data set."""
+        """Upper bound on a probability under the neighbour, given the one under the data set."""
         odds, p = np.exp(self.epsilons), np.asarray(probability)[:, None]
         above = (odds * p + self.deltas).min(axis=1)
         below = (1 - (1 - p - self.deltas) / odds).min(axis=1)
@@ -195,8 +184,8 @@ def selection_profile(trial: Profile, number: TrialCount) -> SelectionProfile:
     hull: list[Line] = []
     for line in [*zip(heights.tolist(), slopes.tolist(), strict=True), (0.0, 0.0)]:
         if hull and line[1] >= hull[-1][1]:
-            continue  # no higher anywhere
-        # a line that is the highest nowhere: the next one takes over before it does
+            continue  # never the highest
+        # drop a line that the next one overtakes before it is the highest
         while hull and _crossing(hull[-1], line) <= (_crossing(*hull[-2:]) if len(hull) > 1 else 0.0):
             hull.pop()
         hull.append(line)
@@ -209,7 +198,7 @@ def selection_rdp(
     orders: Array,
     trial: Callable[[Array], Array],
     profile: SelectionProfile,
-    number: TruncatedNegativeBinomial | TruncatedPoisson,
+    number: TrialCount,
 ) -> Array:
     """RDP of the best of a random number of trials: Papernot and Steinke 2022, Theorems 2 and 6."""
     chosen = math.log(number.mean) / (orders - 1)
@@ -224,29 +213,28 @@ def selection_rdp(
 
 
 def _crossing(steep: Line, flat: Line) -> float:
-    """Where two lines meet."""
+    """Crossing of two lines."""
     return (steep[0] - flat[0]) / (steep[1] - flat[1])
 
 
-# Points at which the profile of a trial is known, up to the epsilon at this delta.
+# Number of points of a trial's profile, which ends at the epsilon of this delta.
 _POINTS, _MIN_DELTA = 128, 1e-12
-# Beyond this epsilon nothing is private.
+# Epsilons beyond this one count as infinite.
 _TOLERANCE, _MAX_EPSILON = 1e-6, 600.0
 
 Trials = tuple[tuple[tuple[PairedStep, int], ...], ...]
-Number = TruncatedNegativeBinomial | TruncatedPoisson
 
 
 @dataclass(frozen=True)
 class Selection(ComposableStep):
     """The best of a random number of runs.
 
-    `trials` are the mechanisms of one run, of which a record takes part in one: in the training steps,
-    or in the score on held-out records.
+    `trials` are the mechanisms of one run. A record takes part in one of them: in the training steps, or
+    in the score on held-out records.
     """
 
     trials: Trials
-    number: Number
+    number: TrialCount
 
     @property
     def charged_for_groups(self) -> bool:
@@ -275,7 +263,7 @@ class Selection(ComposableStep):
         return bisect(lambda epsilon: self._profile(epsilon) > delta, 0.0, high, tolerance=_TOLERANCE)[1]
 
     def _trial_rdp(self, orders: Array) -> Array:
-        """RDP of one trial, the larger of that of its training and that of its score."""
+        """RDP of one trial: the larger of its training's and its score's."""
         totals = [
             np.sum([count * step.rdp(orders) for step, count in steps], axis=0) for steps in self.trials
         ]
@@ -283,28 +271,19 @@ class Selection(ComposableStep):
         return largest
 
     @property
-    def _trial(self) -> Profile:
-        return _trial_profile(self.trials)
-
-    @property
     def _profile(self) -> SelectionProfile:
         return _profile(self.trials, self.number)
 
 
 @lru_cache(maxsize=64)
-def _trial_profile(trials: Trials) -> Profile:
-    """Privacy profile of one trial, the larger of that of its training and that of its score."""
+def _profile(trials: Trials, number: TrialCount) -> SelectionProfile:
+    """Privacy profile of a selection, from the larger of the training's and the score's profiles."""
     counts = [dict(steps) for steps in trials]
     end = max(accountant.epsilon(steps, _MIN_DELTA).upper for steps in counts)
-    if end > _MAX_EPSILON:
-        return Profile(np.array([0.0, 1.0]), np.ones(2))
-    epsilons = np.linspace(0.0, max(end, _TOLERANCE), _POINTS)
-    deltas = np.max([accountant.profile_upper(steps, list(epsilons)) for steps in counts], axis=0)
-    # a bound at a smaller epsilon is one at a larger epsilon too
-    return Profile(epsilons, np.minimum.accumulate(deltas))
-
-
-@lru_cache(maxsize=64)
-def _profile(trials: Trials, number: Number) -> SelectionProfile:
-    """Privacy profile of a selection."""
-    return selection_profile(_trial_profile(trials), number)
+    trial = Profile(np.array([0.0, 1.0]), np.ones(2))
+    if end <= _MAX_EPSILON:
+        epsilons = np.linspace(0.0, max(end, _TOLERANCE), _POINTS)
+        deltas = np.max([accountant.profile_upper(steps, list(epsilons)) for steps in counts], axis=0)
+        # a bound at a smaller epsilon is one at a larger epsilon too
+        trial = Profile(epsilons, np.minimum.accumulate(deltas))
+    return selection_profile(trial, number)

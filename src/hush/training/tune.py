@@ -23,7 +23,7 @@ from hush.accounting.calibrate import calibrate
 from hush.accounting.epsilon import upper_epsilon
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import mechanism
-from hush.accounting.selection import trial_count
+from hush.accounting.selection import draw_trials, trial_count
 from hush.core.atomic_files import check_folder, make_folder, replace_file
 from hush.core.errors import CheckpointError, EarlierRun, LedgerError, Unproved
 from hush.core.guarantee import Budget, Guarantee, check_delta
@@ -192,7 +192,7 @@ def tune(
     if state is None:
         seed = None if generator is None else int(torch.randint(2**62, (), generator=generator))
         pick = SystemRandom() if seed is None else Random(seed)
-        number = trial_count(release).draw(secrets.randbelow if seed is None else pick.randrange)
+        number = draw_trials(trial_count(release), secrets.randbelow if seed is None else pick.randrange)
         state = Unfinished(
             run=f"tune-{secrets.token_hex(8)}",
             identity=asked,

@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 import hush
-from hush.accounting.selection import trial_count
+from hush.accounting.selection import draw_trials, trial_count
 from hush.core.errors import (
     CheckpointError,
     DataError,
@@ -39,7 +39,7 @@ MANY = next(
     seed
     for seed in range(99)
     if (pick := Random(int(torch.randint(2**62, (), generator=torch.Generator().manual_seed(seed)))))
-    and trial_count(hush.BestOf(steps=4, mean=3.0)).draw(pick.randrange) == 4
+    and draw_trials(trial_count(hush.BestOf(steps=4, mean=3.0)), pick.randrange) == 4
 )
 """A seed of four trials."""
 

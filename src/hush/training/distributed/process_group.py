@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hush.accounting.ledger import Ledger, Snapshot
+from hush.accounting.ledger import Ledger
 from hush.core.errors import InvalidValue, LedgerError, Unsupported
 from hush.core.guarantee import Adjacency
 from hush.core.plan import Plan
@@ -125,7 +125,7 @@ class ProcessGroup(Local):
             )
         first: list[Ledger] = []
 
-        def opened_by_first() -> Snapshot:
+        def opened_by_first() -> list[bytes]:
             first.append(open_ledger(ledger, plan, adjacency))
             return first[0].snapshot()
 
