@@ -11,11 +11,10 @@ from hush.accounting import composition
 from hush.accounting.attacker import Attacker
 from hush.accounting.composition import epsilon_upper, requires_rdp
 from hush.accounting.epsilon import compose, delta
-from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant, analytic_gaussian
 from hush.accounting.steps import ComposableStep, SampledGaussian, SampledNoise
-from hush.core.errors import InvalidValue, Unproved
+from hush.core.errors import Unproved
 from hush.core.guarantee import Adjacency
 
 REPLACE = hush.Neighbours.REPLACE
@@ -114,9 +113,7 @@ def test_ledgers_charge_groups_and_know_how_many_records_there_are() -> None:
     swapped = ledger.epsilon(1e-5, neighbours=REPLACE)
     assert swapped.neighbours is REPLACE
     assert swapped.records == 50
-    with pytest.raises(InvalidValue, match="at most the 50 units"):
-        ledger.epsilon(1e-5, group=51)
-    with pytest.raises(Unproved, match="number of slots is public here"):
+    with pytest.raises(Unproved, match="number of slots, which is public here"):
         ledger.epsilon(1e-5, neighbours=hush.Neighbours.ADD_REMOVE)
 
 
@@ -175,13 +172,5 @@ def test_sampled_laplace_and_selective_steps_compose() -> None:
 )
 def test_a_change_without_a_proved_cost_is_refused(charged: hush.Plan, change: Adjacency) -> None:
     assert hush.epsilon(charged, 1, 1e-5).epsilon.upper > 0
-    with pytest.raises(Unproved, match=r"no proved cost for group=.*ask for one record"):
+    with pytest.raises(Unproved, match=r"no proved cost for group=.*pass group=1"):
         compose({charged: 1}, 1e-5, None, change)
-    for step, count in mechanism(charged).components:
-        if not step.charged_for_groups:
-            for ask in (
-                lambda step=step, count=count: composition.epsilon_bound({step: count}, change, 1e-5),
-                lambda step=step, count=count: composition.delta_bounds({step: count}, change, [1.0]),
-            ):
-                with pytest.raises(Unproved, match="no proved cost"):
-                    ask()

@@ -15,7 +15,7 @@ from torch import nn
 
 import hush
 from hush.accounting.rdp.gaussian import renyi_divergence
-from hush.accounting.selective import Trial, per_trial
+from hush.accounting.selective import Trial
 from hush.accounting.steps import SampledGaussian
 from hush.core.errors import Unproved, Unsupported
 from hush.core.parts import Clipping, Noise
@@ -132,7 +132,7 @@ def test_a_divergence_does_not_tell_what_a_trial_costs() -> None:
     step = max(divergence(present, absent, order), divergence(absent, present, order))
     test = SampledGaussian(release.rate, release.multiplier)
     normal = Trial(SampledGaussian(1.0, math.sqrt(order / (2 * step))), test, release.threshold / 2)
-    assert found > 1.01 * float(per_trial(normal, [order])[0])
+    assert found > 1.01 * float(normal.rdp(np.array([order]))[0])
     assert found < step + float(renyi_divergence(test, [order])[0])
     chosen = plan(hush.Rectified(scale=1.0, bound=bound), release, hush.Linf(norm=0.01))
     assert found < float(hush.individual_rdp(chosen, [-4.88], [order])[0])

@@ -1,6 +1,8 @@
 """The cost of selective trials: against the page's numbers, mpmath, and adversaries."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -8,14 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hush.accounting.selective import (
-    Trial,
-    acceptance_change,
-    per_acceptance,
-    per_trial,
-    published,
-)
+from hush.accounting.selective import Trial, acceptance_change
 from hush.accounting.steps import SampledGaussian
+from hush.core.release import Accounting
 from tests.accounting.selective_oracle import (
     Array,
     Case,
@@ -37,14 +34,18 @@ def trial(case: Case) -> Trial:
     )
 
 
+def rdp(of: Trial, orders: Sequence[float], accounting: Accounting = "per-trial") -> Array:
+    return replace(of, accounting=accounting).rdp(np.array(orders))
+
+
 def test_the_values_of_the_design() -> None:
     orders = [2, 6, 10, 20]
-    assert per_trial(trial(FASHION), orders) == pytest.approx(
+    assert rdp(trial(FASHION), orders) == pytest.approx(
         [5.612e-5, 1.691e-4, 2.832e-4, 5.736e-4], rel=2e-4
     )
     # the design's cells hold a maximum of two ends inside the expectation, which costs it up to 1%
     design = np.array([2.120e-4, 6.458e-4, 1.092e-3, 2.251e-3])
-    ours = per_acceptance(trial(FASHION), orders)
+    ours = rdp(trial(FASHION), orders, "per-acceptance")
     assert (ours <= design).all()
 
 
@@ -60,8 +61,8 @@ def test_the_values_of_the_design() -> None:
 def test_one_trial_against_mpmath(case: Case, order: float) -> None:
     with mpmath.workdps(15):
         page = max(page_bound(case, order, present) for present in (True, False))
-    ours = float(per_trial(trial(case), [order])[0])
-    composed = float(published(trial(case), [order])[0])
+    ours = float(rdp(trial(case), [order])[0])
+    composed = float(rdp(trial(case), [order], "published")[0])
     assert min(page, composed) * (1 - 1e-9) <= ours <= min(page * (1 + 3e-5), composed)
 
 
@@ -94,8 +95,8 @@ def test_no_adversary_beats_the_sound_bounds(case: Case, order: float, seed: int
     generator = np.random.default_rng(seed)
     ours = trial(case)
     trial_bound, accepted_bound = (
-        float(per_trial(ours, [order])[0]),
-        float(per_acceptance(ours, [order])[0]),
+        float(rdp(ours, [order])[0]),
+        float(rdp(ours, [order], "per-acceptance")[0]),
     )
     low, high = acceptance_change(ours)
     for _ in range(6):
@@ -134,14 +135,14 @@ def test_a_record_that_flips_verdicts_beats_the_published_charge(
 ) -> None:
     # the training leaks nothing: its noise drowns everything
     case = Case(1.0, 1e4, 1.0, deviation, -0.5)
-    says = float(published(trial(case), [order])[0])
+    says = float(rdp(trial(case), [order], "published")[0])
     assert says == pytest.approx(claimed, rel=1e-3)
     largest = max(
         max(accepted_divergences(case, *flipped(case, share, 4000), order))
         for share in np.linspace(0.02, 0.98, 97)
     )
     assert largest == pytest.approx(true, rel=2e-3)
-    assert says < largest <= float(per_acceptance(trial(case), [order])[0])
+    assert says < largest <= float(rdp(trial(case), [order], "per-acceptance")[0])
 
 
 @pytest.mark.parametrize(("deviation", "ratio"), [(0.8, 1.34), (1.0, 1.16), (1.3, 1.03)])
@@ -151,8 +152,8 @@ def test_sampling_does_not_save_the_published_charge(deviation: float, ratio: fl
         max(accepted_divergences(case, *flipped(case, share, 4000), 2.0))
         for share in np.linspace(0.02, 0.98, 97)
     )
-    assert largest / float(published(trial(case), [2.0])[0]) == pytest.approx(ratio, abs=0.01)
-    assert largest <= float(per_acceptance(trial(case), [2.0])[0])
+    assert largest / float(rdp(trial(case), [2.0], "published")[0]) == pytest.approx(ratio, abs=0.01)
+    assert largest <= float(rdp(trial(case), [2.0], "per-acceptance")[0])
 
 
 def test_the_bounds_are_close_to_what_an_adversary_reaches() -> None:
@@ -161,7 +162,7 @@ def test_the_bounds_are_close_to_what_an_adversary_reaches() -> None:
     lowest, highest = case.accept
     everywhere = np.full(4000, lowest), np.full(4000, highest)
     largest = max(trial_divergences(case, *everywhere, 2.0))
-    bound = float(per_trial(trial(case), [2.0])[0])
+    bound = float(rdp(trial(case), [2.0])[0])
     assert 0.8 * bound <= largest <= bound
 
 
@@ -172,11 +173,11 @@ def test_the_bounds_are_close_to_what_an_adversary_reaches() -> None:
 def test_extremes_are_silent(order: float, deviation: float, rate: float, threshold: float) -> None:
     ours = trial(Case(rate, deviation, rate, max(deviation, 0.5), threshold))
     trial_bound, accepted_bound = (
-        float(per_trial(ours, [order])[0]),
-        float(per_acceptance(ours, [order])[0]),
+        float(rdp(ours, [order])[0]),
+        float(rdp(ours, [order], "per-acceptance")[0]),
     )
     assert trial_bound >= 0
     assert accepted_bound >= 0
     assert not math.isnan(trial_bound + accepted_bound)
-    composed = published(ours, [order])
+    composed = rdp(ours, [order], "published")
     assert trial_bound <= composed[0]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.special import log_ndtr
 
 from hush.accounting.epsilon import checked_orders
-from hush.accounting.numerics import Array, log_mixture, log_weights, log_weights_numpy
+from hush.accounting.numerics import Array, log_mixture, log_normal_mass, log_weights, log_weights_numpy
 from hush.accounting.per_instance import (
     Atoms,
     RectifiedLaw,
@@ -21,7 +21,6 @@ from hush.accounting.per_instance import (
     as_vector,
     check_always_released,
     log_density,
-    log_mass,
     log_remainder_mass,
     unit_law,
 )
@@ -103,8 +102,8 @@ def _outcomes(
     """log-probabilities at both locations of every outcome; the inside of the support by nodes."""
     if isinstance(support, Atoms):
         for low, high in support.intervals():
-            with_record = log_mass(low - center - shift, high - center - shift)
-            yield log_mass(low - center, high - center), with_record
+            with_record = log_normal_mass(low - center - shift, high - center - shift)
+            yield log_normal_mass(low - center, high - center), with_record
         return
     bound = support.bound if isinstance(support, RectifiedLaw | TruncatedLaw) else math.inf
     log_normalizers = [np.zeros(len(center)), np.zeros(len(center))]
@@ -112,7 +111,7 @@ def _outcomes(
         yield log_ndtr(-bound - center), log_ndtr(-bound - center - shift)
         yield log_ndtr(center - bound), log_ndtr(center + shift - bound)
     elif isinstance(support, TruncatedLaw):
-        log_normalizers = [log_mass(-bound - t, bound - t) for t in (center, center + shift)]
+        log_normalizers = [log_normal_mass(-bound - t, bound - t) for t in (center, center + shift)]
     left, right = _window(bound, center, shift, order)
     width = float((right - left).max())
     nodes, weights = np.polynomial.legendre.leggauss(max(48, math.ceil(4 * width)))

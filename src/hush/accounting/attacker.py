@@ -1,8 +1,8 @@
 """Attacks on a release: bounds on every membership test (f-DP), and limits on them.
 
-The attacker sees everything released and tests which of two neighbouring data sets it came from.
-`AttackBounds` bounds the two error rates of every such test, from the curve that epsilon is read off.
-`Risk` is a limit on them, in place of an epsilon at a delta.
+The attacker sees all releases and tests which of two neighbouring data sets produced them.
+`AttackBounds` bounds the two error rates of every such test by the privacy profile. `Risk` limits them,
+in place of an epsilon at a delta.
 """
 
 import math
@@ -25,14 +25,14 @@ _CHANCE = Range(at_least=0, at_most=1, why="it is a probability", example=0.01)
 _PRIOR = Range(
     above=0, below=1, why="an attacker who is certain beforehand learns nothing more", example=0.5
 )
-# The search looks at epsilons up to the one at a delta of this share of the test's false positives and
-# of the advantage, beyond which little is to be gained; but at no smaller delta than this.
+# The search ends at the epsilon of this share of the false positive rate times the advantage, or of the
+# smallest delta: larger epsilons improve the bound little.
 _SHARE, _MIN_DELTA = 1e-3, 1e-12
-# Any epsilon gives a bound; beyond this one no error rate is left to tell.
+# Any epsilon gives a bound; larger ones than this bound no error rate.
 _MAX_EPSILON = 700.0
-# Epsilons of the first look, and of each of the closer ones around the best: at least two, and more
-# until the epsilons are this close to each other.
-_POINTS, _CLOSER_POINTS, _CLOSER_LOOKS, _CLOSE = 33, 9, 2, 1e-2
+# Numbers of epsilons of the first grid and of each finer one around the best: at least two finer grids,
+# and more until neighbouring epsilons are this close.
+_POINTS, _FINER_POINTS, _FINER_GRIDS, _CLOSE = 33, 9, 2, 1e-2
 # A few operations on numbers up to 1: outweighs their rounding.
 _ROUNDING = 32 * UNIT
 
@@ -40,9 +40,9 @@ _ROUNDING = 32 * UNIT
 class AttackBounds(ABC):
     """Bounds on the hypothesis test between two neighbouring data sets, from a privacy profile.
 
-    **Guarantee.** No membership test does better than any of the numbers here: they are made from
-    upper bounds on delta, and the trade-off curve is equivalent to the privacy profile (Wasserman and
-    Zhou 2010; Dong, Roth and Su 2022). docs/guarantees/attacker.md.
+    **Guarantee.** No membership test exceeds these bounds: they follow from upper bounds on delta, and
+    the trade-off curve is equivalent to the privacy profile (Wasserman and Zhou 2010; Dong, Roth and Su
+    2022). docs/guarantees/attacker.md.
     """
 
     @abstractmethod
@@ -67,16 +67,15 @@ class AttackBounds(ABC):
         return (1 + self.advantage) / 2
 
     def posterior(self, prior: float) -> float:
-        """The largest chance that a guess of membership is right, after what was released is seen.
+        """The largest accuracy of a guess of membership after the releases (1 less the Bayes risk).
 
-        It is the mean of the posterior probability of the likelier case (1 less the Bayes risk):
-        m + (1 - m) delta(log(m / (1 - m))), where m = max(prior, 1 - prior) is that chance beforehand.
+        m + (1 - m) delta(log(m / (1 - m))), m = max(prior, 1 - prior).
 
         Args:
-            prior: Probability of membership before anything is released.
+            prior: Probability of membership before any release.
 
         Returns:
-            An upper bound on the accuracy of the best guess; `success` at a prior of 1/2.
+            An upper bound; `success` at a prior of 1/2.
         """
         checked = _PRIOR.check("prior", prior)
         m = max(checked, 1 - checked)
@@ -88,10 +87,10 @@ class AttackBounds(ABC):
         """The largest power of a test at a false positive rate.
 
         Args:
-            false_positive_rate: Chance that the test says "took part" of a record that did not.
+            false_positive_rate: Share of non-members that the test calls members (type I error).
 
         Returns:
-            An upper bound on the chance that it says so of one that did.
+            An upper bound on the share of members that it calls members.
         """
         return min(1.0, 1 - self.false_negative_rate(false_positive_rate) + UNIT)
 
@@ -99,7 +98,7 @@ class AttackBounds(ABC):
         """The trade-off curve f at this false positive rate: the least false negative rate of a test.
 
         f(x) is the largest of 1 - delta - exp(epsilon) x and exp(-epsilon) (1 - delta - x) over all
-        epsilon; every epsilon alone is a valid bound, so an imperfect search is still sound.
+        epsilon. Every epsilon gives a valid bound, so an imperfect search is sound.
 
         Args:
             false_positive_rate: Share of non-members that the test calls members (type I error).
@@ -111,16 +110,16 @@ class AttackBounds(ABC):
         smallest = max(_MIN_DELTA, _SHARE * x * self.advantage)
         epsilons = np.linspace(0.0, min(self._epsilon(smallest), _MAX_EPSILON), _POINTS)
         deltas, best = self._deltas(epsilons.tolist()), 0.0
-        for look in count():
+        for grid in count():
             steep = 1 - deltas - np.exp(epsilons) * x
             flat = np.exp(-epsilons) * (1 - deltas - x)
             best = max(best, float(np.maximum(steep, flat).max()))
-            if look >= _CLOSER_LOOKS and epsilons[1] - epsilons[0] <= _CLOSE * (1 + epsilons[0]):
+            if grid >= _FINER_GRIDS and epsilons[1] - epsilons[0] <= _CLOSE * (1 + epsilons[0]):
                 break
             # one peak in both, which are concave in the slope, exp(epsilon) or exp(-epsilon)
             peak = int(np.argmax(np.maximum(steep, flat)))
             near = epsilons[max(peak - 1, 0)], epsilons[min(peak + 1, len(epsilons) - 1)]
-            epsilons = np.linspace(*near, _CLOSER_POINTS)
+            epsilons = np.linspace(*near, _FINER_POINTS)
             deltas = self._deltas(epsilons.tolist())
         return max(0.0, best - _ROUNDING)
 
@@ -131,11 +130,10 @@ class Attacker(AttackBounds):
 
     Args:
         counts: Number of steps of each plan.
-        dimension: Number of parameters, where the charge depends on it.
+        dimension: Number of parameters, if the charge depends on it.
         adjacency: Adjacency of the two data sets; one record's slot by default.
 
-    **Guarantee.** No membership test does better than any of the numbers here:
-    docs/guarantees/attacker.md.
+    **Guarantee.** No membership test exceeds these bounds: docs/guarantees/attacker.md.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -168,7 +166,7 @@ class Attacker(AttackBounds):
 
 
 def membership(adjacency: Adjacency) -> str:
-    """What a membership test is to find out, in words: "whether a record took part"."""
+    """The question of a membership test, e.g. "whether a record took part"."""
     who = "user" if adjacency.per_unit else "record"
     if adjacency.group > 1:
         together = ", or others," * adjacency.replaced
@@ -178,10 +176,10 @@ def membership(adjacency: Adjacency) -> str:
 
 @dataclass(frozen=True)
 class ApproximateDP(AttackBounds):
-    """Bounds on the hypothesis test that follow from pairs of epsilon and delta, whatever the mechanism.
+    """Bounds on the hypothesis test that pairs of epsilon and delta imply for every mechanism.
 
     Args:
-        points: Pairs of epsilon and delta that hold, all of them of one mechanism.
+        points: Pairs of epsilon and delta, all guaranteed by the same mechanism.
 
     >>> bounds = ApproximateDP([(3.0, 1e-5)])
     >>> print(f"{bounds.advantage:.3f}", f"{bounds.true_positive_rate(0.01):.3f}")
@@ -191,8 +189,8 @@ class ApproximateDP(AttackBounds):
     points: Sequence[tuple[float, float]]
 
     def _deltas(self, epsilons: Sequence[float]) -> Array:
-        # The profile of the least private mechanism: its tests have errors 0 and 1 - delta, or both
-        # alike, or a mixture (Kairouz, Oh and Viswanath 2015). Each point has one; the smallest holds.
+        # The least private mechanism of each point has tests with errors 0 and 1 - delta, equal errors,
+        # or a mixture (Kairouz, Oh and Viswanath 2015). The smallest of their profiles is a bound.
         known, deltas = np.array(sorted(self.points), dtype=float).T
         deltas = np.where(known > _MAX_EPSILON, 1.0, deltas)  # such a point bounds no test
         known = np.minimum(known, _MAX_EPSILON)
@@ -220,14 +218,14 @@ class Risk(Value):
     One of three: `tpr` at `fpr`, `advantage`, or `posterior` from `prior`.
 
     Args:
-        tpr: Largest true positive rate of a test whose false positive rate is `fpr`. As many guesses at
-            any secret of a record are right at most, where `fpr` are without the release.
-        fpr: False positive rate at which `tpr` is meant.
+        tpr: Largest true positive rate of a test with false positive rate `fpr`. It also bounds the
+            success of guessing any secret of a record, if `fpr` is the success without the release.
+        fpr: False positive rate of the test.
         advantage: Largest true positive rate less false positive rate.
-        posterior: Largest chance that a guess whether the record took part is right.
-        prior: Probability that it took part, before anything is released.
+        posterior: Largest accuracy of a guess of membership.
+        prior: Probability of membership before any release.
 
-    **Guarantee.** A plan calibrated to it keeps it, for the neighbours that the calibration names:
+    **Guarantee.** A plan calibrated to it satisfies it, for the adjacency of the calibration:
     docs/guarantees/risk.md.
 
     >>> import hush
@@ -261,39 +259,39 @@ class Risk(Value):
             limit, known = ("tpr", "fpr") if self.tpr is not None else ("posterior", "prior")
             raise InvalidValue(
                 f"{limit}={short_repr(passed[limit])} must be above {self._baseline:g} at {known}="
-                f"{short_repr(passed[known])}: so much is attained without the release, and no noise "
+                f"{short_repr(passed[known])}: a guess without the release attains it, and no noise "
                 f"lowers it. Pass e.g. {limit}={(1 + 3 * self._baseline) / 4:.3g}.",
                 key=limit,
             )
 
     @property
     def _baseline(self) -> float:
-        """What is attained without the release: by a blind guess."""
+        """Success of a guess without the release."""
         if self.fpr is not None:
             return self.fpr
         return 0.0 if self.prior is None else max(self.prior, 1 - self.prior)
 
     @property
     def max_gain(self) -> float:
-        """How far an attack may exceed a blind guess."""
+        """Limit on the gain of an attack over a guess without the release."""
         limits = (self.tpr, self.advantage, self.posterior)
         return next(limit for limit in limits if limit is not None) - self._baseline
 
     def attained(self, attack: AttackBounds) -> float:
-        """Upper bound on the rate, advantage or chance that this limits.
+        """Upper bound on the limited rate, advantage or posterior.
 
         Args:
-            attack: Bounds on every test of what was released.
+            attack: Bounds on every test of the releases.
         """
         if self.fpr is not None:
             return attack.true_positive_rate(self.fpr)
         return attack.advantage if self.prior is None else attack.posterior(self.prior)
 
     def gain(self, attack: AttackBounds) -> float:
-        """How far an attack exceeds a blind guess at most; within the limit if at most `max_gain`.
+        """Upper bound on the gain of an attack over a guess without the release; at most `max_gain`.
 
         Args:
-            attack: Bounds on every test of what was released.
+            attack: Bounds on every test of the releases.
         """
         return max(0.0, self.attained(attack) - self._baseline)
 
@@ -304,7 +302,7 @@ class Risk(Value):
             delta: Delta of the budget.
 
         Returns:
-            The budget that a user of epsilon alone would have to keep.
+            The budget.
         """
 
         def kept(epsilon: float) -> bool:
@@ -328,24 +326,21 @@ class Risk(Value):
 
 
 Limit = Budget | Risk
-"""What a calibration keeps to."""
+"""Constraint of a calibration."""
 
 
-def check_limit(limit: object) -> Limit:
-    """The limit, if it is one; raises `InvalidValue` for anything else."""
-    if not isinstance(limit, Budget | Risk):
-        text = short_repr(limit) if isinstance(limit, str | float | int | None) else "..."
-        raise InvalidValue(
-            f"budget={text} must be a Budget or a Risk, not {with_article(type(limit).__name__)}. Pass "
-            "e.g. hush.Budget(epsilon=3.0, delta=1e-5), or hush.Risk(tpr=0.05, fpr=0.01).",
-            key="budget",
-        )
-    return limit
-
-
-def allowance(limit: Limit) -> float:
-    """The largest `cost` that is within a limit."""
-    return limit.epsilon if isinstance(limit, Budget) else limit.max_gain
+def allowance(limit: object) -> float:
+    """The largest `cost` within a limit; raises `InvalidValue` for any other value."""
+    if isinstance(limit, Budget):
+        return limit.epsilon
+    if isinstance(limit, Risk):
+        return limit.max_gain
+    text = short_repr(limit) if isinstance(limit, str | float | int | None) else "..."
+    raise InvalidValue(
+        f"budget={text} must be a Budget or a Risk, not {with_article(type(limit).__name__)}. Pass "
+        "e.g. hush.Budget(epsilon=3.0, delta=1e-5), or hush.Risk(tpr=0.05, fpr=0.01).",
+        key="budget",
+    )
 
 
 def cost(
@@ -356,7 +351,7 @@ def cost(
     *,
     ceiling: float = math.inf,
 ) -> float:
-    """Upper bound on what a composition spends of a limit: epsilon, or the gain of an attack."""
+    """Upper bound on the cost of a composition: epsilon, or the gain of an attack."""
     if isinstance(limit, Risk):
         return limit.gain(Attacker(counts, dimension, adjacency))
     return upper_epsilon(counts, limit.delta, dimension, adjacency, ceiling=ceiling)

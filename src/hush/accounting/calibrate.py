@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hush.accounting.attacker import ApproximateDP, Limit, Risk, allowance, check_limit, cost, stated
+from hush.accounting.attacker import ApproximateDP, Limit, Risk, allowance, cost, stated
 from hush.accounting.epsilon import Dimension
 from hush.accounting.mechanism import mechanism
 from hush.core.errors import BudgetExceeded, InvalidValue
@@ -73,7 +73,7 @@ def calibrate(
     True
     """
     mechanism(check_kind("plan", plan, Plan), dimension)
-    check_limit(budget)
+    most = allowance(budget)
     if not isinstance(spent, Mapping):
         raise InvalidValue(
             f"spent must be a mapping from plans to steps, not a {type(spent).__name__}: the budget "
@@ -107,7 +107,6 @@ def calibrate(
         size = {noisy: dimension} if dimension else None
         return cost(budget, counts, size, adjacency, ceiling=_CEILING * most)
 
-    most = allowance(budget)
     before = cost(budget, spent, adjacency=adjacency) if spent else 0.0
     if before > most:
         raise BudgetExceeded(
@@ -120,8 +119,7 @@ def calibrate(
     if precision is None:
         raise BudgetExceeded(
             f"steps={steps} cost more than {stated(budget)} even with noise {_MAX_MULTIPLIER:g} times "
-            "the clipping norm: every step reveals something, and that many add up to more than the "
-            "budget. Take fewer steps, sample at a smaller rate, or allow a larger budget."
+            "the clipping norm. Take fewer steps, sample at a smaller rate, or allow a larger budget."
         )
     return with_noise(1 / precision)
 
@@ -147,7 +145,7 @@ def max_steps(
     """
     mechanism(plan, dimension.get(plan) if isinstance(dimension, Mapping) else dimension)
 
-    most = allowance(check_limit(budget))
+    most = allowance(budget)
 
     def spend(further: float) -> float:
         counts = Counter(spent)
@@ -195,7 +193,7 @@ def max_rate(
     def with_rate(rate: float) -> Plan:
         return replace(plan, sampling=Poisson(rate=rate))
 
-    most = allowance(check_limit(budget))
+    most = allowance(budget)
 
     def spend(rate: float) -> float:
         return cost(budget, {with_rate(rate): steps}, dimension, adjacency, ceiling=_CEILING * most)

@@ -1,11 +1,11 @@
-"""Epsilon and delta of composed steps, for one record or for a larger change, from both sides.
+"""Bounds from both sides on epsilon and delta of composed steps, for one record or a larger change.
 
-Steps with a dominating pair are composed by their privacy loss distributions (`pld`). The others,
-coordinate-wise noise and selective trials, are composed by their Rényi divergences; if a step with a
-dominating pair is known to dominate each of them, the smaller of the two bounds counts.
+Privacy loss distributions (`pld`) compose the steps with a dominating pair. Rényi divergences compose
+the others, coordinate-wise noise and selective trials. If steps with a dominating pair dominate all of
+them, the smaller of the two bounds counts.
 
-**Guarantee.** docs/guarantees/groups.md covers groups and replacement. Steps with a dominating pair have
-an exact one for a group and for replaced records too. Without sampling a group of k shifts the sum by k
+**Guarantee.** docs/guarantees/groups.md covers groups and replacement. Steps with a dominating pair also
+have an exact one for a group and for replaced records. Without sampling a group of k shifts the sum by k
 times as much. The group property bounds the remaining steps.
 """
 
@@ -13,7 +13,6 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -22,8 +21,7 @@ from hush.accounting.pld import accountant
 from hush.accounting.pld.privacy_loss import GroupLaw, Step
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_delta, rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
-from hush.accounting.steps import ComposableStep, Mechanism, PairedStep
-from hush.core.errors import InvalidValue, Unproved
+from hush.accounting.steps import ComposableStep, PairedStep
 from hush.core.guarantee import RECORD, Adjacency, Bound
 
 Counts = Mapping[ComposableStep, int]
@@ -41,13 +39,7 @@ _ROUNDING = 1e-12
 
 
 def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
-    """Bounds on epsilon at `delta` of a composition of steps, for a change.
-
-    Raises:
-        Unproved: Some step has no proved cost for this change.
-    """
-    for step in steps:
-        check_change(step, str(step), adjacency)
+    """Bounds on epsilon at `delta` of a composition of steps with a proved cost for a change."""
     if adjacency.group * participation_probability(steps) <= delta:
         return Bound(lower=0.0, upper=0.0)
     bound = accountant.epsilon(dominated_steps(steps, adjacency), delta)
@@ -62,19 +54,7 @@ def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
 
 
 def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float]) -> list[Bound]:
-    """Bounds on delta of a composition of steps at increasing `epsilons`, for a change.
-
-    Raises:
-        Unproved: Some step has no proved cost for this change.
-        InvalidValue: The epsilons do not increase.
-    """
-    for step in steps:
-        check_change(step, str(step), adjacency)
-    if any(first > second for first, second in pairwise(epsilons)):
-        raise InvalidValue(
-            "epsilons must be in increasing order: neighbouring ones share one composition. Sort them.",
-            key="epsilons",
-        )
+    """Bounds on delta at increasing `epsilons`, of a composition of steps with a proved cost."""
     bounds = accountant.profile(dominated_steps(steps, adjacency), epsilons)
     if not requires_rdp(steps):
         return bounds
@@ -87,16 +67,6 @@ def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float])
         ]
         uppers = _smaller(uppers, _dominating_steps(steps, adjacency), epsilons)
     return [_consistent(bound.lower, upper) for bound, upper in zip(bounds, uppers, strict=True)]
-
-
-def check_change(mechanism: Mechanism, name: str, adjacency: Adjacency) -> None:
-    """Raise `Unproved` if the cost of a change of several slots is not proved for a mechanism."""
-    if adjacency.slots > 1 and not mechanism.charged_for_groups:
-        raise Unproved(
-            f"{name} has no proved cost for group={adjacency.group}, neighbours={adjacency.neighbours}: "
-            f"{adjacency.slots} records together may cost more than the bound for one, repeated. Use "
-            "Gaussian noise and release=Always(), or ask for one record."
-        )
 
 
 def _consistent(lower: float, upper: float) -> Bound:
@@ -136,8 +106,19 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
 
 
 def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
-    """Upper bounds on delta at increasing `epsilons`; dominating pairs are composed once for many."""
-    uppers = _rdp_deltas(steps, epsilons)
+    """Upper bounds on delta at increasing epsilons; dominating pairs are composed once for many."""
+    failure = sum(count * step.nontermination for step, count in steps.items())
+    profile = functools.cache(lambda dominated: accountant.profile(dict(dominated), epsilons))
+
+    def upper_at(k: int) -> float:
+        return _best_order(
+            steps,
+            lambda total, orders: rdp_to_delta(total, orders, max(0.0, epsilons[k] - 2 * failure)),
+            lambda dominated: profile(tuple(dominated.items()))[k].lower,
+        )
+
+    # the correction cannot lower an epsilon of 0: it is added to delta instead
+    uppers = [upper_at(k) + 3 * failure for k in range(len(epsilons))]
     if list(steps.values()) == [1]:
         alone = next(iter(steps))
         uppers = [min(pair) for pair in zip(uppers, map(alone.delta_upper, epsilons), strict=True)]
@@ -149,34 +130,11 @@ def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
 def _smaller(
     uppers: list[float], dominating: dict[Step, int] | None, epsilons: Sequence[float]
 ) -> list[float]:
-    """The smaller of each bound and that of the dominating steps, if these are known."""
+    """Each bound, or the dominating steps' one if it is known and smaller."""
     if dominating is None:
         return uppers
     bounds = accountant.profile(dominating, epsilons)
     return [min(upper, bound.upper) for upper, bound in zip(uppers, bounds, strict=True)]
-
-
-def _rdp_deltas(steps: Counts, epsilons: Sequence[float]) -> list[float]:
-    """Upper bounds on delta by Rényi divergences."""
-    failure = sum(count * step.nontermination for step, count in steps.items())
-    profiles: dict[tuple[tuple[Step, int], ...], list[Bound]] = {}
-
-    def lower(dominated: Mapping[Step, int]) -> list[Bound]:
-        """The profile of dominated steps, composed once for all epsilons, and only if asked for."""
-        key = tuple(dominated.items())
-        if key not in profiles:
-            profiles[key] = accountant.profile(dominated, epsilons)
-        return profiles[key]
-
-    def upper_at(k: int) -> float:
-        return _best_order(
-            steps,
-            lambda total, orders: rdp_to_delta(total, orders, max(0.0, epsilons[k] - 2 * failure)),
-            lambda dominated: lower(dominated)[k].lower,
-        )
-
-    # at epsilon 0 there is nothing to take the correction from: it is added to delta instead
-    return [upper_at(k) + 3 * failure for k in range(len(epsilons))]
 
 
 def participation_probability(steps: Counts) -> float:
@@ -229,9 +187,9 @@ def _best_order(
 ) -> float:
     """The smallest of `convert`'s values over the orders, with subsampling or without it.
 
-    Subsampling never adds to a divergence (it is quasi-convex in the two laws), and without it there
-    are more orders to choose from. `lower_bound` tells when that cannot help, and when the answer is
-    certainly beyond `ceiling`: it is infinite then.
+    Subsampling never adds to a divergence (it is quasi-convex in the two laws), and without it more
+    orders are available. `lower_bound` skips this search if it cannot help. It also ends the search,
+    with an infinite answer, if the cost certainly exceeds `ceiling`.
     """
     if not any(step.needs_whole_orders for step in steps):
         return convert(*composed_rdp(steps, _TRIAL_ORDERS))
@@ -252,7 +210,7 @@ def _best_order(
         sparse = np.arange(0, len(ORDERS), _ORDER_STRIDE)
         total, orders = composed_rdp(unsampled, ORDERS[sparse])
         values = [convert(total[k : k + 1], orders[k : k + 1]) for k in range(len(sparse))]
-        # any orders are sound; the best ones are where the best of a few are
+        # any orders are sound; the best ones are near the best of a sparse set
         near = sparse[int(np.argmin(values))]
         nearby = ORDERS[max(0, near - _ORDER_STRIDE) : near + _ORDER_STRIDE]
         best = min(best, convert(*composed_rdp(unsampled, nearby)))
@@ -260,10 +218,10 @@ def _best_order(
 
 
 def _extrapolate(divergences: Array, orders: Array, higher: Array) -> Array:
-    """Divergences at `higher` orders if (a - 1) D_a went on as a straight line: being convex, no less.
+    """Lower estimate of the divergences at `higher` orders: (a - 1) D_a is convex, so a line extends it.
 
     It decides only whether higher orders are worth evaluating. Bounds on D_a may lie higher at odd
-    orders than at even ones (`Pair.POSITIVE`), so the flattest line through the last points counts.
+    orders than at even ones, so the flattest line through the last points counts.
     """
     if not np.isfinite(divergences[-_EXTRAPOLATED_FROM:]).all():
         return np.full(len(higher), np.inf)
@@ -292,10 +250,10 @@ def _group_step(step: PairedStep, adjacency: Adjacency) -> Step:
 
 
 def without_sampling(steps: Counts, adjacency: Adjacency) -> Counts | None:
-    """Steps whose cost for one record is the cost of the change for `steps`; None if some are sampled.
+    """Steps with 1/k of the noise, for a change of k slots; None if some are sampled.
 
     If everyone takes part, a change of k slots shifts the sum by an element of k times the sensitivity
-    set, which is the shift of one record under 1/k of the noise.
+    set: the shift of one record under 1/k of the noise.
     """
     scaled: Counter[ComposableStep] = Counter()
     for step, count in steps.items():
@@ -307,19 +265,19 @@ def without_sampling(steps: Counts, adjacency: Adjacency) -> Counts | None:
 
 
 def chained_delta(upper: Callable[[float], float], changes: int, epsilon: float) -> float:
-    """Upper bound on delta at `epsilon` of so many changes, `upper` being one's delta at an epsilon.
+    """Upper bound on delta at `epsilon` of several changes; `upper` is one change's delta at an epsilon.
 
-    The group property (Vadhan 2017, Lemma 2.2), each change having its share of epsilon.
+    The group property (Vadhan 2017, Lemma 2.2): each change has an equal share of epsilon.
     """
     share = epsilon / changes
     return min(1.0, upper(share) * math.exp(min(_log_chain_factor(share, changes), 700.0)))
 
 
 def chained_epsilon(upper: Callable[[float], float], changes: int, delta: float) -> float:
-    """Upper bound on epsilon at `delta` of so many changes, `upper` being one's epsilon at a delta."""
+    """Upper bound on epsilon at `delta` of several changes; `upper` is one's epsilon at a delta."""
 
     def costs_more(share: float) -> bool:
-        """Whether one change takes more than `share`, at the delta that is left for it then."""
+        """Whether one change costs more than `share` at the remaining delta."""
         log_delta = math.log(delta) - _log_chain_factor(share, changes)
         return log_delta < _LOG_MIN_DELTA or upper(math.exp(log_delta)) > share
 

@@ -14,7 +14,7 @@ from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
 from hush.accounting.steps import Basis, ComposableStep
 from hush.clipping import L2, Entries, Lp
-from hush.core.errors import InvalidValue
+from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import DELTA, RECORD, Adjacency, Arithmetic, Bound, Guarantee, Neighbours
 from hush.core.plan import Plan, names
 from hush.core.release import Selective
@@ -261,7 +261,13 @@ def _mechanism_counts(
     for plan, count in counts.items():
         size = dimension.get(plan) if isinstance(dimension, Mapping) else dimension
         whole, repeats = mechanism(plan, size), check_count("steps", count, _WHY_WHOLE)
-        composition.check_change(whole, names(plan), adjacency)
+        if adjacency.slots > 1 and not whole.charged_for_groups:
+            raise Unproved(
+                f"{names(plan)} has no proved cost for group={adjacency.group}, "
+                f"neighbours={adjacency.neighbours}: {adjacency.slots} records together may cost more "
+                "than the bound for one, repeated. Use Gaussian noise and release=Always(), or pass "
+                "group=1."
+            )
         for step, multiplicity in whole.components:
             steps[step] += check_count("steps", multiplicity * repeats, _WHY_WHOLE)
     return {step: count for step, count in steps.items() if count}

@@ -105,6 +105,10 @@ class Journal:
         self._torn: list[tuple[bytes, list[str]]] = []
         """Remaining text of each torn charge, and the plans under which it is counted."""
 
+    def run(self, name: str) -> Run:
+        """Charges of a run; an empty one at step 0 if it has none."""
+        return self.runs.get(name, Run(0))
+
     def read(self, lines: Iterable[bytes]) -> None:
         """Add the lines of a file; afterwards the last ones may be `unexplained`."""
         number = 0

@@ -244,7 +244,7 @@ class Ledger:
         Args:
             run: Name of the run.
         """
-        return self._journal.runs[run].last if run in self._journal.runs else 0
+        return self._journal.run(run).last
 
     def digest_at(self, run: str, step: int) -> str | None:
         """Digest of the hash chain just after a charged step; None if it is not on record.
@@ -255,7 +255,7 @@ class Ledger:
             run: Name of the run.
             step: Number of the step in the run.
         """
-        return self._journal.runs[run].digest_at(step) if run in self._journal.runs else None
+        return self._journal.run(run).digest_at(step)
 
     def check_charged(self, run: str, steps: int, digest: str | None) -> None:
         """Raise unless all charges up to a checkpoint are here, unchanged since it was written.
@@ -378,8 +378,8 @@ class Ledger:
             entry["randomness"] = randomness
         entry["release"] = release
         self.check_adjacency(adjacency)
-        journal, charges = self._journal, self._journal.runs.get(run)
-        before = None if charges is None else charges.charge(step)
+        journal, charges = self._journal, self._journal.run(run)
+        before = charges.charge(step)
         if before is not None and before[:2] == (digest, release):
             return
         if before is not None or not journal.agrees_with_torn(run, step, entry):
@@ -388,14 +388,14 @@ class Ledger:
                 "releases under the same noise reveal the records' difference. Resume with the same "
                 "data, plan, machine and torch version, or reseed to draw (and pay for) new noise."
             )
-        if charges is not None and charges.folded is not None and step <= charges.folded[0]:
+        if charges.folded is not None and step <= charges.folded[0]:
             raise LedgerError(
                 f"step {step} of run {run} was charged and a later checkpoint was written, up to step "
                 f"{charges.folded[0]}: its release is no longer on record, and another one under the "
                 "same noise would reveal the records' difference. Resume from the newest checkpoint, or "
                 "reseed to draw (and pay for) new noise."
             )
-        if charges is not None and step != charges.last + 1:
+        if charges.last and step != charges.last + 1:
             raise LedgerError(
                 f"step {step} of run {run} does not follow step {charges.last}, the last charge: a gap "
                 "reads as a lost charge. Charge one step after the other."
@@ -474,17 +474,15 @@ class Ledger:
             run: Name of the run.
             step: The last step that a resumed run does not repeat.
         """
-        charges = self._journal.runs.get(run)
-        if charges is None or (last := charges.charge(step)) is None:
-            return
-        kept = charges.last - step
-        if len(charges.charges) - kept < _MIN_FOLDED:
+        charges = self._journal.run(run)
+        last, folded = charges.charge(step), len(charges.charges) - (charges.last - step)
+        if last is None or folded < _MIN_FOLDED:
             return
         if not self._writable or self._journal.void is not None:  # no further charge can follow
             return
         self.check_process()
         charges.folded = step, last.digest
-        del charges.charges[: len(charges.charges) - kept]
+        del charges.charges[:folded]
         if self._file is not None:
             try:
                 self._file.replace(self._journal.folded_lines())

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln
+from scipy.special import gammaln, log_ndtr
 
 Array = npt.NDArray[np.float64]
 
@@ -129,6 +129,20 @@ def log1mexp_relative(x: Array) -> Array:
 def log_expm1(x: Array) -> Array:
     """log(e^x - 1) for x >= 0, without overflow. Error: at most 8u (1 + |x| + |value|)."""
     return x + log1mexp(-x)
+
+
+def log_difference(first: Array, second: Array) -> Array:
+    """log |exp(first) - exp(second)|."""
+    largest, smallest = np.maximum(first, second), np.minimum(first, second)
+    with np.errstate(invalid="ignore"):
+        gap = np.where(np.isneginf(largest), 0.0, smallest - largest)
+        return np.asarray(largest + log1mexp(gap))
+
+
+def log_normal_mass(low: Array, high: Array) -> Array:
+    """log of the standard normal mass between `low` and `high`, computed in the lighter tail."""
+    flip = low + high > 0
+    return log_difference(log_ndtr(np.where(flip, -low, high)), log_ndtr(np.where(flip, -high, low)))
 
 
 def log_convex_remainder(log_ratio: Array, order: float) -> Array:

@@ -13,7 +13,15 @@ import numpy.typing as npt
 from scipy.special import erfcx, log_ndtr
 
 from hush.accounting.epsilon import checked_orders, rdp
-from hush.accounting.numerics import OUTWARD, UNIT, Array, log1mexp, log_convex_remainder
+from hush.accounting.numerics import (
+    OUTWARD,
+    UNIT,
+    Array,
+    log1mexp,
+    log_convex_remainder,
+    log_difference,
+    log_normal_mass,
+)
 from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.steps import SampledGaussian
 from hush.clipping import L2, L2Linf, Linf
@@ -221,8 +229,8 @@ class Atoms:
     def divergence(self, location: Array, shift: Array, order: float) -> Array:
         excess = np.full(location.shape, -np.inf)
         for low, high in self.intervals():
-            first = log_mass(low - location, high - location)
-            second = log_mass(low - location - shift, high - location - shift)
+            first = log_normal_mass(low - location, high - location)
+            second = log_normal_mass(low - location - shift, high - location - shift)
             excess = np.logaddexp(excess, log_remainder_mass(first, second, order))
         return _capped_rdp(excess, shift, order)
 
@@ -230,7 +238,7 @@ class Atoms:
         total = np.zeros(location.shape)
         for low, high in self.intervals():
             a, b = low - location, high - location
-            total += np.exp(2 * _log_difference(log_density(a), log_density(b)) - log_mass(a, b))
+            total += np.exp(2 * log_difference(log_density(a), log_density(b)) - log_normal_mass(a, b))
         return np.minimum(total, 1.0)
 
     def intervals(self) -> list[tuple[float, float]]:
@@ -259,9 +267,9 @@ class RectifiedLaw:
         """
         lift = order * (order - 1) * shift**2 / 2
         centre = location - (order - 1) * shift
-        power = lift + log_mass(-self.bound - centre, self.bound - centre)
-        first = log_mass(-self.bound - location, self.bound - location)
-        second = log_mass(-self.bound - location - shift, self.bound - location - shift)
+        power = lift + log_normal_mass(-self.bound - centre, self.bound - centre)
+        first = log_normal_mass(-self.bound - location, self.bound - location)
+        second = log_normal_mass(-self.bound - location - shift, self.bound - location - shift)
         first, second = first + math.log(order), second + math.log(order - 1)
         largest = np.maximum(np.maximum(power, first), second)
         largest = np.where(np.isneginf(largest), 0.0, largest)
@@ -276,7 +284,7 @@ class RectifiedLaw:
         total = np.exp(2 * log_density(low) - log_ndtr(low))
         total += np.exp(2 * log_density(high) - log_ndtr(-high))
         # the second moment of the normal law over the support
-        total += np.exp(log_mass(low, high)) + low * np.exp(log_density(low))
+        total += np.exp(log_normal_mass(low, high)) + low * np.exp(log_density(low))
         total -= high * np.exp(log_density(high))
         return np.asarray(np.clip(total, 0.0, 1.0))
 
@@ -314,14 +322,14 @@ class TruncatedLaw:
         mills = erfcx(right / math.sqrt(2))
         log_lost = np.log(erfcx((right + width) / math.sqrt(2)) / mills) - width * right - width**2 / 2
         far = np.log(mills / 2) + log1mexp(log_lost)
-        mass = log_mass(outside, outside + width)
+        mass = log_normal_mass(outside, outside + width)
         detrended = np.where(outside > -5, far, mass + outside**2 / 2)
         return np.where(origin > 0, detrended, mass)
 
     def information(self, location: Array) -> Array:
         outside = np.abs(location) - self.bound
         low, high = outside, outside + 2 * self.bound
-        mass = log_mass(low, high)
+        mass = log_normal_mass(low, high)
         with np.errstate(over="ignore", invalid="ignore"):
             at_low, at_high = np.exp(log_density(low) - mass), np.exp(log_density(high) - mass)
             mean = at_low - at_high
@@ -344,23 +352,6 @@ Support = UnboundedLaw | Atoms | RectifiedLaw | TruncatedLaw
 _FAR = 6.0
 _NODES, _WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(48))
 _NODES = _NODES + 0.5
-
-
-def log_mass(low: Array, high: Array) -> Array:
-    """log of the normal mass between `low` and `high`, computed in the tail for accuracy."""
-    flip = low + high > 0
-    near = np.where(flip, -low, high)
-    far = np.where(flip, -high, low)
-    largest, smallest = log_ndtr(near), log_ndtr(far)
-    return np.asarray(_log_difference(largest, smallest))
-
-
-def _log_difference(first: Array, second: Array) -> Array:
-    """log |exp(first) - exp(second)|."""
-    largest, smallest = np.maximum(first, second), np.minimum(first, second)
-    with np.errstate(invalid="ignore"):
-        gap = np.where(np.isneginf(largest), 0.0, smallest - largest)
-        return np.asarray(largest + log1mexp(gap))
 
 
 def log_density(x: Array) -> Array:

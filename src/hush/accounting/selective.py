@@ -9,24 +9,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from hush.accounting.numerics import (
     OUTWARD,
     Array,
     bisect,
-    log1mexp,
     log_convex_remainder,
     log_mixture_ratio,
+    log_normal_mass,
 )
 from hush.accounting.pld.privacy_loss import Direction
 from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.steps import Basis, ComposableStep, SampledGaussian
 from hush.core.release import GIVEN_UP, Accounting
 
-# Cuts around the centre of the law (where a sampled step decides), around the order (where large
-# orders look), and over everything in between out to _FAR deviations.
+# Numbers of cuts around the centre of the law (decisive for a sampled step), around the order (decisive
+# for large orders), and over the rest out to _FAR deviations.
 _CENTRE, _PEAK, _BETWEEN = 1200, 600, 600
 _FAR = 38.0
 # Cuts no closer than this many deviations: masses of closer ones are mostly rounding.
@@ -43,7 +42,7 @@ class DominatingPair:
     log_weight: Array
     low: float
     high: float
-    """The outcomes between which the pair dominates the step; the tails are the caller's to bound."""
+    """The pair dominates the step between these outcomes; the caller bounds the tails."""
 
 
 @lru_cache(maxsize=256)
@@ -51,8 +50,8 @@ def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
     """The pair for convex functions that grow like the power `order` of the ratio, or of its inverse."""
     cuts = _cuts(step.multiplier, order)
     log_shift_ratio = (cuts - 0.5) / step.multiplier / step.multiplier
-    without = _log_masses(cuts / step.multiplier)
-    shifted = _log_masses((cuts - 1) / step.multiplier)
+    without = log_normal_mass(cuts[:-1] / step.multiplier, cuts[1:] / step.multiplier)
+    shifted = log_normal_mass((cuts[:-1] - 1) / step.multiplier, (cuts[1:] - 1) / step.multiplier)
     # With masses n, n' of N(0) and N(1) in a cell and growths e0, e1 at its ends, the chord gives its
     # upper end the weight (n' - e0 n) / (e1 - e0) and its lower end the rest of n.
     gap = np.diff(log_shift_ratio)
@@ -104,7 +103,7 @@ def hockey_stick(step: SampledGaussian, threshold: float) -> float:
 
 
 def _cuts(deviation: float, order: float) -> Array:
-    """Increasing outcomes, dense where the integrand of either direction may be large."""
+    """Increasing outcomes, dense around possible peaks of the integrand of either direction."""
     centre = deviation * math.sqrt(3) * ndtri((np.arange(_CENTRE) + 0.5) / _CENTRE)
     peak = deviation * math.sqrt(3) * ndtri((np.arange(_PEAK) + 0.5) / _PEAK)
     low, high = 1 - order - _FAR * deviation, order + _FAR * deviation
@@ -115,16 +114,7 @@ def _cuts(deviation: float, order: float) -> Array:
     return thinned
 
 
-def _log_masses(cuts: Array) -> Array:
-    """The logs of the standard normal masses between increasing cuts, from the lighter tail."""
-    lower, upper = log_ndtr(cuts), log_ndtr(-cuts)
-    left = lower[1:] + log1mexp(lower[:-1] - lower[1:])
-    right = upper[:-1] + log1mexp(upper[1:] - upper[:-1])
-    masses: Array = np.where(cuts[1:] + cuts[:-1] > 0, right, left)
-    return masses
-
-
-# Beyond this order the corner bounds are not computed: no epsilon is decided there.
+# Largest order of the corner bounds: higher ones decide no epsilon.
 _MAX_ORDER = 1024.0
 # Outweighs the rounding of sums over thousands of cuts, which `numerics.OUTWARD` does not.
 _QUADRATURE_OUTWARD = 1 + 1e-9
@@ -136,8 +126,8 @@ class Trial(ComposableStep):
     """A sampled Gaussian training step, and a noisy test of a number that lies within one unit.
 
     Any record may move the number by the whole unit; `test.multiplier` and `threshold` are in that
-    unit, the threshold from the middle of the range. A step is a trial, or all the trials until one
-    is accepted, as `accounting` says.
+    unit, the threshold from the middle of the range. By `accounting` a step is one trial, or all trials
+    until one is accepted.
     """
 
     train: SampledGaussian
@@ -170,9 +160,17 @@ class Trial(ComposableStep):
         return self.basis == "proved"
 
     def rdp(self, orders: Array) -> Array:
-        """The Rényi divergence of one step at each order, by its `accounting`."""
-        bounds = {"per-trial": per_trial, "per-acceptance": per_acceptance, "published": published}
-        return bounds[self.accounting](self, orders)
+        """Rényi divergence at each order: of a trial, or of an accepted update.
+
+        The published one, two sampled Gaussians composed, is not a guarantee.
+        """
+        if self.accounting == "per-acceptance":
+            return np.array([_per_acceptance(self, float(order)) for order in orders])
+        # the verdict is post-processing of the noisy number: publishing that costs the composition
+        composed = renyi_divergence(self.train, orders) + renyi_divergence(self.test, orders)
+        if self.accounting == "published":
+            return composed
+        return np.minimum(composed, [_per_trial(self, float(order)) for order in orders])
 
     @property
     def log_acceptance_range(self) -> tuple[float, float]:
@@ -190,27 +188,6 @@ class Trial(ComposableStep):
     def min_rejection(self) -> float:
         """The least rejection probability, 1 - M."""
         return float(ndtr(-(self.threshold + 0.5) / self.test.multiplier))
-
-
-def published(trial: Trial, orders: npt.ArrayLike) -> Array:
-    """The published charge of an accepted update: two sampled Gaussians composed. Not a guarantee."""
-    return renyi_divergence(trial.train, orders) + renyi_divergence(trial.test, orders)
-
-
-def per_trial(trial: Trial, orders: npt.ArrayLike) -> Array:
-    """An upper bound on the Rényi divergence of one trial, every verdict public, at each order."""
-    order_array = np.atleast_1d(np.asarray(orders, dtype=float))
-    # The verdict is post-processing of the noisy number: publishing that costs the composition.
-    composed = renyi_divergence(trial.train, order_array) + renyi_divergence(trial.test, order_array)
-    corner = np.array([_per_trial(trial, float(order)) for order in order_array])
-    smaller: Array = np.minimum(composed, corner)
-    return smaller
-
-
-def per_acceptance(trial: Trial, orders: npt.ArrayLike) -> Array:
-    """An upper bound on the Rényi divergence of one accepted update, its number of trials hidden."""
-    order_array = np.atleast_1d(np.asarray(orders, dtype=float))
-    return np.array([_per_acceptance(trial, float(order)) for order in order_array])
 
 
 @lru_cache(maxsize=65536)
@@ -320,7 +297,7 @@ def _dinkelbach_supremum(trial: Trial, order: float, direction: Direction, log_s
                 break
             worst = quotient
         rest = float((gain - worst * mass).max(axis=0).sum())
-        # E[t] >= m, so whatever the last round left over adds at most that much over m.
+        # E[t] >= m: the rest of the last round adds at most rest / m
         tails = math.exp(min(_log_tail_moment(trial, order, direction, log_scale), 700.0))
     lowest = min(trial.acceptance[0], math.exp(float(log_accepted.min())))
     return worst + (max(rest, 0.0) + tails) / lowest

@@ -145,11 +145,15 @@ class PairedStep(_Subsampled):
         return self
 
     @abstractmethod
-    def divided(self, shift: float) -> Self: ...
+    def with_scale(self, scale: float) -> Self:
+        """The step with noise of this scale."""
 
-    @abstractmethod
+    def divided(self, shift: float) -> Self:
+        return self.with_scale(self.noise.scale / shift)
+
     def with_representable_loss(self) -> Self:
-        """The step with at least as much noise as losses that fit a grid need."""
+        """The step, or one with just enough more noise for its losses to fit a grid."""
+        return self.with_scale(max(self.noise.scale, self.noise.min_scale))
 
 
 @dataclass(frozen=True, order=True)
@@ -165,11 +169,8 @@ class SampledGaussian(PairedStep):
     def noise(self) -> GaussianLaw:
         return GaussianLaw(self.multiplier)
 
-    def divided(self, shift: float) -> Self:
-        return replace(self, multiplier=self.multiplier / shift)
-
-    def with_representable_loss(self) -> Self:
-        return replace(self, multiplier=max(self.multiplier, self.noise.min_scale))
+    def with_scale(self, scale: float) -> Self:
+        return replace(self, multiplier=scale)
 
     def rdp(self, orders: Array) -> Array:
         return renyi_divergence(self, orders)
@@ -206,17 +207,12 @@ class SampledNoise(PairedStep):
     def needs_whole_orders(self) -> bool:
         return self.rate < 1
 
-    def divided(self, shift: float) -> Self:
-        return replace(self, scale=self.scale / shift)
-
-    def with_representable_loss(self) -> Self:
-        return replace(self, scale=max(self.scale, self.noise.min_scale))
+    def with_scale(self, scale: float) -> Self:
+        return replace(self, scale=scale)
 
     def rdp(self, orders: Array) -> Array:
-        scalar = CoordinateRDP(self.beta, self.scale), SensitivitySet(p=1.0, norm=1.0, dimension=1)
-        if _too_large(*scalar):
-            return np.full(len(orders), np.inf)
-        return coordinatewise_rdp([scalar], self.rate, orders)
+        number = Block(self.beta, self.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
+        return _blocks_rdp([number], self.rate, 1.0, orders)
 
 
 @dataclass(frozen=True)
@@ -226,6 +222,11 @@ class Block:
     beta: float
     scale: float
     sensitivity: SensitivitySet
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of normal noise."""
+        return self.scale / math.sqrt(2)
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ class CoordinateWise(_Subsampled):
             return None
         if block.beta != 2:
             return SampledNoise(self.rate, block.beta, block.scale / block.sensitivity.max_entry)
-        blocks = tuple((block.sensitivity, block.scale / math.sqrt(2)) for block in self.blocks)
+        blocks = tuple((block.sensitivity, block.deviation) for block in self.blocks)
         return SampledGaussian(*dominated_step(blocks, self.rate, self.coordinate_rate))
 
     @property
@@ -270,8 +271,8 @@ class CoordinateWise(_Subsampled):
         """
         if any(block.beta != 2 for block in self.blocks):
             return None
-        deviations = [block.scale / math.sqrt(2) for block in self.blocks]
-        return ellipsoid(self.rate, [block.sensitivity.l2_radius for block in self.blocks], deviations)
+        radii = [block.sensitivity.l2_radius for block in self.blocks]
+        return ellipsoid(self.rate, radii, [block.deviation for block in self.blocks])
 
     @property
     def dominating_step_of_one(self) -> SampledGaussian | JumpDiffusionLaw | None:
@@ -282,15 +283,14 @@ class CoordinateWise(_Subsampled):
         whole = self.dominating_step
         if whole is None or self.coordinate_rate == 1:
             return whole
-        deviations = [block.scale / math.sqrt(2) for block in self.blocks]
-        diffusion = jump_diffusion(
-            self.rate,
-            self.coordinate_rate,
-            [
-                (block.sensitivity.max_entry / deviation, block.sensitivity.l2_radius / deviation)
-                for block, deviation in zip(self.blocks, deviations, strict=True)
-            ],
-        )
+        blocks = [
+            (
+                block.sensitivity.max_entry / block.deviation,
+                block.sensitivity.l2_radius / block.deviation,
+            )
+            for block in self.blocks
+        ]
+        diffusion = jump_diffusion(self.rate, self.coordinate_rate, blocks)
         if diffusion is None or diffusion.log_chi_square >= whole.multiplier**-2:
             return whole
         return diffusion
@@ -303,18 +303,15 @@ class CoordinateWise(_Subsampled):
                     "needs the dimension: the cost of a change spread over many coordinates has no "
                     "limit. Pass dimension=, the number of parameters, or clip with L2."
                 )
-        blocks = [
-            (CoordinateRDP(block.beta, block.scale, self.coordinate_rate), block.sensitivity)
-            for block in self.blocks
-        ]
-        if any(_too_large(*block) for block in blocks):
-            return np.full(len(orders), np.inf)
-        return coordinatewise_rdp(blocks, self.rate, orders)
+        return _blocks_rdp(self.blocks, self.rate, self.coordinate_rate, orders)
 
 
-def _too_large(profile: CoordinateRDP, sensitivity: SensitivitySet) -> bool:
-    """Whether the squares of losses would overflow: Rényi divergences are infinite then."""
-    return bool(sensitivity.max_entry > profile.scale * _MAX_RDP_LOSS ** (1 / profile.beta))
+def _blocks_rdp(blocks: Sequence[Block], rate: float, coordinate_rate: float, orders: Array) -> Array:
+    """Rényi divergences of blocks of coordinates; infinite if the squares of losses would overflow."""
+    if any(b.sensitivity.max_entry > b.scale * _MAX_RDP_LOSS ** (1 / b.beta) for b in blocks):
+        return np.full(len(orders), np.inf)
+    profiles = [(CoordinateRDP(b.beta, b.scale, coordinate_rate), b.sensitivity) for b in blocks]
+    return coordinatewise_rdp(profiles, rate, orders)
 
 
 def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) -> SampledGaussian:

@@ -1,7 +1,7 @@
 """Privacy loss distributions: epsilon and delta of composed steps, certified from both sides.
 
-**Guarantee.** The true value lies between `lower` and `upper`, for add/remove-one-record
-neighbours, whatever the width of the grid: docs/guarantees/poisson-gaussian.md and scalar-noise.md.
+**Guarantee.** The true value lies between `lower` and `upper`, for add/remove-one-record neighbours and
+any width of the grid: docs/guarantees/poisson-gaussian.md and scalar-noise.md.
 """
 
 import math
@@ -23,13 +23,13 @@ from hush.core.guarantee import Bound
 Counts = Mapping[Step, int]
 AnyStep = TypeVar("AnyStep", bound=Step)
 
-# The gap between upper and lower that the grid aims at. It has MAX_POINTS at most, and is refined
-# up to MAX_REFINED_POINTS where the gap is larger.
+# Target of the gap between upper and lower. A grid has at most MAX_POINTS; if the gap is larger, finer
+# grids of up to MAX_REFINED_POINTS follow.
 ACCURACY = 4e-4
 MAX_REFINED_POINTS, MAX_POINTS = 1 << 20, 1 << 21
-# The share of delta that losses beyond the grid may have.
+# Share of delta for losses beyond the grid.
 TRUNCATED_SHARE = 1e-7
-# Epsilons of a privacy profile that are read off one curve.
+# Number of epsilons of a privacy profile that share one curve.
 _SHARING = 32
 
 
@@ -77,10 +77,7 @@ def profile(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[Bo
 
 
 def profile_upper(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[float]:
-    """Upper bounds on delta at many increasing `epsilons` >= 0: the privacy profile of a composition.
-
-    Neighbouring epsilons share one composed curve, so that the bounds are a little wider than `delta`'s.
-    """
+    """Upper bounds of `profile` at many increasing `epsilons`, a little wider: they share curves."""
     steps, mu = _merge_full_batch(counts)
     if mu is not None:
         return [analytic_gaussian.delta(mu, epsilon).upper for epsilon in epsilons]
@@ -97,16 +94,13 @@ def profile_upper(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> l
 
 
 def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool:
-    """Whether the composition certainly violates (epsilon, delta); if False, nothing follows.
-
-    Needs no grid: one test, whether any step's privacy loss is large, tells the two laws apart.
-    """
+    """Whether the composition certainly violates (epsilon, delta); computed without a grid."""
     noisier = _representable(_merge_full_batch(counts)[0])
     return bool(noisier) and coarse_delta_lower(noisier, epsilon) > delta
 
 
 def _merge_full_batch(counts: Mapping[AnyStep, int]) -> tuple[dict[Step, int], float | None]:
-    """The steps, all full-batch Gaussian ones as one; and its mu of Gaussian DP if it is alone."""
+    """The steps, full-batch Gaussian ones merged, and the mu of Gaussian DP if all of them are."""
     merged: dict[Step, int] = {}
     mus = []
     for step, count in counts.items():
@@ -130,9 +124,9 @@ def _representable(steps: Counts) -> dict[Step, int]:
 
 
 def _epsilon(steps: Counts, direction: Direction, delta: float, at_least: float) -> tuple[float, float]:
-    """Lower and upper bounds on epsilon in one direction; `at_least` is the other's lower bound.
+    """Lower and upper bounds on epsilon in one direction.
 
-    The lower bound is not evaluated where it could not exceed that one.
+    The lower bound is skipped if it cannot exceed `at_least`, the other direction's.
     """
     lowest, highest = 0.0, max_composed_loss(steps, direction)
     if highest <= at_least:
@@ -159,9 +153,8 @@ def _one_sided_profile(
 ) -> list[tuple[float, float]]:
     """Lower and upper bounds on delta in one direction, at each of the increasing `epsilons`.
 
-    A composition answers for the epsilon of its tilt, and for those up to a deviation of the tilted loss
-    above it: it is exact at all of them, and hardly less accurate. Where delta is below `decisive`, the
-    other direction decides: the delta of a smaller epsilon, which is no less, is bound enough.
+    One curve serves the epsilon of its tilt, and those up to a deviation of the tilted loss above it. If
+    delta is below `decisive`, the other direction decides, and the delta of a smaller epsilon suffices.
     """
     bounds: list[tuple[float, float]] = []
     max_loss = max_composed_loss(steps, direction)
@@ -182,7 +175,7 @@ def _window_at(steps: Counts, direction: Direction, epsilon: float) -> tuple[Win
     """The window for an epsilon, and the mass of one step that may lie beyond the grid."""
     rough = choose_window(Cumulants(steps, direction, 1e-300), log_delta=None, epsilon=epsilon)
     if rough.low > epsilon:
-        # losses that are all but impossible are so large that no tilt suits them and epsilon
+        # nearly impossible losses are so large that no tilt suits both them and epsilon
         rough = choose_window(Cumulants(steps, direction, 1e-30), log_delta=None, epsilon=epsilon)
     tail = _step_tail(steps, rough.log_delta)
     return choose_window(Cumulants(steps, direction, tail), log_delta=None, epsilon=epsilon), tail
@@ -191,7 +184,7 @@ def _window_at(steps: Counts, direction: Direction, epsilon: float) -> tuple[Win
 def _deltas(
     steps: Counts, direction: Direction, epsilons: Sequence[float], window: Window, tail: float
 ) -> list[tuple[float, float]]:
-    """Lower and upper bounds on delta at each epsilon, the first of which the window is for."""
+    """Lower and upper bounds on delta at each epsilon, in the window of the first one."""
     lowest, highest = [0.0] * len(epsilons), [1.0] * len(epsilons)
     for width in _grid_widths(steps, direction, window, tail, epsilons[0] + window.deviation):
         upper = compose(_lattices(pessimistic, steps, direction, width, tail), window)
@@ -230,13 +223,13 @@ def _deltas_upper(steps: Counts, direction: Direction, epsilons: Sequence[float]
 
 
 def _step_tail(steps: Counts, log_delta: float) -> float:
-    """Mass of one step that may lie beyond the grid: a power of ten, so that lattices are reused."""
+    """Mass of one step that may lie beyond the grid: a power of ten, to reuse lattices."""
     log_tail = log_delta + math.log(TRUNCATED_SHARE / sum(steps.values()))
     return 10.0 ** max(math.floor(log_tail / math.log(10)), -300)
 
 
 def _target_gap(scale: float) -> float:
-    """The gap to aim at: relative to `scale` where that is below 1 (not far below), or far above."""
+    """Target of the gap: relative to `scale` if that is between 1e-4 and 1, or above 40."""
     return ACCURACY * max(1e-4, min(1.0, scale), scale / 40)
 
 
@@ -278,7 +271,7 @@ def _lattices(
 
 
 def _epsilon_at(curve: PrivacyCurve, bound: Callable[[int], float], delta: float) -> float:
-    """The last epsilon at which `bound` falls to `delta`; between grid points it is linear in exp.
+    """The last epsilon at which `bound` falls to `delta`; between points it is linear in exp(epsilon).
 
     A lower bound is 0 far below the window's centre, so the search starts from many points.
     """
@@ -287,7 +280,7 @@ def _epsilon_at(curve: PrivacyCurve, bound: Callable[[int], float], delta: float
     starts = sorted({first + (last - first) * part // 16 for part in range(17)})
     exceeding = [place for place, start in enumerate(starts) if bound(start) > delta]
     if not exceeding:
-        # An upper bound is within delta from here on; a lower one that never exceeds it is trivial.
+        # An upper bound stays within delta from here on; a lower one that never exceeds it is trivial.
         return curve.epsilon(first) if bound == curve.upper else -math.inf
     if exceeding[-1] == len(starts) - 1:
         return math.inf if bound == curve.upper else curve.epsilon(last)
@@ -302,7 +295,7 @@ def _epsilon_at(curve: PrivacyCurve, bound: Callable[[int], float], delta: float
 def _delta_at(
     curve: PrivacyCurve, bound: Callable[[int], float], epsilon: float, trivial: float
 ) -> float:
-    """`bound` on delta at `epsilon`; `trivial` is a bound that holds off the grid too."""
+    """`bound` on delta at `epsilon`; `trivial` is a bound beyond the grid."""
     k = math.floor((epsilon - curve.start) / curve.width)
     last = len(curve.tilted) - 1
     if k < 0:
@@ -313,7 +306,7 @@ def _delta_at(
     return (1 - share) * bound(k) + share * bound(k + 1)
 
 
-# How far a large loss of one step is above epsilon plus the logarithm of the number of steps.
+# Distances of a large loss of one step from epsilon plus the logarithm of the number of steps.
 _MARGINS = np.array([0.5, 2.0, 8.0, 32.0])
 
 
@@ -337,10 +330,9 @@ def max_composed_loss(counts: Mapping[Step, int], direction: Direction) -> float
 
 
 def coarse_delta_lower(counts: Mapping[Step, int], epsilon: float) -> float:
-    """Lower bound on delta at `epsilon`; 0 if nothing better is known.
+    """Lower bound on delta at `epsilon`: P(event) - exp(epsilon) Q(event).
 
-    The event that some step's privacy loss exceeds a cut: its probability under the first law less
-    exp(epsilon) times that under the second, for some cuts. A union bound holds for the second.
+    The event is that some step's privacy loss exceeds a cut; Q(event) is at most a union bound.
     """
     if not epsilon < MAX_LOSS:
         return 0.0
@@ -358,10 +350,10 @@ def coarse_delta_lower(counts: Mapping[Step, int], epsilon: float) -> float:
 
 
 def coarse_epsilon_upper(counts: Mapping[Step, int], delta: float) -> float:
-    """Upper bound on epsilon at `delta`; infinite if nothing better is known.
+    """Upper bound on epsilon at `delta`, possibly infinite.
 
-    Gaussian steps by Rényi divergence; the others by quantiles of their losses, which are exceeded
-    with probability delta. Where there are both, each has half of delta.
+    Gaussian steps by Rényi divergence, the others by the quantiles of their losses at probability delta.
+    If there are both, each has half of delta.
     """
     gaussian_steps = {step: count for step, count in counts.items() if isinstance(step, SampledGaussian)}
     non_gaussian = {step: count for step, count in counts.items() if step not in gaussian_steps}
@@ -389,6 +381,6 @@ def _loss_quantile(counts: Mapping[Step, int], direction: Direction, delta: floa
         beyond = step.law.cell_masses(direction, np.array([ceiling]))
         if not beyond.first[-1] * (1 + beyond.error[-1]) <= tail:
             return math.inf
-        # a loss at this cut may be off by more than the usual units, where laws are mixtures
+        # mixtures round a loss at this cut by more than the usual units
         total += count * (ceiling + (step.law.loss_rounding - 32 * UNIT) * (1 + abs(ceiling)))
     return max(0.0, total)

@@ -65,7 +65,7 @@ class Cumulants:
 
 
 def choose_window(cumulants: Cumulants, *, log_delta: float | None, epsilon: float) -> Window:
-    """The window for a target: `log_delta` where it is given, else `epsilon`."""
+    """The window for a target: `log_delta` if given, else `epsilon`."""
     # Tilts beyond this would overflow; losses that small have no measurable cost.
     untilted = max(cumulants.moments(0.0)[1], 1e-150)
 
@@ -132,7 +132,7 @@ class PrivacyCurve:
     infinite_mass: float
     """Mass at infinite loss."""
     loss_error: float
-    """Rounding of the composed loss, by which an epsilon may be off."""
+    """Rounding error of the composed loss, and so of an epsilon."""
 
     def epsilon(self, k: int) -> float:
         """The epsilon of grid point `k`."""
@@ -140,7 +140,7 @@ class PrivacyCurve:
 
     def upper(self, k: int) -> float:
         """No less than delta at grid point `k`."""
-        # Mass that wrapped around from above the window may have landed below k; it is added back.
+        # add back mass from above the window that may have wrapped around to below k
         wrapped = self.mass_above * math.exp(-self.tilt * self.width * (len(self.tilted) - k))
         total = self._sum(k) + self.rounding + wrapped
         return self._delta(k, total, self.log_rounding) + self.infinite_mass
@@ -218,8 +218,8 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
     kernel_sum = 1 / -math.expm1(-window.tilt * width) if window.tilt * width * size > 1 else size
     above = math.exp(min(log_above - window.upper_exponent * high, 0.0))
     below = math.exp(min(log_below + window.lower_exponent * low, 0.0))
-    # A large exponent takes losses that were moved onto the grid for mass outside: hold all of them.
-    # Half a width tells grid points inside from those outside, whatever the rounding.
+    # A large exponent counts losses that were moved onto the grid as mass outside: widen the window to
+    # all losses. Half a width separates grid points inside from those outside, despite rounding.
     bottom = sum(count * float(lattice.losses[0]) for lattice, count in parts) + width / 2
     top = sum(count * float(lattice.losses[-1]) for lattice, count in parts) + width / 2
     if above > _MAX_OUTSIDE:
@@ -259,6 +259,6 @@ def _tilt(lattice: Lattice, window: Window) -> tuple[Array, float, float, float]
 
 
 def _fast_length(min_length: int) -> int:
-    """A length of at least `min_length` for which the Fourier transform is fast."""
+    """A length of at least `min_length` with a fast Fourier transform."""
     power = 1 << max(min_length - 1, 1).bit_length()
     return next(size for size in (power * 5 // 8, power * 3 // 4, power) if size >= min_length)

@@ -1,11 +1,11 @@
-"""Jump diffusions whose likelihood ratio dominates that of every coordinate-sampled shift up to a size.
+"""Jump diffusions that dominate every coordinate-sampled shift up to a size.
 
 A coordinate that moves by sqrt(s), in units of its noise, with chance p has the likelihood ratio
 L_s = 1 - p + p exp(sqrt(s) z - s/2) under standard normal z. A jump diffusion is a family N_s that is
 multiplicative in s (an exponential Lévy martingale): log N_s is normal of variance v^2 s, plus a Poisson
-number of mean lambda s of jumps x, less what makes the mean 1; and it is infinite with chance
-1 - exp(-KILLING s) under the law with the record. Where L_s <= N_s in convex order for all s up to u^2,
-a product of L's is below N at the sum of their s, however that is shared out.
+number of mean lambda s of jumps x, less a constant for a mean of 1; and it is infinite with chance
+1 - exp(-KILLING s) under the law with the record. If L_s <= N_s in convex order for all s up to u^2, a
+product of L's is below N at the sum of their s, for every split of that sum.
 """
 
 import math
@@ -26,18 +26,18 @@ from hush.accounting.pld.privacy_loss import (
 )
 
 KILLING = 1e-13
-"""Rate of infinite losses: they stand for tails that the certificate does not look at."""
+"""Rate of infinite losses, for tails that the certificate leaves out."""
 
 # Neighbouring sizes at which the order is certified have this ratio: N is taken at s / RATIO.
 _RATIO = 1.005
-# Variance beyond RATIO p^2, which pays for strikes between those that are looked at.
+# Variance beyond RATIO p^2, for strikes between the evaluated ones.
 _SPARE = 1.001
 # Strikes are the values of L_s at these z. Below the first of them the order follows from a lemma.
 _STRIKES: Array = np.linspace(0.0, 8.8, 221)
 _MAX_INTENSITY = 1e4
 # Numbers of jumps with a smaller chance are left out of a lower bound on N's call prices.
 _NEGLIGIBLE = 1e-17
-# Sizes that are certified at a time, to bound the memory; sizes that the search looks at.
+# Numbers of sizes: certified at a time, to bound the memory, and evaluated by the search.
 _CHUNK, _SEARCHED = 128, 32
 # Rounding of a chance to exceed a strike, relatively: 4 (5 + 2 z^2) units of ndtr and its argument.
 _ROUNDING = 1e-13
@@ -53,9 +53,9 @@ class JumpDiffusion:
 
 
 def best_jump(coordinate_rate: float, shift: float) -> float:
-    """The jump size for which the dominating diffusion costs nearly least; any size is sound.
+    """Jump size of a nearly cheapest dominating diffusion; any size is sound.
 
-    In units of p u it is 2.26 in the limit of small shifts u; what larger ones need was found by trying.
+    In units of p u it is 2.26 in the limit of small shifts u; the rest of the formula is empirical.
     """
     units = 2.2 + min(1.5 / coordinate_rate, 40.0) * shift**2
     return math.log1p(units * coordinate_rate * shift)
@@ -89,7 +89,7 @@ def dominating_diffusion(coordinate_rate: float, shift: float, jump: float) -> J
 def dominates(diffusion: JumpDiffusion, coordinate_rate: float, shift: float) -> bool:
     """Whether L_s <= N_s in convex order is certain for every s up to `shift`^2.
 
-    **Guarantee.** True only where it holds: docs/guarantees/twice-sampling-pld.md, steps 4 to 6.
+    **Guarantee.** Never true otherwise: docs/guarantees/twice-sampling-pld.md, steps 4 to 6.
     """
     lowest = _size_without_jumps(diffusion, coordinate_rate, shift)
     if lowest == 0:
@@ -171,7 +171,7 @@ _QUADRATURE = 1201
 
 @dataclass(frozen=True)
 class JumpDiffusionLaw(PrivacyLossLaw):
-    """exp(W) against 1, where a record takes part with chance `rate`.
+    """exp(W) against 1, for a record that takes part with chance `rate`.
 
     Args:
         rate: Chance that the record takes part.
@@ -201,7 +201,7 @@ class JumpDiffusionLaw(PrivacyLossLaw):
 
     @property
     def loss_rounding(self) -> float:
-        # of the places of the components, beside that of the subsampled ratio
+        # rounding of the components' places, and of the subsampled ratio
         return 32 * UNIT * (2 + self.variance + abs(self._drift) + self.jump * len(self._weights[0]))
 
     @property

@@ -19,14 +19,13 @@ _MAX_ROUNDS = 60
 
 
 def snap_to_grid(first_law: Array, second_law: Array, points: Array, width: float) -> Array:
-    """The first law's masses on the grid `points`, where each bin's atom lies near its point.
+    """The first law's masses on the grid `points`, given bins with an atom near each point.
 
     In z = exp(epsilon) the bins' hockey-stick curve is a maximum of tangents T_i, one per cut. Its
-    kinks are pulled onto the grid by taking min(T_i, T_{i+1}) at z_i and joining these values.
+    kinks move onto the grid: min(T_i, T_{i+1}) at z_i, joined by lines.
     """
-    # The outermost bins have no neighbour beyond them to be joined to. Merge bins there until
-    # the top atom is not below its point and the bottom atom not above (up to SNAP), but not so
-    # far that a value would be negative.
+    # The outermost bins have no outer neighbour. Merge bins there until the top atom is not below its
+    # point and the bottom atom not above (up to SNAP), unless a value would become negative.
     top, highest = _merge_top(first_law, second_law, points)
     bottom, lowest = _merge_bottom(first_law, second_law, points)
     if bottom < 0 or top - bottom < 2:
@@ -51,7 +50,7 @@ def snap_to_grid(first_law: Array, second_law: Array, points: Array, width: floa
 
 
 def _merge_top(first_law: Array, second_law: Array, points: Array) -> tuple[int, tuple[float, float]]:
-    """Number of bins left when those at the top are merged, and both laws' mass in the last one."""
+    """Number of bins after merging at the top, and both laws' mass in the last one."""
     tops, second_tops = (np.cumsum(law[::-1])[::-1] for law in (first_law, second_law))
     excess = first_law_mass(second_tops, points)
     np.subtract(tops, excess, out=excess)
@@ -60,7 +59,7 @@ def _merge_top(first_law: Array, second_law: Array, points: Array) -> tuple[int,
 
 
 def _merge_bottom(first_law: Array, second_law: Array, points: Array) -> tuple[int, tuple[float, float]]:
-    """The first bin that is left when those at the bottom are merged, and both laws' mass in it."""
+    """First bin after merging at the bottom, and both laws' mass in it."""
     # the totals summed from the top, as in `_merge_top`
     total, second_total = (float(np.cumsum(law[::-1])[-1]) for law in (first_law, second_law))
     negative = total < first_law_mass(np.full(len(points), second_total), points)
@@ -75,8 +74,8 @@ def _merge_bottom(first_law: Array, second_law: Array, points: Array) -> tuple[i
 def _convex_minorant(masses: Array, width: float) -> Array | None:
     """Masses of the greatest convex minorant of the hockey-stick curve: none is negative.
 
-    A dropped point gives its mass to the remaining points around it, so that both laws' totals stay.
-    None if that takes too many rounds: then the grid is too coarse for anything but lowering losses.
+    A dropped point's mass goes to the remaining points around it, which preserves both laws' totals.
+    None after too many rounds: then the grid is so coarse that losses can only be lowered.
     """
     masses = masses.copy()
     remaining = np.arange(len(masses))
@@ -114,7 +113,7 @@ def first_law_mass(second_law: Array, losses: Array) -> Array:
 
 
 _MIN_CELLS = 4
-# Lattices in a cache, which a search for noise or steps uses again; one has 16 MB at most.
+# Number of cached lattices, for searches; each has at most 16 MB.
 _CACHED = 8
 # Sums over a grid are off by less than this.
 _OUTWARD = 1 + 1e-6
@@ -141,9 +140,8 @@ class Lattice:
 def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
     """A lattice that dominates the step.
 
-    Connect-the-dots (Doroshenko et al. 2022): the mass between two grid points goes to those two
-    points so that both laws keep their totals. Losses beyond the grid, of mass `tail` at most, are
-    infinite.
+    Connect-the-dots (Doroshenko et al. 2022) moves the mass between two grid points to these points and
+    preserves both laws' totals. Losses beyond the grid, of mass `tail` at most, are infinite.
     """
     low, high = step.law.loss_quantiles(direction, tail)
     first = math.floor(low / width)
@@ -165,8 +163,8 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
 def optimistic(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
     """A lattice that the step dominates.
 
-    Bins around the grid points become one atom each (that is post-processing), and the atoms, a
-    little off their grid points, are snapped onto them.
+    Each bin around a grid point becomes one atom (post-processing), which is then snapped onto its
+    point.
     """
     low, high = step.law.loss_quantiles(direction, tail)
     origin = _origin(step, direction, width)
@@ -175,9 +173,8 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
     cuts = points[:-1] + width / 2
     _isolate_extreme_loss(step, direction, points, cuts)
     cut = step.law.cell_masses(direction, cuts)
-    # Lowering an atom's loss by one point is always allowed. It is done where the second law's
-    # mass underflows, so that the atom's place is unknown, and above the last cut; mass below the
-    # first cut is dropped.
+    # Lowering an atom's loss by one point is always allowed: above the last cut, and if the second law's
+    # mass underflows, which hides the atom's place. Mass below the first cut is dropped.
     survival = _survival(cut.first)
     lowered = (cut.second < 1e-290) & (cut.first > 0)
     lowered[-1] = True
@@ -194,7 +191,7 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
 
 
 def _rounding_slack(cut: CellMasses, width: float) -> Array:
-    """Mass to add at each point, so that rounding never lowers the survival function.
+    """Mass to add at each point to keep rounding from lowering the survival function.
 
     The survival at a point is off by `error` of the survival at the point before: the mass added there
     and above is the largest of these from there on. docs/guarantees/poisson-gaussian.md, step 8.
@@ -206,7 +203,7 @@ def _rounding_slack(cut: CellMasses, width: float) -> Array:
 
 
 def _certain_share(masses: Array, bin_survival: Array, error: Array, width: float) -> Array:
-    """The share of each mass that is certain, so that rounding never raises the survival function.
+    """Certain share of each mass, which keeps rounding from raising the survival function.
 
     The survival at a point is off by `error` of the bins' survival at the nearest point before it that
     has any mass: there the line through the two begins.
@@ -231,10 +228,10 @@ def _survival(masses: Array) -> Array:
 
 
 def aligned_width(step: Step, direction: Direction, width: float) -> float:
-    """The grid width, close to `width`, whose optimistic lattice has both ends of a bounded loss.
+    """A grid width close to `width`, with both ends of a bounded loss on the optimistic lattice.
 
-    No optimistic lattice reaches beyond the step's largest loss. If that is an atom, as under Laplace
-    noise, and off the grid, then half the mass may lose half a width, in every step.
+    No optimistic lattice reaches beyond the step's largest loss. If that is an atom off the grid, as
+    under Laplace noise, half the mass may lose half a width in every step.
     """
     end = _extreme_loss(step, direction)
     count = max(_MIN_CELLS, math.floor(abs(end - _origin(step, direction, width)) / width))
@@ -246,9 +243,9 @@ def aligned_width(step: Step, direction: Direction, width: float) -> float:
 
 
 def _isolate_extreme_loss(step: Step, direction: Direction, points: Array, cuts: Array) -> None:
-    """Move the cut beside a bounded loss's extreme next to it, if that extreme is on the grid.
+    """Isolate the extreme of a bounded loss in its bin, if it is on the grid: its atom stays there.
 
-    Its atom then stays on its point, as it is alone in its bin. Any cut between two points is sound.
+    Any cut between two points is sound.
     """
     end = _extreme_loss(step, direction)
     if math.isfinite(end):
@@ -261,7 +258,7 @@ def _isolate_extreme_loss(step: Step, direction: Direction, points: Array, cuts:
 
 
 def _extreme_loss(step: Step, direction: Direction) -> float:
-    """The extreme loss of the shifted noise; that of the unshifted noise is at the grid's origin."""
+    """Extreme loss of the shifted noise; the unshifted noise has its extreme at the grid's origin."""
     low, high = step.law.loss_range(direction)
     return high if direction is Direction.REMOVE else low
 
@@ -274,8 +271,8 @@ def _grid(origin: float, first: int, count: int, width: float) -> Array:
 def _origin(step: Step, direction: Direction, width: float) -> float:
     """A grid offset that puts the atom of the heaviest bin on a grid point.
 
-    With a small rate almost every step has nearly the same loss; rounding that one by half a
-    grid width, thousands of times, would cost all of the lower bound.
+    At a small rate almost every step has nearly the same loss: rounding it by half a width in thousands
+    of steps would void the lower bound.
     """
     heaviest = float(step.law.privacy_loss(direction, np.array([step.law.centre]))[0])
     for _ in range(8):

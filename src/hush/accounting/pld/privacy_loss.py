@@ -1,8 +1,8 @@
 """Privacy loss distributions of one step: the mass of both laws between given losses.
 
-A step is a dominating pair: two laws on the line whose log-likelihood ratio increases with the outcome,
-so a cut in the loss is a cut in the outcome. The first law is that with the record in the direction
-`REMOVE`, and that without it in the direction `ADD`.
+A step is a dominating pair: two laws on the line with a log-likelihood ratio that increases with the
+outcome, so a cut in the loss is a cut in the outcome. The first law is the one with the record in the
+direction `REMOVE`, and the one without it in the direction `ADD`.
 """
 
 import math
