@@ -1,6 +1,5 @@
 """Checks before the first draw look at made-up records: a refusal tells nothing of private ones."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +8,17 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import DataError, PrivacyWarning, Unsupported
+from hush.core.errors import DataError, Unsupported
 from hush.training.synthetic import synthetic_records
+from tests.training import helpers
+from tests.training.helpers import run
 
 RECORDS = 20
-PLAN = hush.Plan(
-    sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-)
 TARGETS = torch.arange(RECORDS) % 2
 
 
-def step_of(model: nn.Module, **options: Any) -> hush.PrivateStep:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, PLAN, records=RECORDS, **options)
+def step_of(model: nn.Module, records: int = RECORDS, **options: Any) -> hush.PrivateStep:
+    return helpers.step_of(model, records=records, **options)
 
 
 def test_they_have_the_shapes_and_types_of_the_records_and_nothing_else() -> None:
@@ -72,60 +69,18 @@ def test_the_size_of_a_physical_batch_and_what_is_said_of_rounding_follow_no_rec
     assert len(set(probes)) == 1
 
 
-class Branches(nn.Module):
-    """Uses one of its layers for large inputs alone, which no made-up one is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.large, self.small = nn.Linear(3, 2), nn.Linear(3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        small: Tensor = self.small(x)
-        return small + self.large(x) if x.max() > 100 else small
-
-
-def test_a_branch_that_they_do_not_take_is_warned_of() -> None:
-    inputs = torch.zeros(RECORDS, 3)
-    step = step_of(Branches())
-    with pytest.warns(PrivacyWarning, match=r"does not depend on large\.weight"):
-        batches = step.batches((inputs + 1e3, TARGETS))
-    assert step(next(batches))
-
-
-class Rows:
-    """A data set whose labels are seen only when they are drawn."""
-
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self.rows = list(zip(inputs, targets, strict=True))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.rows[index]
-
-
-def run(model: nn.Module, loss: Any, data: Any, ledger: Path | None = None) -> hush.PrivateStep:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = hush.PrivateStep(model, loss, optimizer, PLAN, records=6, ledger=ledger)
-    for batch in step.batches(data, steps=1):
-        step(batch)
-    return step
-
-
 def labels(*values: int) -> tuple[Tensor, Tensor]:
     return torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 0, 0, *values])[-6:]
 
 
-@pytest.mark.parametrize("wrong", [8191, -8191, 2])
-@pytest.mark.parametrize("place", [0, 5])
+@pytest.mark.parametrize(("wrong", "place"), [(8191, 0), (-8191, 5), (2, 5)])
 def test_a_label_that_is_no_class_is_refused_and_not_shown(
     wrong: int, place: int, tmp_path: Path
 ) -> None:
     inputs, targets = labels()
     targets[place] = wrong
     with pytest.raises(DataError, match="private and not shown") as raised:
-        run(nn.Linear(3, 2), nn.CrossEntropyLoss(), (inputs, targets), tmp_path / "ledger")
+        run(step_of(nn.Linear(3, 2), 6, ledger=tmp_path / "ledger"), (inputs, targets))
     assert "8191" not in f"{raised.value}{raised.value.__cause__}"
     assert not hush.Ledger(tmp_path / "ledger", read_only=True).counts
 
@@ -133,28 +88,7 @@ def test_a_label_that_is_no_class_is_refused_and_not_shown(
 def test_a_label_to_be_ignored_is_no_mistake() -> None:
     inputs, targets = labels()
     targets[2] = -100
-    assert run(nn.Linear(3, 2), nn.CrossEntropyLoss(), (inputs, targets)).steps == 1
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        nn.CrossEntropyLoss(),
-        lambda outputs, y: nn.functional.cross_entropy(outputs, y, reduction="none"),
-    ],
-    ids=["data set", "function"],
-)
-def test_what_is_seen_only_under_way_is_not_shown_either(loss: Callable[..., Tensor]) -> None:
-    inputs, targets = labels()
-    targets[4] = 8191
-    data = Rows(inputs, targets)
-    model = nn.Linear(3, 2)
-    before = model.weight.clone()
-    with pytest.raises(DataError, match="private and not shown") as raised:
-        run(model, loss, data)
-    assert "8191" not in f"{raised.value}{raised.value.__cause__}"
-    assert raised.value.__suppress_context__
-    assert torch.equal(model.weight, before)
+    assert run(step_of(nn.Linear(3, 2), 6), (inputs, targets)).steps == 1
 
 
 def test_a_token_that_is_not_in_the_embedding_is_not_shown() -> None:
@@ -162,7 +96,7 @@ def test_a_token_that_is_not_in_the_embedding_is_not_shown() -> None:
     tokens[5, 1] = 8191
     model = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(6, 2))
     with pytest.raises(DataError, match="private and not shown"):
-        run(model, nn.CrossEntropyLoss(), (tokens, labels()[1]))
+        run(step_of(model, 6), (tokens, labels()[1]))
 
 
 class Sequences(nn.Module):
@@ -179,15 +113,9 @@ class Sequences(nn.Module):
 @pytest.mark.parametrize(("per_unit", "bounded"), [(1024, True), (8200, False)])
 def test_a_unit_that_is_not_split_is_in_what_is_said_of_rounding(per_unit: int, bounded: bool) -> None:
     """Sums over B records of 4 positions are bounded where 4 B^2 <= 2^28, and B is a whole unit."""
-    slots, model = 8201, Sequences()
-    step = hush.PrivateStep(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        PLAN,
-        units=hush.Units(owners=[0] * (slots - 1) + [1], per_unit=per_unit),
-        execution=hush.Execution(physical_batch=2),
-    )
+    slots, execution = 8201, hush.Execution(physical_batch=2)
+    units = hush.Units(owners=[0] * (slots - 1) + [1], per_unit=per_unit)
+    step = helpers.step_of(Sequences(), units=units, execution=execution)
     data = (torch.ones(slots, 4, dtype=torch.long), torch.arange(slots) % 2)
     step.probe(data)
     assert step.rounding_bounded is bounded
@@ -216,11 +144,7 @@ class Branching(nn.Module):
 
 
 def test_a_model_that_runs_one_record_at_a_time_is_warned_of() -> None:
-    model = Branching()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
-    step = hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=4)
-    data = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
+    step = step_of(Branching(), 6)
     with pytest.warns(hush.PrivacyWarning, match="one record at a time.*vectorize_attention"):
-        step(next(step.batches(data)))
+        run(step, labels())
     assert step.arithmetic == "assumed"

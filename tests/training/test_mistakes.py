@@ -11,18 +11,14 @@ from torch.nn import functional
 
 import hush
 from hush.core.errors import HushError, LedgerError, PrivacyWarning, Unsupported
+from tests.training import helpers
+from tests.training.helpers import run
 
 X, Y = torch.linspace(-1, 1, 30).view(6, 5), torch.tensor([0, 1, 0, 1, 0, 1])
 
 
-def step_of(
-    model: nn.Module, loss: Any = None, plan: hush.Plan | None = None, **options: Any
-) -> hush.PrivateStep:
-    plan = plan or hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return hush.PrivateStep(model, loss or nn.CrossEntropyLoss(), optimizer, plan, records=6, **options)
+def step_of(model: nn.Module, **options: Any) -> hush.PrivateStep:
+    return helpers.step_of(model, records=6, **options)
 
 
 def fused_step(model: nn.Module) -> None:
@@ -96,7 +92,7 @@ class RunningLoss(nn.Module):
 
 def test_a_loss_that_keeps_something_of_a_record_is_refused() -> None:
     with pytest.raises(HushError, match="keeps"):
-        step_of(nn.Linear(5, 2), RunningLoss()).batches((X, Y))
+        step_of(nn.Linear(5, 2), loss=RunningLoss()).batches((X, Y))
 
 
 class HostNoise(nn.Module):
@@ -126,42 +122,8 @@ def test_draws_of_python_are_each_records_own_if_records_run_alone() -> None:
 
 
 def test_draws_of_python_that_records_share_weaken_the_guarantee() -> None:
-    step = step_of(HostNoise(branches=False))
-    step(next(step.batches((X, Y))))
+    step = run(step_of(HostNoise(branches=False)), (X, Y))
     assert step.spent(1e-3).arithmetic == "assumed"
-
-
-@pytest.mark.parametrize("width", [64, 256])
-def test_spectral_norm_is_not_taken_for_mixing(width: int) -> None:
-    torch.manual_seed(width)
-    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(5, width))
-    step = step_of(nn.Sequential(layer, nn.Linear(width, 2)))
-    for batch in step.batches((X, Y), steps=2):
-        step(batch)
-    assert step.steps == 2
-
-
-class BranchesInEvaluation(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(5, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training and x.sum() > 0:
-            x = -x
-        outputs: Tensor = self.linear(x)
-        return outputs
-
-
-def test_a_selective_test_of_a_model_that_branches_in_evaluation_runs() -> None:
-    release = hush.Selective(rate=0.5, clip=1.0, multiplier=1.0, threshold=1.0)
-    plan = hush.Plan(
-        sampling=hush.Poisson(0.5), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0), release=release
-    )
-    step = step_of(BranchesInEvaluation(), plan=plan)
-    for batch in step.batches((X, Y), steps=3):
-        step(batch)
-    assert step.steps == 3
 
 
 def test_a_frozen_layer_with_a_leftover_gradient_is_refused() -> None:
@@ -179,17 +141,8 @@ def test_a_frozen_layer_with_a_leftover_gradient_is_refused() -> None:
 def test_an_interrupted_write_ends_the_use_of_a_ledger(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = nn.Linear(5, 2)
-    step = step_of(model)
     ledger = hush.Ledger(tmp_path / "ledger.jsonl")
-    step = hush.PrivateStep(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        step.plan,
-        records=6,
-        ledger=ledger,
-    )
+    step = step_of(nn.Linear(5, 2), ledger=ledger)
     batches = step.batches((X, Y))
     step(next(batches))
     assert ledger._file is not None
@@ -224,12 +177,11 @@ class Headed(nn.Module):
 
 def test_a_body_trained_under_another_ledger_is_noticed() -> None:
     body = nn.Linear(5, 4)
-    first = step_of(Headed(body))
-    first(next(first.batches((X, Y))))
+    first = run(step_of(Headed(body)), (X, Y))
     model = Headed(body)
     with pytest.warns(PrivacyWarning, match=f"another ledger \\({first.ledger.identity}\\)"):
         second = step_of(model)
-    second(next(second.batches((X, Y))))
+    run(second, (X, Y))
     with pytest.warns(PrivacyWarning, match="the two charges add up"):
         second.spent(1e-3)
     with pytest.raises(LedgerError, match="outside of the private step"):
@@ -243,19 +195,4 @@ def test_a_body_trained_under_another_ledger_is_noticed() -> None:
 def test_a_pretrained_frozen_body_is_shared_without_a_warning() -> None:
     body = nn.Linear(5, 4).requires_grad_(False)
     for _ in range(2):
-        step = step_of(Headed(body))
-        step(next(step.batches((X, Y))))
-        step.spent(1e-3)
-
-
-def test_models_with_a_shared_body_train_in_turns_on_one_ledger() -> None:
-    body, ledger = nn.Linear(5, 4), hush.Ledger()
-    steps = [step_of(Headed(body), ledger=ledger) for _ in range(2)]
-    for _ in range(2):
-        for step in steps:
-            step(next(step.batches((X, Y))))
-    assert sum(ledger.counts.values()) == 4
-    functional.mse_loss(body(X), torch.zeros(6, 4)).backward()
-    torch.optim.SGD(body.parameters(), lr=0.1).step()
-    with pytest.raises(LedgerError, match="outside of the private step"):
-        steps[0].spent(1e-3)
+        run(step_of(Headed(body)), (X, Y)).spent(1e-3)

@@ -15,14 +15,11 @@ from tests.training.ordinary import (
     RECORDS,
     Case,
     Of,
-    _cast,
     check,
-    images,
     labels,
     masks,
     mlp,
     mlp_of,
-    resnet,
     step_of,
     unet,
     vectors,
@@ -120,72 +117,11 @@ def test_losses(name: str) -> None:
 # loops
 
 # fmt: off
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda m: torch.optim.Adam(m.parameters()),
-    "Adam, fused": lambda m: torch.optim.Adam(m.parameters(), fused=True),
-    "AdamW, two groups": lambda m: torch.optim.AdamW(
-        [{"params": m[0].parameters(), "lr": 1e-4}, {"params": m[2].parameters(), "weight_decay": 0.1}]
-    ),
-    "RMSprop": lambda m: torch.optim.RMSprop(m.parameters()),
-    "Adagrad": lambda m: torch.optim.Adagrad(m.parameters()),
-}
 # fmt: on
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(name: str) -> None:
-    torch.manual_seed(0)
-    model = mlp()
-    before = [value.detach().clone() for value in model.parameters()]
-    step = step_of(model, nn.CrossEntropyLoss(), OPTIMIZERS[name](model))
-    for batch in step.batches(vectors(), steps=3):
-        step(batch)
-    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 # fmt: off
-SCHEDULERS: dict[str, Callable[[Any], Any]] = {
-    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 3),
-    "warm-up": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda k: (k + 1) / 4),
-}
 # fmt: on
-
-
-@pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedules_of_the_learning_rate(name: str) -> None:
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    schedule, rates = SCHEDULERS[name](optimizer), set()
-    step = step_of(model, nn.CrossEntropyLoss(), optimizer)
-    for batch in step.batches(vectors(), steps=3):
-        step(batch)
-        schedule.step()
-        rates.add(optimizer.param_groups[0]["lr"])
-    assert len(rates) == 3
-
-
-def test_physical_batches_accumulate_the_same_sum() -> None:
-    sums = []
-    for physical in (1, 3, 4):
-        torch.manual_seed(0)
-        model, data = mlp().double(), _cast(vectors(), torch.float64)
-        execution = hush.Execution(physical_batch=physical)
-        step = step_of(model, nn.CrossEntropyLoss(), execution=execution)
-        sums.append(step.clipped_sum(next(step.batches(data))).clone())
-    for total in sums[1:]:
-        torch.testing.assert_close(total, sums[0])
-
-
-def test_parts_are_frozen_and_unfrozen_between_steps() -> None:
-    model = mlp()
-    step = step_of(model, nn.CrossEntropyLoss(), torch.optim.Adam(model.parameters()))
-    sizes = []
-    for number, batch in enumerate(step.batches(vectors(), steps=3)):
-        model[0].requires_grad_(number != 1)  # type: ignore[index]
-        sizes.append(len(step.clipped_sum(batch)))
-        step(batch)
-    assert sizes == [83, 27, 83]
 
 
 def test_poisson_sampling_with_a_moving_average_and_an_evaluation_between_steps() -> None:
@@ -205,22 +141,6 @@ def test_poisson_sampling_with_a_moving_average_and_an_evaluation_between_steps(
         model.train()
     assert step.steps == 3
     assert int(average.n_averaged) == 3
-
-
-def test_autocast() -> None:
-    model = resnet()
-    step = step_of(model, nn.CrossEntropyLoss())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        for batch in step.batches(images(), steps=2):
-            step(batch)
-    assert step.steps == 2
-
-
-def test_checkpointed_layers() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    body = Of(lambda m, x: checkpoint(m.body, x, use_reentrant=False), body=mlp_of(6, 6))
-    check((lambda: nn.Sequential(body, nn.Linear(6, 3)), nn.CrossEntropyLoss(), vectors))
 
 
 def test_quantization_aware_training() -> None:

@@ -324,7 +324,7 @@ def weight_norm() -> nn.Module:
 
 
 def spectral_norm() -> nn.Module:
-    return nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, 3))
+    return nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 64)), nn.Tanh(), nn.Linear(64, 3))
 
 
 def frozen_trunk() -> nn.Module:

@@ -11,10 +11,9 @@ import hush
 from hush.core.errors import BudgetExceeded, HushError, LedgerError
 from hush.training.loop import Run
 from hush.training.run_folder import checked_ledger, read_metrics
+from tests.training.helpers import plan_of, randomness
 
-PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-)
+PLAN = plan_of(hush.Poisson(rate=0.25))
 ENOUGH = hush.Budget(epsilon=1e3, delta=1e-5)
 
 
@@ -25,7 +24,6 @@ def train(
     resume: bool = False,
     reseed: bool = False,
     budget: hush.Budget = ENOUGH,
-    seed: int = 7,
     kill_at: int = 0,
 ) -> Run:
     def kill(step: int, metrics: object) -> None:
@@ -45,7 +43,7 @@ def train(
         steps=steps,
         logging=hush.Logging(every=3, callbacks=[kill]),
         checkpoints=hush.Checkpoints(directory=folder, resume=resume, reseed=reseed),
-        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
+        randomness=randomness(7),
     )
 
 
@@ -153,13 +151,20 @@ def test_a_ledger_ahead_of_the_checkpoint_fits(run: Path) -> None:
     assert checked_ledger(run)[0].counts == {PLAN: 9}, "repeated steps are not paid again"
 
 
-def test_a_run_whose_last_charge_was_torn_takes_all_its_steps(run: Path) -> None:
-    exactly = hush.Budget(epsilon=hush.epsilon(PLAN, steps=9, delta=1e-5).epsilon.upper, delta=1e-5)
+def torn_last_charge(run: Path, budget: hush.Budget = ENOUGH) -> None:
     behind = (run / "checkpoint.safetensors").read_bytes()
-    train(run, 9, resume=True, budget=exactly)
+    train(run, 9, resume=True, budget=budget)
     (run / "checkpoint.safetensors").write_bytes(behind)
-    ledger = run / "ledger.jsonl"
-    ledger.write_bytes(ledger.read_bytes()[:-60])
+    (run / "ledger.jsonl").write_bytes((run / "ledger.jsonl").read_bytes()[:-60])
+
+
+def budget_of(steps: int) -> hush.Budget:
+    return hush.Budget(epsilon=hush.epsilon(PLAN, steps=steps, delta=1e-5).epsilon.upper, delta=1e-5)
+
+
+def test_a_run_whose_last_charge_was_torn_takes_all_its_steps(run: Path) -> None:
+    exactly, ledger = budget_of(9), run / "ledger.jsonl"
+    torn_last_charge(run, exactly)
     assert hush.Ledger(ledger, read_only=True).counts == {PLAN: 9}
     result = train(run, 9, resume=True, budget=exactly)
     assert result.steps == 9
@@ -169,17 +174,12 @@ def test_a_run_whose_last_charge_was_torn_takes_all_its_steps(run: Path) -> None
 
 
 def test_a_torn_charge_that_will_not_be_repeated_stays_within_the_budget(run: Path) -> None:
-    behind = (run / "checkpoint.safetensors").read_bytes()
-    train(run, 9, resume=True)
-    (run / "checkpoint.safetensors").write_bytes(behind)
-    ledger = run / "ledger.jsonl"
-    ledger.write_bytes(ledger.read_bytes()[:-60])
-    less = hush.Budget(epsilon=hush.epsilon(PLAN, steps=8, delta=1e-5).epsilon.upper, delta=1e-5)
+    torn_last_charge(run)
     with pytest.raises(BudgetExceeded, match="the ledger holds charges"):
-        train(run, 8, resume=True, budget=less)
+        train(run, 8, resume=True, budget=budget_of(8))
 
 
-@pytest.mark.parametrize("cut", [2, 50, 60, 100, 140])
+@pytest.mark.parametrize("cut", [2, 60, 140])
 @pytest.mark.parametrize("reseed", [False, True])
 def test_a_torn_first_charge_is_repeated_or_kept_beside_new_noise(
     tmp_path: Path, cut: int, *, reseed: bool
@@ -191,13 +191,6 @@ def test_a_torn_first_charge_is_repeated_or_kept_beside_new_noise(
     names_its_run = b'"run": "' in ledger.read_bytes()
     assert train(tmp_path / "run", 3, resume=True, reseed=reseed).steps == 3
     assert checked_ledger(tmp_path / "run")[0].counts == {PLAN: 3 + (reseed and names_its_run)}
-
-
-def torn_last_charge(run: Path) -> None:
-    behind = (run / "checkpoint.safetensors").read_bytes()
-    train(run, 9, resume=True)
-    (run / "checkpoint.safetensors").write_bytes(behind)
-    (run / "ledger.jsonl").write_bytes((run / "ledger.jsonl").read_bytes()[:-60])
 
 
 def torn_first_line(run: Path) -> None:

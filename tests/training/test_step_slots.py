@@ -15,33 +15,34 @@ from hush.core.randomness import Stream
 from hush.data import flips_and_shifts
 from hush.gradients.probe import Probed
 from hush.gradients.recording import record
-from hush.training.data import Batch
 from hush.training.methods.selective import trials_of
 from hush.training.step import PrivateStep
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
+from tests.training import helpers
+from tests.training.helpers import all_but, randomness, run
 
 LOSS = nn.CrossEntropyLoss()
 
 
-def plan_of(clipping: Any = None, sampling: Any = None, multiplier: float = 1.0) -> Plan:
-    noise: Any = hush.Gaussian(multiplier=multiplier)
+def plan_of(clipping: Any = None, sampling: Any = None) -> Plan:
+    noise: Any = 1.0
     if isinstance(clipping, hush.Lp):
-        noise = hush.GeneralizedGaussian(beta=clipping.p, multiplier=multiplier)
-    return hush.Plan(
-        sampling=sampling or hush.FullBatch(), clipping=clipping or hush.L2(norm=1.0), noise=noise
-    )
+        noise = hush.GeneralizedGaussian(beta=clipping.p, multiplier=1.0)
+    return helpers.plan_of(sampling, clipping, noise)
 
 
-def step_of(model: nn.Module, plan: Plan, records: int, loss: Any = LOSS, **options: Any) -> PrivateStep:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options.setdefault("randomness", hush.Randomness(generator=torch.Generator().manual_seed(1)))
-    return hush.PrivateStep(model, loss, optimizer, plan, records=records, **options)
+def step_of(model: nn.Module, plan: Plan, records: int, physical: int = 16, **options: Any) -> Any:
+    settings = {"randomness": randomness(1), "execution": hush.Execution(physical_batch=physical)}
+    return helpers.step_of(model, plan, records=records, **{**settings, **options})
 
 
-def all_but(records: int, *slots: int) -> Tensor:
-    present = torch.ones(records, dtype=torch.bool)
-    present[list(slots)] = False
-    return present
+def vectors(records: int = 20) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(records, 6), torch.randint(0, 3, (records,))
+
+
+def sum_of(step: PrivateStep, data: Any, present: Tensor | None = None) -> Tensor:
+    return step.clipped_sum(next(step.batches(data, present=present))).clone()
 
 
 class Dropping(nn.Module):
@@ -76,17 +77,13 @@ CLIPPINGS = [
 @pytest.mark.parametrize("clipping", CLIPPINGS, ids=str)
 def test_an_empty_slot_takes_away_its_own_share_alone(clipping: Any, sampling: Any) -> None:
     """The same coins, masks and noise for neighbours: releases differ by what one record may add."""
-    torch.manual_seed(0)
-    records = 40
-    inputs, targets = 3 * torch.randn(records, 6), torch.randint(0, 3, (records,))
+    inputs, targets = vectors(40)
     sums = []
     state = None
-    for present in (None, all_but(records, 7)):
+    for present in (None, all_but(40, 7)):
         torch.manual_seed(0)
-        step = step_of(
-            Dropping(), plan_of(clipping, sampling), records, execution=hush.Execution(physical_batch=16)
-        )
-        batch = next(step.batches((inputs, targets), present=present))
+        step = step_of(Dropping(), plan_of(clipping, sampling), 40)
+        batch = next(step.batches((3 * inputs, targets), present=present))
         assert isinstance(step.generator, Stream)
         state = step.generator.get_state() if state is None else state
         step.generator.set_state(state)
@@ -102,14 +99,13 @@ def test_an_empty_slot_takes_away_its_own_share_alone(clipping: Any, sampling: A
 
 
 def test_what_an_empty_slot_holds_does_not_matter() -> None:
-    torch.manual_seed(0)
-    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    inputs, targets = vectors()
     sums = []
     for content in (1.0, 1e30, torch.nan):
         inputs[3] = content
         torch.manual_seed(0)
-        step = step_of(nn.Linear(6, 3), plan_of(), 20, execution=hush.Execution(physical_batch=8))
-        sums.append(step.clipped_sum(next(step.batches((inputs, targets), present=all_but(20, 3)))))
+        step = step_of(nn.Linear(6, 3), plan_of(), 20, 8)
+        sums.append(sum_of(step, (inputs, targets), all_but(20, 3)))
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(sums[0], sums[2])
 
@@ -149,18 +145,8 @@ def test_rounding_by_place_tells_nothing_of_who_is_there() -> None:
         parameter.requires_grad_(name == "0.weight")
 
     def total(rows: Tensor, present: Tensor | None) -> Tensor:
-        trained = [value for value in model.parameters() if value.requires_grad]
-        optimizer = torch.optim.SGD(trained, lr=1.0)
-        step = hush.PrivateStep(
-            model,
-            LOSS,
-            optimizer,
-            plan_of(),
-            records=len(rows),
-            execution=hush.Execution(physical_batch=1000),
-        )
-        batch = next(step.batches((rows, targets[: len(rows)]), present=present))
-        return step.clipped_sum(batch).clone()
+        step = step_of(model, plan_of(), len(rows), 1000)
+        return sum_of(step, (rows, targets[: len(rows)]), present)
 
     whole = total(inputs, None)
     assert float((whole - total(inputs, all_but(records + 1, 0))).norm()) <= 1e-6
@@ -173,14 +159,8 @@ def test_sums_of_many_physical_batches_do_not_lose_a_record() -> None:
     seed = torch.Generator().manual_seed(0)
     inputs = (torch.rand(records, width, generator=seed) * 0.2 + 0.9) * 0.45
     model = nn.Linear(width, 1, bias=False)
-    step = step_of(
-        model,
-        plan_of(),
-        records,
-        loss=lambda out, _: out[:, 0],
-        execution=hush.Execution(physical_batch=20),
-    )
-    actual = step.clipped_sum(next(step.batches((inputs, torch.zeros(records)))))
+    step = step_of(model, plan_of(), records, 20, loss=lambda out, _: out[:, 0])
+    actual = sum_of(step, (inputs, torch.zeros(records)))
     exact = inputs.double().sum(0)
     assert float((actual - exact).norm()) < 1e-3
     single = torch.zeros(width)
@@ -196,10 +176,8 @@ def test_views_follow_the_slot() -> None:
     for present in (None, all_but(12, 5)):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
-        step = step_of(
-            model, plan_of(), 12, execution=hush.Execution(physical_batch=4), views=flips_and_shifts(3)
-        )
-        sums.append(step.clipped_sum(next(step.batches((inputs, targets), present=present))).clone())
+        step = step_of(model, plan_of(), 12, 4, views=flips_and_shifts(3))
+        sums.append(sum_of(step, (inputs, targets), present))
     assert 1e-3 < float((sums[0] - sums[1]).norm()) <= 1 + step.rounding
 
 
@@ -259,12 +237,7 @@ def test_one_record_moves_the_choice_of_a_step_by_its_clip(kind: type[nn.Module]
 def test_one_record_moves_a_selective_test_by_its_clip(kind: type[nn.Module]) -> None:
     inputs, targets = outlier(300)
     release = hush.Selective(rate=0.25, clip=0.05, multiplier=8.0, threshold=0.0, test="summed")
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.25),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=4.0),
-        release=release,
-    )
+    plan = helpers.plan_of(hush.Poisson(rate=0.25), noise=4.0, release=release)
     numbers = []
     for present in (None, all_but(300, 299)):
         torch.manual_seed(3)
@@ -281,11 +254,9 @@ def test_one_record_moves_a_selective_test_by_its_clip(kind: type[nn.Module]) ->
 
 
 def test_weights_moved_outside_of_the_step_void_the_guarantee() -> None:
-    torch.manual_seed(0)
-    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    inputs, targets = vectors()
     model = nn.Linear(6, 3)
-    step = step_of(model, plan_of(), 20)
-    step(next(step.batches((inputs, targets))))
+    step = run(step_of(model, plan_of(), 20), (inputs, targets))
     assert step.spent(1e-5).epsilon.upper > 0
     assert all(value.grad is None for value in model.parameters()), "nothing is left to be applied"
     step.optimizer.step()
@@ -298,29 +269,26 @@ def test_weights_moved_outside_of_the_step_void_the_guarantee() -> None:
 
 
 def test_weights_that_are_loaded_may_be_adopted() -> None:
-    torch.manual_seed(0)
-    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    inputs, targets = vectors()
     model = nn.Linear(6, 3)
-    step = step_of(model, plan_of(), 20)
-    step(next(step.batches((inputs, targets))))
+    step = run(step_of(model, plan_of(), 20), (inputs, targets))
     with torch.no_grad():
         model.weight.clamp_(-0.1, 0.1)
     step.adopt_weights()
-    step(next(step.batches((inputs, targets))))
+    run(step, (inputs, targets))
     assert step.spent(1e-5).epsilon.upper > 0
 
 
 def test_steps_on_one_ledger_train_a_model_in_turns() -> None:
     """Each move is charged on the ledger that both share; one that is not still voids it."""
-    torch.manual_seed(0)
-    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    inputs, targets = vectors()
     model = nn.Linear(6, 3)
     first = step_of(model, plan_of(), 20)
     second = step_of(model, plan_of(), 20, ledger=first.ledger)
     elsewhere = step_of(model, plan_of(), 20)
     for _ in range(2):
         for step in (first, second):
-            step(next(step.batches((inputs, targets))))
+            run(step, (inputs, targets))
     assert first.spent(1e-5) == second.spent(1e-5)
     assert first.spent(1e-5).epsilon == hush.epsilon(plan_of(), steps=4, delta=1e-5).epsilon
     with pytest.raises(LedgerError, match="outside of the private step"):
@@ -338,20 +306,18 @@ def test_steps_on_one_ledger_train_a_model_in_turns() -> None:
 
 
 def test_the_guarantee_says_what_is_assumed() -> None:
-    torch.manual_seed(0)
-    inputs, targets = torch.randn(20, 6), torch.randint(0, 3, (20,))
+    inputs, targets = vectors()
     guarantees = {}
     for arithmetic in ("proved", "assumed"):
         step = step_of(nn.Linear(6, 3), plan_of(), 20, randomness=hush.Randomness(arithmetic=arithmetic))
-        step(next(step.batches((inputs, targets))))
+        run(step, (inputs, targets))
         guarantees[arithmetic] = str(step.spent(1e-5))
     assert "zero-out one record" in guarantees["proved"]
     assert "assumed" not in guarantees["proved"]
     assert "arithmetic: assumed" in guarantees["assumed"]
     # many positions, of which a sum in single precision may cancel: norms count that
     model: nn.Module = nn.Sequential(nn.Linear(64, 64), nn.Flatten(), nn.Linear(64 * 4, 3))
-    step = step_of(model, plan_of(), 20)
-    step(next(step.batches((torch.randn(20, 4, 64), targets))))
+    step = run(step_of(model, plan_of(), 20), (torch.randn(20, 4, 64), targets))
     assert step.spent(1e-5).arithmetic == "proved"
     # lookups are added up one by one
     model = nn.Sequential(nn.Embedding(9, 8), nn.Flatten(), nn.Linear(8 * 4, 3))
@@ -365,13 +331,10 @@ LOSS_EACH = nn.CrossEntropyLoss(reduction="none")
 
 def test_a_batch_is_drawn_by_slot() -> None:
     """Coin i is of slot i: whether a slot is empty changes nobody's draw."""
-    torch.manual_seed(0)
-    inputs, targets = torch.randn(50, 6), torch.randint(0, 3, (50,))
     drawn = []
     for present in (None, all_but(50, 0, 20)):
         step = step_of(nn.Linear(6, 3), plan_of(sampling=hush.Poisson(rate=0.4)), 50)
-        batch: Batch = next(step.batches((inputs, targets), present=present))
-        drawn.append(batch.indices.tolist())
+        drawn.append(next(step.batches(vectors(50), present=present)).indices.tolist())
     assert drawn[0] == drawn[1]
 
 
@@ -390,18 +353,14 @@ class OddDraws(nn.Module):
 
 def test_what_one_record_draws_moves_nobody_else_s_draws() -> None:
     """A record that goes its own way leaves the masks of later batches and all coins as they were."""
-    torch.manual_seed(0)
-    inputs, targets = torch.randn(48, 6), torch.randint(0, 3, (48,))
+    inputs, targets = vectors(48)
     for clipping in (hush.L2(norm=1.0), hush.Importance(norm=1.0)):
         sums = []
         for first in (0.0, 100.0):
             inputs[5, 0] = first
             torch.manual_seed(0)
-            step = step_of(
-                OddDraws(), plan_of(clipping), 48, execution=hush.Execution(physical_batch=16)
-            )
-            batch = next(step.batches((inputs, targets), present=all_but(48, 5)))
-            sums.append(step.clipped_sum(batch).clone())
+            step = step_of(OddDraws(), plan_of(clipping), 48)
+            sums.append(sum_of(step, (inputs, targets), all_but(48, 5)))
         # the slot is empty: whichever way what lies in it goes, the sum is of the others
         assert float((sums[0] - sums[1]).norm()) < 1e-5
 
@@ -425,8 +384,7 @@ def test_what_is_said_of_rounding_does_not_depend_on_the_records() -> None:
         torch.manual_seed(0)
         inputs, targets = torch.randn(20, 4, 64), torch.randint(0, 3, (20,))
         inputs[5, 0, 0] = first
-        step = step_of(Ways(), plan_of(), 20)
-        step(next(step.batches((inputs, targets))))
+        step = run(step_of(Ways(), plan_of(), 20), (inputs, targets))
         statements.append(step.spent(1e-5).arithmetic)
     assert statements == ["assumed", "assumed"]
 
@@ -450,21 +408,10 @@ def test_what_a_data_set_draws_for_one_record_moves_no_other() -> None:
     torch.manual_seed(0)
     model, inputs = nn.Linear(5, 3), torch.randn(12, 5)
     targets = torch.randint(0, 3, (12,))
-    absent = torch.ones(12, dtype=torch.bool)
-    absent[0] = False
     sums = []
-    for present, length in ((None, 9), (absent, 1)):
+    for present, length in ((None, 9), (all_but(12, 0), 1)):
         data = Augmented(inputs, targets, [length] + [1] * 11)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        generator = torch.Generator().manual_seed(5)
-        step = hush.PrivateStep(
-            model,
-            LOSS,
-            optimizer,
-            plan_of(),
-            records=12,
-            randomness=hush.Randomness(generator=generator),
-        )
+        step = step_of(model, plan_of(), 12)
         batch = next(step.batches(data, present=present))
         torch.manual_seed(7)
         before = torch.get_rng_state(), random.getstate()

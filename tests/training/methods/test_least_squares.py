@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 
 import hush
-from hush.core.errors import DataError, LedgerError
+from hush.core.errors import DataError
 from hush.training.methods import least_squares
 from hush.training.methods.least_squares import NoisyLeastSquares, SufficientStatistics, posterior_mean
 
@@ -102,40 +102,6 @@ def test_the_noise_is_the_noise_that_is_charged() -> None:
     assert both.moment_deviation == pytest.approx(deviation / 3, rel=1e-4)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.25])
-def test_a_distinguisher_stays_within_the_charge(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Likelihood ratio of the worst record: its means lie 1/multiplier deviations apart."""
-    inputs, targets = table(10)
-    worst = torch.tensor([[1.0, 0.5, 0.0]], dtype=torch.float64), torch.tensor([[0.3, 0.4]]).double()
-    with_it = torch.cat([inputs, worst[0]]), torch.cat([targets, worst[1]])
-    empty = with_it[0].clone(), with_it[1].clone()
-    if share < 1:
-        drawn = hush.Gaussian.privatize
-
-        def less(self: hush.Gaussian, location: Tensor, *, norm: float, generator: Any) -> Tensor:
-            return drawn(self, location, norm=share * norm, generator=generator)
-
-        monkeypatch.setattr(hush.Gaussian, "privatize", less)
-    direction = vector_of(worst[0][0], worst[1][0]) / BOUND
-    score = np.array([released(SOLVER, seed, with_it) @ direction for seed in range(300)])
-    # the slot is empty in the other world: what the record adds is taken out of its sum
-    monkeypatch.setattr(
-        NoisyLeastSquares, "_clipped_sum", lambda _, rows, values: _sum_without_last(rows, values)
-    )
-    other = np.array([released(SOLVER, 1000 + seed, empty) @ direction for seed in range(300)])
-    # separation of two normal laws, four standard errors down: 1/multiplier is what is charged
-    deviation = math.sqrt((score.var() + other.var()) / 2)
-    separation = (score.mean() - other.mean()) / deviation - 4 * math.sqrt(2 / 300)
-    assert (separation <= 1 / SOLVER.multiplier) == (share == 1)
-
-
-_HONEST = NoisyLeastSquares._clipped_sum
-
-
-def _sum_without_last(rows: Tensor, values: Tensor) -> Tensor:
-    return _HONEST(SOLVER, rows[:-1], values[:-1])
-
-
 def test_the_charge_is_that_of_one_gaussian_release() -> None:
     ledger = hush.Ledger()
     SOLVER(*table(30), ledger)
@@ -188,14 +154,6 @@ def test_the_posterior_mean_is_that_of_the_joint_normal_law(noise: float) -> Non
     actual = posterior_mean(released)
     assert actual.coefficients == pytest.approx(best[1], rel=1e-6, abs=1e-9)
     assert actual.intercept == pytest.approx(middle - means @ actual.coefficients)
-
-
-def test_a_ledger_of_users_is_refused_before_anything_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = hush.Ledger()
-    ledger.charge(SOLVER.plan, run="a", step=1, release="x", adjacency=hush.Adjacency(per_unit=2))
-    monkeypatch.setattr(NoisyLeastSquares, "_clipped_sum", lambda *_: pytest.fail("summed"))
-    with pytest.raises(LedgerError, match="do not add up"):
-        SOLVER(*table(10), ledger)
 
 
 @pytest.mark.parametrize(

@@ -95,19 +95,6 @@ def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> 
         )
 
 
-class Rows:
-    """Data set of the items of a list."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
-
-
 def step_for(**options: Any) -> hush.PrivateStep:
     torch.manual_seed(0)
     model = Bag()

@@ -100,33 +100,6 @@ def test_padding_to_the_longest_needs_a_model_that_ignores_padding(masked: bool,
     assert path.read_text().count('"arithmetic": "assumed"') == 3, "for any draw"
 
 
-def test_a_step_on_ragged_records_says_that_its_arithmetic_is_assumed() -> None:
-    class Bag(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.scores = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 2)
-
-        def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-            scores: Tensor = self.scores((self.embedding(tokens) * mask.unsqueeze(-1)).sum(1))
-            return scores
-
-    sums = []
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    for pad_to, arithmetic in (("longest", "assumed"), ((5, None), "proved")):
-        torch.manual_seed(0)
-        model = Bag()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        step = hush.PrivateStep(model, torch.nn.CrossEntropyLoss(), optimizer, plan, records=6)
-        source = hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=pad_to)
-        batch = next(step.batches(source, steps=1))
-        sums.append(step.clipped_sum(batch).clone())
-        step(batch)
-        assert step.spent(1e-2).arithmetic == arithmetic
-    torch.testing.assert_close(*sums)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_record_draws_is_a_function_of_the_step_and_its_slot(workers: int) -> None:
     torch.manual_seed(3)

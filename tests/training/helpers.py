@@ -1,0 +1,71 @@
+"""Plans, seeds and steps that the tests of training begin with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hush
+from hush.core.parts import Clipping, Noise, Release, Sampling
+
+
+def plan_of(
+    sampling: Sampling | None = None,
+    clipping: Clipping | None = None,
+    noise: Noise | float = 1.0,
+    release: Release | None = None,
+) -> hush.Plan:
+    """A plan of the parts given; Gaussian noise by its multiplier."""
+    return hush.Plan(
+        sampling=sampling or hush.FullBatch(),
+        clipping=clipping or hush.L2(norm=1.0),
+        noise=hush.Gaussian(multiplier=noise) if isinstance(noise, float) else noise,
+        release=release or hush.Always(),
+    )
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def randomness(seed: int = 0) -> hush.Randomness:
+    return hush.Randomness(generator=seeded(seed))
+
+
+def step_of(
+    model: nn.Module,
+    plan: hush.Plan | None = None,
+    loss: Any = None,
+    *,
+    lr: float = 0.1,
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    seed: int | None = None,
+    **options: Any,
+) -> hush.PrivateStep:
+    """A step on the trainable parameters of a model; its randomness is seeded if a seed is given."""
+    optimizer = make([value for value in model.parameters() if value.requires_grad], lr=lr)
+    if seed is not None:
+        options["randomness"] = randomness(seed)
+    return hush.PrivateStep(
+        model, loss or nn.CrossEntropyLoss(), optimizer, plan or plan_of(), **options
+    )
+
+
+def run(step: hush.PrivateStep, data: Any, steps: int = 1, **reading: Any) -> hush.PrivateStep:
+    """The step, after so many batches."""
+    for batch in step.batches(data, steps=steps, **reading):
+        step(batch)
+    return step
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    """A copy of all parameters, in one row."""
+    return torch.cat([value.detach().reshape(-1) for value in model.parameters()])
+
+
+def all_but(records: int, *slots: int) -> Tensor:
+    """Which slots hold a record: all others than these."""
+    present = torch.ones(records, dtype=torch.bool)
+    present[list(slots)] = False
+    return present
