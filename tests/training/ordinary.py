@@ -13,6 +13,8 @@ from torch.nn import functional as F  # noqa: N812
 
 import hush
 from hush.core.errors import PrivacyWarning
+from tests.training import helpers
+from tests.training.helpers import plan_of
 
 RECORDS, NORM = 4, 0.5
 
@@ -43,14 +45,9 @@ def _row(value: Any, i: int) -> Any:
     return tuple(_row(part, i) for part in value)
 
 
-def step_of(model: nn.Module, loss: Any, optimizer: Any = None, **options: Any) -> hush.PrivateStep:
-    plan = options.pop("plan", None) or hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=NORM), noise=hush.Gaussian(multiplier=1.0)
-    )
-    optimizer = optimizer or torch.optim.SGD(
-        [value for value in model.parameters() if value.requires_grad], lr=1e-3
-    )
-    return hush.PrivateStep(model, loss, optimizer, plan, records=RECORDS, **options)
+def step_of(model: nn.Module, loss: Any, **options: Any) -> hush.PrivateStep:
+    plan = options.pop("plan", None) or plan_of(clipping=hush.L2(norm=NORM))
+    return helpers.step_of(model, plan, loss, lr=1e-3, records=RECORDS, **options)
 
 
 def check(case: Case, *, draws: bool = False, dtype: torch.dtype = torch.float64) -> None:

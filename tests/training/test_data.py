@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-import hush
 from hush.core.errors import DataError
 from hush.training.data import Batch, Data, count, take
+from tests.training.helpers import all_but, step_of
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 
@@ -80,11 +80,7 @@ UNUSABLE = {
 @pytest.mark.parametrize("read", [lambda rows: (rows, Y), lambda rows: Rows(rows)])
 def test_tensors_without_dense_numbers_are_refused_before_any_work(kind: str, read: Any) -> None:
     rows, message = UNUSABLE[kind]
-    model = torch.nn.Linear(2, 3)
-    plan = hush.Plan(sampling=hush.Poisson(0.5), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
-    step = hush.PrivateStep(
-        model, torch.nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), plan, records=6
-    )
+    step = step_of(torch.nn.Linear(2, 3), records=6)
     with pytest.raises(DataError, match=message):
         step.batches(read(rows))
 
@@ -106,27 +102,9 @@ class Named(Images):
         return {f"secret {index}": torch.zeros(2)}, index
 
 
-class Objects(Images):
-    """Records that are no tensors."""
-
-    def __getitem__(self, index: int) -> Any:
-        return Stack(), index
-
-
-class Stack:
-    """What cannot be stacked."""
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (Images(), r"another structure, type or shape than the first one"),
-        (Named(), r"another structure, type or shape than the first one"),
-        (Objects(), r"not made of tensors, arrays and numbers.*collate_fn"),
-    ],
-)
-def test_records_that_cannot_be_stacked_are_refused_and_not_shown(data: Data, reason: str) -> None:
-    with pytest.raises(DataError, match=reason) as raised:
+@pytest.mark.parametrize("data", [Images(), Named()])
+def test_records_that_cannot_be_stacked_are_refused_and_not_shown(data: Data) -> None:
+    with pytest.raises(DataError, match="another structure, type or shape than the first") as raised:
         take(data, torch.tensor([0, 1]))
     told = str(raised.value)
     assert raised.value.__context__ is None
@@ -146,11 +124,9 @@ def test_physical_batches_cover_the_logical_one_in_order() -> None:
 
 
 def test_an_empty_slot_keeps_its_place() -> None:
-    present = torch.ones(10, dtype=torch.bool)
-    present[4] = False
     parts = [
         (inputs.flatten().tolist(), occupied.tolist())
-        for inputs, _, occupied, _ in Batch(DRAWN, TEN, physical=2, present=present)
+        for inputs, _, occupied, _ in Batch(DRAWN, TEN, physical=2, present=all_but(10, 4))
         if occupied is not None
     ]
     assert parts == [([1, 4], [True, False]), ([5, 8], [True, True]), ([9], [True])]

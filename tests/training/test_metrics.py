@@ -10,12 +10,11 @@ from torch.nn import functional
 import hush
 from hush.core.errors import InvalidValue
 from hush.training.metrics import StepMetrics
+from tests.training.helpers import all_but, plan_of, step_of
 
 X = 0.5 * torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(60) % 3
-PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.1), noise=hush.Gaussian(multiplier=4.0)
-)
+PLAN = plan_of(hush.Poisson(rate=0.5), hush.L2(norm=1.1), 4.0)
 BUDGET = hush.Budget(epsilon=20.0, delta=1e-3)
 PUBLIC = {"epsilon", "delta", "learning_rate"}
 
@@ -80,17 +79,8 @@ def test_nothing_public_follows_the_records() -> None:
 
 
 def test_sensitive_numbers_are_those_of_the_batch() -> None:
-    model = linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    step = hush.PrivateStep(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer,
-        PLAN,
-        records=60,
-        execution=hush.Execution(physical_batch=7),
-    )
-    present = torch.arange(60) != 3
+    model, present = linear(), all_but(60, 3)
+    step = step_of(model, PLAN, lr=0.5, records=60, execution=hush.Execution(physical_batch=7))
     for batch in step.batches((X, Y), steps=3, present=present):
         step(batch)
         metrics = StepMetrics(step, batch, delta=1e-3)

@@ -130,7 +130,7 @@ def test_a_frozen_layer_with_a_leftover_gradient_is_refused() -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2))
     for parameter in model[0].parameters():
         parameter.requires_grad_(False)
-    step = step_of(model)
+    step = step_of(model, make=lambda _, lr: torch.optim.SGD(model.parameters(), lr=lr))
     batches = step.batches((X, Y))
     step(next(batches))
     model[0].weight.grad = torch.ones(4, 5)

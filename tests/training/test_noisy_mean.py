@@ -8,9 +8,9 @@ import hush
 from hush.core.parts import Noise
 from hush.core.randomness import Stream
 from hush.training.fingerprint import fingerprint
+from tests.training.helpers import plan_of, run, step_of
 
 RECORDS = 20
-LOSS = nn.CrossEntropyLoss()
 
 
 def update(
@@ -22,18 +22,9 @@ def update(
     model = nn.Linear(60, 30)
     inputs, targets = torch.randn(RECORDS, 60), torch.randint(0, 30, (RECORDS,))
     clipping = hush.Lp(p=1.0, norm=1.0) if isinstance(noise, hush.Laplace) else hush.L2(norm=1.0)
-    plan = hush.Plan(sampling=hush.Poisson(rate=rate), clipping=clipping, noise=noise)
-    step = hush.PrivateStep(
-        model,
-        LOSS,
-        torch.optim.SGD(model.parameters(), lr=1.0),
-        plan,
-        records=RECORDS,
-        randomness=hush.Randomness(generator=torch.Generator().manual_seed(1)),
-        execution=hush.Execution(physical_batch=3),
-    )
-    for batch in step.batches((inputs, targets), steps=1):
-        step(batch)
+    plan = plan_of(hush.Poisson(rate=rate), clipping, noise)
+    step = step_of(model, plan, seed=1, records=RECORDS, execution=hush.Execution(physical_batch=3))
+    run(step, (inputs, targets))
     assert step.update is not None
     assert isinstance(step.generator, Stream)
     return step.update, step.generator.get_state()
@@ -41,16 +32,10 @@ def update(
 
 @pytest.mark.parametrize(
     "noise",
-    [
-        hush.Gaussian(multiplier=1.0),
-        hush.Laplace(multiplier=1.0),
-        hush.GeneralizedGaussian(beta=2.0, multiplier=1.0),
-        hush.Rectified(scale=1.0, bound=2.0),
-    ],
+    [hush.Gaussian(multiplier=1.0), hush.Laplace(multiplier=1.0), hush.Rectified(scale=1.0, bound=2.0)],
     ids=str,
 )
-@pytest.mark.parametrize("rate", [1e-9, 0.5])
-@pytest.mark.parametrize("spare", [False, True])
+@pytest.mark.parametrize(("rate", "spare"), [(1e-9, True), (0.5, True), (0.5, False)])
 def test_early_noise_is_the_same_noise(
     noise: Noise, rate: float, spare: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,10 +53,7 @@ def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("hush.training.noisy_mean._BACKGROUND_SIZE", 1)
     model = nn.Linear(3, 2)
     for sampling in (hush.Poisson(rate=0.5), hush.Twice(rate=0.5, coordinate_rate=0.5)):
-        noise = hush.Gaussian(multiplier=1.0)
-        plan = hush.Plan(sampling=sampling, clipping=hush.L2(norm=1.0), noise=noise)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        step = hush.PrivateStep(model, LOSS, optimizer, plan, records=9)
+        step = step_of(model, plan_of(sampling), records=9)
         with step._mean().early() as drawn:
             early.append(drawn() is not None)
     assert early == [True, False]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import hush
+from tests.training.helpers import plan_of
 from tests.training.ordinary import (
-    NORM,
     RECORDS,
     Case,
     Of,
@@ -128,10 +128,7 @@ def test_poisson_sampling_with_a_moving_average_and_an_evaluation_between_steps(
     torch.manual_seed(0)
     model, data = nn.Sequential(mlp(), nn.Dropout(0.1)), vectors()
     average = torch.optim.swa_utils.AveragedModel(model)
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=NORM), noise=hush.Gaussian(multiplier=1.0)
-    )
-    step = step_of(model, nn.CrossEntropyLoss(), plan=plan)
+    step = step_of(model, nn.CrossEntropyLoss(), plan=plan_of(hush.Poisson(rate=0.5)))
     for batch in step.batches(data, steps=3):
         step(batch)
         average.update_parameters(model)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import DataError, Unproved, Unsupported
 from hush.training.per_instance import PerInstance
+from tests.training import helpers
+from tests.training.helpers import plan_of
 
 RECORDS, ORDERS = 7, [2.0, 6.0]
 PLANS = {
@@ -33,15 +35,9 @@ def data_of() -> tuple[Tensor, Tensor]:
 
 
 def step_of(name: str = "rectified", model: nn.Module | None = None, **options: Any) -> hush.PrivateStep:
-    clipping, noise = PLANS[name]
-    plan = hush.Plan(sampling=hush.FullBatch(), clipping=clipping, noise=noise)
-    model = model_of() if model is None else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    usual: dict[str, Any] = {"plan": plan, "records": RECORDS}
+    usual: dict[str, Any] = {"plan": plan_of(None, *PLANS[name]), "records": RECORDS}
     usual |= {"execution": hush.Execution(physical_batch=3)}
-    usual |= {"randomness": hush.Randomness(generator=torch.Generator().manual_seed(1))}
-    options = {**usual, **options}
-    return hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, **options)
+    return helpers.step_of(model or model_of(), lr=0.5, seed=1, **{**usual, **options})
 
 
 def clipped_gradient(model: nn.Module, clipping: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -112,9 +108,7 @@ def test_unknown_locations_are_refused() -> None:
     step = step_of(model=nn.Sequential(nn.Dropout(0.5), model_of()))
     with pytest.raises(Unsupported, match="forward passes draw at random"):
         PerInstance(step, ORDERS).observe(next(step.batches(data_of())))
-    sampled = hush.Plan(
-        sampling=hush.Poisson(rate=0.5), clipping=PLANS["both"][0], noise=PLANS["both"][1]
-    )
+    sampled = plan_of(hush.Poisson(rate=0.5), *PLANS["both"])
     with pytest.raises(Unproved, match="Use FullBatch"):
         PerInstance(step_of(plan=sampled), ORDERS)
     with pytest.raises(Unsupported, match="single records"):

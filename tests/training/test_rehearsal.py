@@ -1,6 +1,7 @@
 """A rehearsal runs private steps and leaves everything as it was."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 import hush
 from hush.core.parts import Release
 from hush.training.rehearsal import rehearsal
+from tests.training.helpers import plan_of, seeded, step_of
 
 DATA = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
 SELECTIVE = hush.Selective(rate=0.5, clip=1.0, multiplier=1.0, test="mean")
@@ -36,14 +38,9 @@ def built(release: Release | None, **passed: Any) -> hush.PrivateStep:
         if "public" in passed
         else hush.L2(norm=1.0)
     )
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.5),
-        clipping=chosen,
-        noise=hush.Gaussian(multiplier=1.0),
-        release=release or hush.Always(),
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, records=20, **passed)
+    plan = plan_of(hush.Poisson(rate=0.5), chosen, release=release)
+    make = partial(torch.optim.SGD, momentum=0.9)
+    return step_of(model, plan, make=make, seed=3, records=20, **passed)
 
 
 def run(step: hush.PrivateStep, steps: int) -> list[Tensor]:
@@ -54,21 +51,17 @@ def run(step: hush.PrivateStep, steps: int) -> list[Tensor]:
     return actual
 
 
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(3)
-
-
 @pytest.mark.parametrize(
     ("release", "bases"),
     [(None, False), (SELECTIVE, False), (None, True)],
     ids=["always", "selective", "public bases"],
 )
 def test_a_run_goes_on_as_if_there_had_been_no_rehearsal(release: Release | None, bases: bool) -> None:
-    public = torch.randn(12, 4, generator=seeded()), torch.arange(12) % 2
+    public = torch.randn(12, 4, generator=seeded(3)), torch.arange(12) % 2
     passed = {"public": public} if bases else {}
-    plain = built(release, randomness=hush.Randomness(generator=seeded()), **passed)
+    plain = built(release, **passed)
     expected = run(plain, 4)
-    step = built(release, randomness=hush.Randomness(generator=seeded()), **passed)
+    step = built(release, **passed)
     begun = run(step, 1)
     state = copy.deepcopy(step.state_dict())
     shared = torch.get_rng_state()
@@ -92,7 +85,7 @@ def test_a_run_goes_on_as_if_there_had_been_no_rehearsal(release: Release | None
 
 
 def test_a_batch_that_was_drawn_is_still_to_be_used_after_an_error_inside() -> None:
-    step = built(None, randomness=hush.Randomness(generator=seeded()))
+    step = built(None)
     batch = next(step.batches(DATA))
     before = [value.detach().clone() for value in step.model.parameters()]
 

@@ -15,6 +15,7 @@ from hush.gradients import cuda_graph
 from hush.gradients.cuda_graph import CapturedGraph, CaptureError, Replay
 from hush.gradients.recording import record
 from hush.training import replay_choice
+from tests.training.helpers import plan_of, step_of
 
 RECORDS = 100
 BATCH = torch.randn(RECORDS, 4), torch.randint(0, 3, (RECORDS,))
@@ -22,26 +23,20 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA grap
 
 
 def plan(**parts: Any) -> hush.Plan:
-    usual: dict[str, Any] = {
-        "sampling": hush.Poisson(rate=0.5),
-        "clipping": hush.L2(norm=1.0),
-        "noise": hush.Gaussian(multiplier=1.0),
-    }
-    return hush.Plan(**usual | parts)
+    return plan_of(**{"sampling": hush.Poisson(rate=0.5), **parts})
 
 
 def private_step(model: nn.Module | None = None, **options: Any) -> hush.PrivateStep:
     torch.manual_seed(0)
     model = model or nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    settings: dict[str, Any] = {"plan": plan(), "records": RECORDS}
-    return hush.PrivateStep(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer,
-        randomness=hush.Randomness(generator=torch.Generator().manual_seed(7)),
-        **settings | options,
-    )
+    return step_of(model, seed=7, **{"plan": plan(), "records": RECORDS, **options})
+
+
+def taken(step: hush.PrivateStep, steps: int = 1, data: Any = BATCH) -> hush.PrivateStep:
+    """A run whose length is not told, for which a graph may pay."""
+    for batch in islice(step.batches(data), steps):
+        step(batch)
+    return step
 
 
 def run_again(work: Any, pool: Any, generator: torch.Generator | None) -> Any:
@@ -86,9 +81,7 @@ def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 )
 def test_what_pays_is_replayed(times: list[float], replayed: bool, as_if_on_a_gpu: Any) -> None:
     as_if_on_a_gpu(times)
-    step = private_step()
-    for batch in islice(step.batches(BATCH), 2):
-        step(batch)
+    step = taken(private_step(), 2)
     assert step.gradients.replayed is replayed
     assert (step.gradients.replay is not None) is replayed
 
@@ -100,18 +93,15 @@ def test_replayed_or_not_a_step_of_the_same_layout_releases_the_same(as_if_on_a_
         as_if_on_a_gpu([], capture)
         step = private_step()
         step.gradients.replayed = True  # as from a checkpoint: what was decided is not measured again
-        for batch in islice(step.batches(BATCH), 1):
-            if capture is refuse:
-                with pytest.warns(PerformanceWarning, match="the driver is in a mood"):
-                    step(batch)
-            else:
-                step(batch)
+        if capture is refuse:
+            with pytest.warns(PerformanceWarning, match="the driver is in a mood"):
+                taken(step)
+        else:
+            taken(step)
         assert step.update is not None
         updates.append(step.update.clone())
     as_if_on_a_gpu([9.0, 10.0, 3.0])
-    step = private_step()
-    for batch in islice(step.batches(BATCH), 1):
-        step(batch)
+    step = taken(private_step())
     assert step.update is not None
     assert torch.equal(updates[0], updates[1])
     assert torch.equal(updates[0], step.update)
@@ -158,7 +148,7 @@ def test_a_replay_of_what_was_given_before_is_never_released(change: Any, as_if_
     """It is on its way before anything is compared, so that the GPU does not wait; and discarded."""
     model = Scaled()
     as_if_on_a_gpu([], frozen_graph(model))
-    exact = plan(sampling=hush.FullBatch(), noise=hush.Gaussian(multiplier=1e-9))
+    exact = plan(sampling=hush.FullBatch(), noise=1e-9)
     step = private_step(model, plan=exact)
     step.gradients.replayed = True
     for number, batch in enumerate(islice(step.batches(BATCH), 4)):
@@ -190,10 +180,7 @@ def test_a_stale_replay_is_discarded_by_the_comparison_alone(
     ],
 )
 def test_what_cannot_be_replayed_is_quietly_computed_without(options: dict[str, Any]) -> None:
-    step = private_step(**options)
-    for batch in islice(step.batches(BATCH), 1):
-        step(batch)
-    assert step.gradients.replayed is False
+    assert taken(private_step(**options)).gradients.replayed is False
     with pytest.raises(Unsupported, match=r"[Ll]eave out replay"):
         private_step(**options, execution=hush.Execution(replay=True))
 
@@ -202,7 +189,6 @@ def test_what_cannot_be_replayed_is_quietly_computed_without(options: dict[str, 
 @pytest.mark.parametrize("clipping", [hush.L2(norm=1.0), hush.Linf(norm=0.1)])
 def test_on_a_gpu_a_small_model_is_replayed_by_itself(clipping: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3)).cuda()
-    step = private_step(model, plan=plan(clipping=clipping))
-    for batch in step.batches((BATCH[0].cuda(), BATCH[1].cuda()), steps=40):
-        step(batch)
+    data = tuple(part.cuda() for part in BATCH)
+    step = taken(private_step(model, plan=plan(clipping=clipping)), 40, data)
     assert step.gradients.replayed

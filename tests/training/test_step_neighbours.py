@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import DataError, InvalidValue, LedgerError, PrivacyWarning
+from tests.training.helpers import plan_of
 
 RATE, SIGMA, CONSTANT = 0.4, 1.5, 10
 ADD_REMOVE, REPLACE = hush.Neighbours.ADD_REMOVE, hush.Neighbours.REPLACE
-PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=RATE), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=SIGMA)
-)
+PLAN = plan_of(hush.Poisson(rate=RATE), noise=SIGMA)
 
 
 class Number(nn.Module):

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import DataError
 from hush.training.step import PrivateStep
+from tests.training.helpers import plan_of, randomness, step_of, weights_of
 
 RECORDS, WORDS, BAD = 40, 10, 23
-PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=0.2), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-)
+PLAN = plan_of(hush.Poisson(rate=0.2))
 
 
 def network() -> nn.Module:
@@ -31,15 +30,8 @@ def data(word: int) -> tuple[Tensor, Tensor]:
     return words, torch.randint(0, 3, (RECORDS,), generator=generator)
 
 
-def made(plan: hush.Plan = PLAN, **options: Any) -> PrivateStep:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    settings = {
-        "records": RECORDS,
-        "randomness": hush.Randomness(generator=torch.Generator().manual_seed(3)),
-        **options,
-    }
-    return PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, **settings)
+def made(**options: Any) -> PrivateStep:
+    return step_of(network(), PLAN, seed=3, records=RECORDS, **options)
 
 
 def stopped(step: PrivateStep) -> Tensor:
@@ -96,13 +88,10 @@ def test_a_run_in_a_directory_resumes_on_mended_data(tmp_path: Path) -> None:
             **options,
         )
         assert run.steps == 20
-        return torch.cat([value.detach().flatten() for value in model.parameters()])
+        return weights_of(model)
 
-    def seeded() -> torch.Generator:
-        return torch.Generator().manual_seed(3)
-
-    whole = train("whole", 0, randomness=hush.Randomness(generator=seeded()))
+    whole = train("whole", 0, randomness=randomness(3))
     with pytest.raises(DataError, match="out of range"):
-        train("stopped", WORDS, randomness=hush.Randomness(generator=seeded()))
+        train("stopped", WORDS, randomness=randomness(3))
     resumed = train("stopped", 0, resume=True)
     assert torch.equal(whole, resumed)

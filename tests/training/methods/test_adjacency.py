@@ -15,21 +15,15 @@ from torch import nn
 import hush
 from hush.core.errors import LedgerError
 from hush.core.guarantee import Adjacency, Neighbours
+from hush.training.methods.least_squares import NoisyLeastSquares
 from hush_recipes.bounded.linear import LinearDescent
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
+from tests.training.helpers import plan_of
 
-PLAN = hush.Plan(
-    sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=5.0)
-)
-ENTRYWISE = hush.Plan(
-    sampling=hush.FullBatch(), clipping=hush.Linf(norm=0.1), noise=hush.Gaussian(multiplier=50.0)
-)
+PLAN = plan_of(noise=5.0)
+ENTRYWISE = plan_of(clipping=hush.Linf(norm=0.1), noise=50.0)
 X, Y = torch.ones(20, 3, 2), torch.zeros(20, dtype=torch.int64)
-PROTECTED = [
-    Adjacency(per_unit=2),
-    Adjacency(neighbours=Neighbours.ADD_REMOVE),
-    Adjacency(neighbours=Neighbours.REPLACE),
-]
+PROTECTED = [Adjacency(per_unit=2), Adjacency(neighbours=Neighbours.ADD_REMOVE)]
 
 
 def descend(ledger: hush.Ledger, generator: torch.Generator) -> None:
@@ -66,6 +60,9 @@ METHODS: dict[str, Callable[[hush.Ledger, torch.Generator], Any]] = {
     ),
     "linear": descend,
     "adaptive": adapt,
+    "least squares": lambda ledger, generator: NoisyLeastSquares(multiplier=9.0, row_norm=1.5)(
+        X[:, 0], X[:, 0], ledger, generator=generator
+    ),
 }
 
 
@@ -92,6 +89,7 @@ def draws(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     watch(hush.L2, "clip")
     watch(hush.PrivateStep, "clipped_sum")
     watch(LinearDescent, "_clamped")
+    watch(NoisyLeastSquares, "_clipped_sum")
     watch(hush.NoisyQuantile, "_counts")
     return seen
 

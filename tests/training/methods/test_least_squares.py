@@ -15,13 +15,10 @@ import hush
 from hush.core.errors import DataError
 from hush.training.methods import least_squares
 from hush.training.methods.least_squares import NoisyLeastSquares, SufficientStatistics, posterior_mean
+from tests.training.helpers import seeded
 
 SOLVER = NoisyLeastSquares(multiplier=2.0, row_norm=1.5, target_norm=0.5)
 BOUND = math.sqrt(2) * 1.5**2
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def table(records: int, columns: int = 3, targets: int = 2, seed: int = 5) -> tuple[Tensor, Tensor]:
@@ -159,7 +156,6 @@ def test_the_posterior_mean_is_that_of_the_joint_normal_law(noise: float) -> Non
 @pytest.mark.parametrize(
     ("inputs", "targets"),
     [
-        (torch.ones(4), torch.ones(4, 1)),
         (torch.ones(4, 2), torch.ones(4)),
         (torch.ones(4, 2), torch.ones(3, 1)),
         (torch.ones(0, 2), torch.ones(0, 1)),

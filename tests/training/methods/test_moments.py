@@ -10,12 +10,9 @@ from torch import Tensor
 
 import hush
 from hush.training.methods.moments import NoisyMoments, NoisyWhitening, finite_records
+from tests.training.helpers import seeded
 
 MIXING = torch.tensor([[2.0, 0.0, 0.0], [1.9, 0.3, 0.0], [-1.0, 0.5, 0.7]])
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def released(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:

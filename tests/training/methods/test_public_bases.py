@@ -11,13 +11,10 @@ from hush.core.errors import DataError
 from hush.gradients.public_basis import PublicBasis
 from hush.training.methods.public_bases import principal_basis, principal_directions
 from tests.gradients.oracle import one_at_a_time
+from tests.training.helpers import seeded
 
 LOSS = nn.CrossEntropyLoss()
 EACH = nn.CrossEntropyLoss(reduction="none")
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def problem(records: int = 60) -> tuple[nn.Module, tuple[Tensor, Tensor], int]:
@@ -54,14 +51,14 @@ def test_subspaces_are_those_of_the_decomposition() -> None:
         assert float(missed) < 1e-2
 
 
-@pytest.mark.parametrize("iterations", [1, 3, 12])
+@pytest.mark.parametrize("iterations", [1, 12])
 def test_more_rounds_leave_less_over(iterations: int) -> None:
     rows = falling(80, 300, 0.95, seed=2)
     best = float(torch.linalg.svdvals(rows.double())[10:].square().sum().sqrt())
     remaining = rows.clone()
     principal_directions(remaining, (4, 6), iterations, seeded())
     ratio = float(torch.linalg.norm(remaining)) / best
-    assert 1 - 1e-5 <= ratio <= {1: 1.25, 3: 1.05, 12: 1.01}[iterations]
+    assert 1 - 1e-5 <= ratio <= {1: 1.25, 12: 1.01}[iterations]
     # random directions leave nearly everything
     random = torch.linalg.qr(torch.randn(300, 10, generator=seeded()))[0]
     assert float(torch.linalg.norm(rows - rows @ random @ random.T)) / best > 1.4
@@ -81,7 +78,7 @@ def test_columns_are_orthonormal_to_one_in_a_million(
         assert crookedness(basis) < 1e-6
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e25])
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e25])
 def test_few_directions_are_made_up_to_an_orthonormal_basis(size: float) -> None:
     one = torch.randn(1, 2000, generator=seeded())
     cases = [
@@ -91,7 +88,7 @@ def test_few_directions_are_made_up_to_an_orthonormal_basis(size: float) -> None
         (torch.zeros(4, 50), (3, 4)),
     ]
     for rows, ranks in cases:
-        for seed in range(4):
+        for seed in range(2):
             basis = principal_directions(rows * size, ranks, 4, seeded(seed))
             assert crookedness(basis) < 1e-6
 

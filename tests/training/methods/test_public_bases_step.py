@@ -13,10 +13,11 @@ from hush.core.errors import DataError
 from hush.core.parts import Noise, Sampling
 from hush.training.step import PrivateStep
 from tests.gradients.oracle import one_at_a_time
+from tests.training.helpers import plan_of, run, seeded, step_of
+from tests.training.helpers import weights_of as vector
 
 RECORDS, PUBLIC, WIDTH, CLASSES = 24, 20, 40, 10
 SIZE = WIDTH * CLASSES + CLASSES
-LOSS = nn.CrossEntropyLoss()
 NOISE = hush.Gaussian(multiplier=1.0)
 EACH = nn.CrossEntropyLoss(reduction="none")
 
@@ -33,37 +34,17 @@ def problem() -> tuple[nn.Module, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 def plan(
     l2: tuple[float, float], noise: Noise = NOISE, sampling: Sampling | None = None, every: int = 2
 ) -> hush.Plan:
-    return hush.Plan(
-        sampling=sampling or hush.FullBatch(),
-        clipping=hush.Subspaces(
-            ranks=(8, SIZE - 8), l2=l2, bases=hush.Principal(groups=1, every=every, iterations=4)
-        ),
-        noise=noise,
-    )
+    bases = hush.Principal(groups=1, every=every, iterations=4)
+    return plan_of(sampling, hush.Subspaces(ranks=(8, SIZE - 8), l2=l2, bases=bases), noise)
 
 
 def stepper(chosen: hush.Plan, model: nn.Module, public: Any, **options: Any) -> PrivateStep:
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    return hush.PrivateStep(
-        model,
-        LOSS,
-        optimizer,
-        chosen,
-        records=RECORDS,
-        public=public,
-        randomness=hush.Randomness(generator=torch.Generator().manual_seed(3)),
-        **options,
-    )
-
-
-def vector(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    return step_of(model, chosen, lr=1.0, seed=3, records=RECORDS, public=public, **options)
 
 
 def moved(step: PrivateStep, data: Any) -> Tensor:
     before = vector(step.model)
-    for batch in step.batches(data, steps=1):
-        step(batch)
+    run(step, data)
     return (before - vector(step.model)) * step.plan.sampling.expected(RECORDS)
 
 
@@ -107,7 +88,7 @@ def test_the_noise_is_what_is_charged_in_the_basis(thinned: bool) -> None:
     for seed in range(30):
         model, data, public = problem()
         step = stepper(plan((1e-9, 1e-9), noise, sampling), model, public)
-        step.generator = torch.Generator().manual_seed(seed)
+        step.generator = seeded(seed)
         update = moved(step, data)
         inside.append(basis(step).T @ update)
         remaining.append(update - basis(step) @ inside[-1])
@@ -125,16 +106,13 @@ def test_a_run_that_stops_between_bases_goes_on_exactly(tmp_path: Path) -> None:
     for stop in (None, 3):
         model, data, public = problem()
         step = stepper(plan((0.4, 0.3), noise, hush.Poisson(rate=0.5)), model, public)
-        for count, batch in enumerate(step.batches(data, steps=stop or 5), start=1):
-            step(batch)
-            assert count == step.steps
+        run(step, data, stop or 5)
         if stop is not None:
             state = step.state_dict()
             other = problem()[0]
             repeated = stepper(step.plan, other, public, ledger=step.ledger)
             repeated.load_state_dict(state)
-            for batch in repeated.batches(data, steps=2):
-                repeated(batch)
+            run(repeated, data, 2)
             model = other
         ends.append(vector(model))
     assert torch.equal(ends[0], ends[1])
@@ -161,6 +139,5 @@ def test_public_records_are_asked_for_and_are_not_the_private_ones() -> None:
     mixed = (torch.cat([public[0], data[0][:1]]), torch.cat([public[1], data[1][:1]]))
     with pytest.raises(DataError, match="same inputs as public ones"):
         next(stepper(plan((1.0, 1.0)), model, mixed).batches(data))
-    plain = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=NOISE)
     with pytest.raises(DataError, match="does not use them"):
-        stepper(plain, model, public)
+        stepper(plan_of(), model, public)

@@ -23,6 +23,7 @@ from hush.training.methods.selective import Trials, trials_of
 from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
 from tests.training.grouped import grouped
+from tests.training.helpers import plan_of, randomness, run, seeded
 
 RECORDS = 60
 NO_NOISE = 1e-12
@@ -30,12 +31,7 @@ NO_NOISE = 1e-12
 
 def plan(noise: float = 1.0, **release: Any) -> hush.Plan:
     chosen = {"rate": 0.5, "clip": 0.01, "multiplier": 1.0, "test": "mean", **release}
-    return hush.Plan(
-        sampling=hush.Poisson(rate=0.3),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=noise),
-        release=hush.Selective(**chosen),
-    )
+    return plan_of(hush.Poisson(rate=0.3), noise=noise, release=hush.Selective(**chosen))
 
 
 class Counting(nn.Module):
@@ -76,7 +72,7 @@ def begin(
         loss or nn.CrossEntropyLoss(),
         make(model.parameters(), **rates),
         chosen,
-        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed), arithmetic=arithmetic),
+        randomness=hush.Randomness(generator=seeded(seed), arithmetic=arithmetic),
         **{"records": RECORDS, **options},
     )
     return step, data
@@ -120,9 +116,7 @@ def test_a_rejected_trial_leaves_nothing(make: Callable[..., torch.optim.Optimiz
 
 def test_an_accepted_trial_is_a_plain_step() -> None:
     step, data = begin(plan(threshold=1e9))
-    plain, _ = begin(
-        hush.Plan(sampling=step.plan.sampling, clipping=step.plan.clipping, noise=step.plan.noise)
-    )
+    plain, _ = begin(plan_of(step.plan.sampling))
     for batch in step.batches(data, steps=4):
         plain.generator.set_state(step.generator.get_state())  # type: ignore[union-attr]
         twin = Batch(batch.indices, data, batch.physical)
@@ -297,15 +291,7 @@ def test_the_work_of_a_trial_does_not_depend_on_the_verdict(monkeypatch: pytest.
 
 def test_the_charge_is_on_disk_before_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ledger.jsonl"
-    model, data = problem()
-    step = hush.PrivateStep(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.5),
-        plan(),
-        records=RECORDS,
-        ledger=path,
-    )
+    step, data = begin(plan(), ledger=path)
     observed = []
     losses = Trials.losses
 
@@ -314,8 +300,7 @@ def test_the_charge_is_on_disk_before_the_test(tmp_path: Path, monkeypatch: pyte
         return losses(self, parts)
 
     monkeypatch.setattr(Trials, "losses", watched)
-    for batch in step.batches(data, steps=2):
-        step(batch)
+    run(step, data, 2)
     assert observed == [1, 1, 2, 2]
 
     def broken(self: Trials, parts: Any) -> Tensor:
@@ -340,8 +325,7 @@ def test_the_ledger_does_not_name_a_rejected_proposal(monkeypatch: pytest.Monkey
         return update
 
     monkeypatch.setattr(step, "private_gradient", noted)
-    for batch in step.batches(data, steps=3):
-        step(batch)
+    run(step, data, 3)
     assert not {*names} & {*step.ledger.releases}
     # the mask changes with the generator, so the name of the same proposal does
     parts: list[tuple[Any, Any, Tensor | None, Tensor | None]] = [(*data, None, None)]
@@ -353,9 +337,9 @@ def test_the_ledger_does_not_name_a_rejected_proposal(monkeypatch: pytest.Monkey
 def test_repeating_a_trial_on_other_records_is_refused() -> None:
     step, (inputs, targets) = begin(plan(threshold=1e9))
     state = copy.deepcopy(step.state_dict())
-    step(next(step.batches((inputs, targets))))
+    run(step, (inputs, targets))
     step.load_state_dict(state)
-    step(next(step.batches((inputs, targets))))
+    run(step, (inputs, targets))
     assert step.ledger.counts == {step.plan: 1}, "the same trial again costs nothing"
     step.load_state_dict(state)
     with pytest.raises(LedgerError, match="already released with another value"):
@@ -378,7 +362,7 @@ def test_a_loss_that_is_not_finite_is_the_worst(test: str, bad: float) -> None:
 def train(chosen: hush.Plan, *, budget: hush.Budget | None = None, **options: Any) -> Any:
     step, data = begin(chosen)
     scheduler = torch.optim.lr_scheduler.StepLR(step.optimizer, 2, 0.9)
-    run = hush.train(
+    done = hush.train(
         step.model,
         nn.CrossEntropyLoss(),
         step.optimizer,
@@ -386,20 +370,20 @@ def train(chosen: hush.Plan, *, budget: hush.Budget | None = None, **options: An
         data,
         budget=budget or hush.Budget(epsilon=500.0, delta=1e-5),
         scheduler=scheduler,
-        randomness=hush.Randomness(generator=torch.Generator().manual_seed(1)),
+        randomness=randomness(1),
         **grouped(options),
     )
-    return run, step.model, scheduler
+    return done, step.model, scheduler
 
 
 def test_a_run_counts_its_trials_and_the_schedule_its_updates() -> None:
     chosen = plan(noise=2.0)
-    run, _, scheduler = train(chosen, steps=20, every=4)
-    assert run.guarantee.epsilon == hush.epsilon(chosen, steps=20, delta=1e-5).epsilon
-    assert run.steps == 20
-    assert 0 < run.accepted < 20
-    assert scheduler.last_epoch == run.accepted
-    assert [line["accepted"] for line in run.metrics][-1] == run.accepted
+    done, _, scheduler = train(chosen, steps=20, every=4)
+    assert done.guarantee.epsilon == hush.epsilon(chosen, steps=20, delta=1e-5).epsilon
+    assert done.steps == 20
+    assert 0 < done.accepted < 20
+    assert scheduler.last_epoch == done.accepted
+    assert [line["accepted"] for line in done.metrics][-1] == done.accepted
 
 
 def test_hidden_trials_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,11 +396,11 @@ def test_hidden_trials_leave_no_trace(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Trials, "noisy_verdict", noted)
     chosen = plan(noise=2.0, accounting="per-acceptance")
-    run, _, scheduler = train(chosen, steps=6, directory=tmp_path / "run", every=2)
-    assert sum(tests) == run.steps == scheduler.last_epoch == 6
+    done, _, scheduler = train(chosen, steps=6, directory=tmp_path / "run", every=2)
+    assert sum(tests) == done.steps == scheduler.last_epoch == 6
     assert len(tests) > 6, "some were rejected"
-    assert run.accepted is None
-    assert run.guarantee.epsilon == hush.epsilon(chosen, steps=6, delta=1e-5).epsilon
+    assert done.accepted is None
+    assert done.guarantee.epsilon == hush.epsilon(chosen, steps=6, delta=1e-5).epsilon
     lines = [json.loads(line) for line in (tmp_path / "run/ledger.jsonl").read_text().splitlines()]
     assert len(lines) == 3 + 6  # its name, the delta and the plan come first
     stored = {"charge", "run", "step", "randomness", "release", "chain"}

@@ -17,18 +17,15 @@ import hush
 from hush.core.errors import DataError, Unsupported
 from hush.core.parts import Clipping, Noise, Sampling
 from hush.training.methods.statistics import NoisyQuantile, individual_mean
+from tests.training.helpers import plan_of, seeded
 
 ROWS = np.random.default_rng(0).uniform(-0.2, 1.0, size=(4000, 5))
 TRUTH = ROWS.mean(0)
 NORMS = st.floats(allow_nan=True, allow_infinity=True)
 
 
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def plan(clipping: Clipping, noise: Noise, sampling: Sampling | None = None) -> hush.Plan:
-    return hush.Plan(sampling=sampling or hush.FullBatch(), clipping=clipping, noise=noise)
+    return plan_of(sampling, clipping, noise)
 
 
 EVERY = [
@@ -57,9 +54,10 @@ def test_every_mechanism_is_close_and_charged(each: hush.Plan) -> None:
 def test_the_noise_has_the_deviation_that_is_charged() -> None:
     each = plan(hush.L2(norm=3.0), hush.Gaussian(multiplier=5.0))
     generator = seeded(4)
-    draws = np.array([hush.mean(ROWS, each, delta=1e-5, generator=generator).value for _ in range(400)])
-    assert draws.std(0) == pytest.approx([15 / 4000] * 5, rel=0.12)
-    assert draws.mean(0) == pytest.approx(TRUTH, abs=5 * 15 / 4000 / 20)
+    rows = ROWS[:400]
+    draws = np.array([hush.mean(rows, each, delta=1e-5, generator=generator).value for _ in range(400)])
+    assert draws.std(0) == pytest.approx([15 / 400] * 5, rel=0.12)
+    assert draws.mean(0) == pytest.approx(rows.mean(0), abs=5 * 15 / 400 / 20)
 
 
 def test_rows_are_clipped_and_left_as_they_were() -> None:
@@ -209,7 +207,7 @@ def test_what_is_charged_is_one_gaussian_of_all_blocks_together() -> None:
     assert exact(spent.upper) <= delta <= exact(0.999 * spent.upper)
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("share", [0.5, 0.99])
 def test_quantiles_are_off_by_a_bin_and_the_noise_of_the_counts(share: float) -> None:
     values = np.random.default_rng(1).lognormal(0.3, 0.8, (50_000, 2)) * [1, 20]
     quantile = NoisyQuantile(multiplier=10.0)
