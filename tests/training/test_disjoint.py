@@ -112,6 +112,7 @@ OVERLAPPING = [
 
 @pytest.mark.parametrize("evaluation", OVERLAPPING)
 def test_records_of_the_training_data_are_found_in_any_wrapping(evaluation: Any) -> None:
+    data: Any
     for data in TRAINING:
         with pytest.raises(DataError, match="without being charged"):
             check_held_out(evaluation, data)
@@ -238,6 +239,7 @@ MIXED: dict[str, Any] = {
 @pytest.mark.parametrize("kind", MIXED)
 def test_items_that_read_other_records_are_refused(kind: str) -> None:
     data = Mixed(MIXED[kind])
+    wrapped: Any
     for wrapped in (data, ConcatDataset([WHOLE, Subset(Subset(data, range(2, 30)), range(20))])):
         with pytest.raises(DataError, match=r"reads several rows of .*Mix views of one record"):
             check_alone(hush.Source(wrapped))
