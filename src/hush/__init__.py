@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         Randomness,
         Units,
     )
+    from hush.training.per_instance import PerInstance
     from hush.training.source import Source
     from hush.training.step import PrivateStep
     from hush.training.trial import Choice, LogUniform, Uniform
@@ -68,6 +69,7 @@ __all__ = [
     "NoisyMoments",
     "NoisyQuantile",
     "NoisyWhitening",
+    "PerInstance",
     "Plan",
     "PrivacyWarning",
     "PrivateStep",
@@ -103,6 +105,7 @@ _LAZY = {
     "accounting.per_instance": ("fisher", "individual_rdp"),
     "accounting.shaping": ("fit_noise",),
     "pate.argmax": ("Confident", "NoisyMax"),
+    "training.per_instance": ("PerInstance",),
     "training.source": ("Source",),
     "training.loop": ("train",),
     "training.methods.least_squares": ("NoisyLeastSquares",),

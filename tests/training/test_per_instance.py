@@ -1,6 +1,7 @@
 """Per-instance costs of a run: against gradients and Jacobians computed one record at a time."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import DataError, Unproved, Unsupported
+from hush.core.errors import CheckpointError, DataError, InvalidValue, Unproved, Unsupported
 from hush.training.per_instance import PerInstance
 from tests.training import helpers
 from tests.training.helpers import plan_of
@@ -57,7 +58,7 @@ def clipped_gradient(model: nn.Module, clipping: Any, x: Tensor, y: Tensor) -> T
 @pytest.mark.parametrize("name", PLANS)
 def test_charges_and_information_are_those_of_explicit_gradients(name: str) -> None:
     step, (inputs, targets) = step_of(name), data_of()
-    watched = PerInstance(step, ORDERS, iterations=200)
+    watched = PerInstance(ORDERS, iterations=200)
     charges, information = np.zeros((RECORDS, 2)), np.zeros(RECORDS)
     any_record = np.zeros(2)
     clipping, records = step.plan.clipping, list(zip(inputs, targets, strict=True))
@@ -74,8 +75,7 @@ def test_charges_and_information_are_those_of_explicit_gradients(name: str) -> N
             charges[i] += hush.individual_rdp(step.plan, location, ORDERS, change=-gradients[i])
             jacobian = torch.autograd.functional.jacobian(partial(clipped, y=y), x)
             information[i] += float(torch.linalg.eigvalsh(jacobian.T @ (eta[:, None] * jacobian))[-1])
-        watched.observe(batch)
-        assert step(batch)
+        assert step(watched.observe(step, batch))
     assert watched.steps == 2
     assert watched.charges == pytest.approx(charges, rel=1e-6)
     assert watched.any_record == pytest.approx(any_record, rel=1e-6)
@@ -88,8 +88,8 @@ def test_the_location_is_that_of_the_sum_that_runs() -> None:
     """A version that forgets a record, or the scale of clipping, has another location."""
     step, data = step_of(), data_of()
     batch = next(step.batches(data))
-    watched = PerInstance(step, ORDERS)
-    parts = [gradients for gradients, *_ in watched._clipped(batch)]
+    watched = PerInstance(ORDERS)
+    parts = [gradients for gradients, *_ in watched._clipped(step, batch)]
     total = np.concatenate(parts).sum(0)
     assert step.clipped_sum(batch).numpy() == pytest.approx(total, abs=1e-6)
     assert np.abs(np.concatenate(parts)[1:].sum(0) - total).max() > 1e-2
@@ -98,8 +98,8 @@ def test_the_location_is_that_of_the_sum_that_runs() -> None:
 def test_an_empty_slot_costs_nothing() -> None:
     present = torch.arange(RECORDS) != 4
     step = step_of()
-    watched = PerInstance(step, ORDERS)
-    watched.observe(next(step.batches(data_of(), present=present)))
+    watched = PerInstance(ORDERS)
+    watched.observe(step, next(step.batches(data_of(), present=present)))
     assert (watched.charges[4] == 0).all()
     assert (watched.charges[present.numpy()] > 0).all()
 
@@ -107,14 +107,89 @@ def test_an_empty_slot_costs_nothing() -> None:
 def test_unknown_locations_are_refused() -> None:
     step = step_of(model=nn.Sequential(nn.Dropout(0.5), model_of()))
     with pytest.raises(Unsupported, match="forward passes draw at random"):
-        PerInstance(step, ORDERS).observe(next(step.batches(data_of())))
+        PerInstance(ORDERS).observe(step, next(step.batches(data_of())))
     sampled = plan_of(hush.Poisson(rate=0.5), *PLANS["both"])
     with pytest.raises(Unproved, match="Use FullBatch"):
-        PerInstance(step_of(plan=sampled), ORDERS)
+        PerInstance(ORDERS).check(step_of(plan=sampled), RECORDS)
+    owned = step_of(records=None, units=hush.Units(owners=[0] * RECORDS, per_unit=2))
     with pytest.raises(Unsupported, match="single records"):
-        PerInstance(step_of(records=None, units=hush.Units(owners=[0] * RECORDS, per_unit=2)), ORDERS)
+        PerInstance(ORDERS).check(owned, RECORDS)
     step = step_of()
     batch = next(step.batches(data_of()))
     step(batch)
     with pytest.raises(DataError, match="before step"):
-        PerInstance(step, ORDERS).observe(batch)
+        PerInstance(ORDERS).observe(step, batch)
+
+
+def test_watched_slots_have_the_numbers_that_all_have() -> None:
+    every, some = PerInstance(ORDERS, iterations=20), PerInstance(ORDERS, slots=[5, 1], iterations=20)
+    for watched in (every, some):
+        torch.manual_seed(0)
+        step = step_of()
+        for batch in step.batches(data_of(), steps=2):
+            step(watched.observe(step, batch))
+    assert some.charges == pytest.approx(every.charges[[1, 5]])
+    assert some.information == pytest.approx(every.information[[1, 5]], rel=0.2)
+    assert some.epsilons(1e-5).shape == some.losses().shape == (2,)
+    with pytest.raises(InvalidValue, match="slots=9 must be below the 7 slots"):
+        PerInstance(ORDERS, slots=[9]).check(step_of(), RECORDS)
+
+
+def test_a_guard_leaves_out_records_whose_budget_is_used() -> None:
+    """Costs by explicit gradients: a record takes part exactly while they fit its budget."""
+    budget = np.array([0.5, 1.5])
+    guard = hush.RenyiFilter(orders=ORDERS, budget=budget, records=RECORDS)
+    step, watched = step_of(), PerInstance(ORDERS, guard=guard)
+    present = []
+    spent = np.zeros((RECORDS, 2))
+    for batch in step.batches(data_of(), steps=4):
+        norms = [
+            float(clipped_gradient(step.model, step.plan.clipping, x, y).detach().norm())
+            for x, y in zip(*data_of(), strict=True)
+        ]
+        costs = np.outer(np.square(norms), ORDERS) / 2 / 1.5**2
+        admitted = (spent + costs <= budget).all(1)
+        spent[admitted] += costs[admitted]
+        kept = watched.observe(step, batch)
+        assert kept.present is not None
+        assert kept.present.tolist() == admitted.tolist()
+        present.append(admitted)
+        step(kept)
+    assert present[0].all()
+    assert not present[-1].all(), "the budget is used up"
+    assert guard.odometer() == pytest.approx(spent, rel=1e-6)
+    promised = watched.guarantee(1e-5)
+    assert (promised.notion, promised.arithmetic) == ("dp", "assumed")
+    assert promised.epsilon.upper < float(step.spent(1e-5))
+    small = hush.RenyiFilter(orders=ORDERS, budget=budget, records=3)
+    with pytest.raises(InvalidValue, match="one for each of the 7 slots"):
+        PerInstance(ORDERS, guard=small).check(step_of(), RECORDS)
+
+
+def test_a_run_keeps_the_numbers_in_private_files_and_continues_them(tmp_path: Path) -> None:
+    def run(folder: str, steps: int, *, resume: bool = False, orders: Any = ORDERS) -> hush.PerInstance:
+        step, watched = step_of(), PerInstance(orders)
+        done = hush.train(
+            step.model,
+            nn.CrossEntropyLoss(),
+            step.optimizer,
+            step.plan,
+            data_of(),
+            budget=hush.Budget(epsilon=100.0, delta=1e-5),
+            steps=steps,
+            checkpoints=hush.Checkpoints(directory=tmp_path / folder, resume=resume),
+            randomness=hush.Randomness(generator=torch.Generator().manual_seed(2)),
+            per_instance=watched,
+        )
+        assert done.per_instance is watched
+        return watched
+
+    whole = run("whole", 3)
+    run("parts", 2)
+    continued = run("parts", 3, resume=True)
+    assert continued.charges == pytest.approx(whole.charges, rel=1e-12)
+    stored = np.load(tmp_path / "parts" / "per_instance.npz")
+    assert stored["charges"] == pytest.approx(whole.charges, rel=1e-12)
+    assert (tmp_path / "parts" / "per_instance.npz").stat().st_mode & 0o077 == 0
+    with pytest.raises(CheckpointError, match="cover 3 steps"):
+        run("parts", 4, resume=True, orders=[3.0])

@@ -88,6 +88,14 @@ class RenyiFilter:
         self._spent[admitted] = after[admitted]
         return admitted
 
+    def restore(self, spent: npt.ArrayLike) -> None:
+        """Continue with RDP that the records have spent.
+
+        Args:
+            spent: Result of `odometer` of an equal filter.
+        """
+        self._spent = np.array(spent, dtype=float)
+
     def guarantee(self, delta: float) -> Guarantee:
         """The guarantee of all releases under the filter, past and future.
 

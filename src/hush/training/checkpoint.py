@@ -29,6 +29,7 @@ from hush.training.options import Randomness
 from hush.training.run_folder import RunFolder, differing_settings
 
 if TYPE_CHECKING:
+    from hush.training.per_instance import PerInstance
     from hush.training.step import PrivateStep
 
 _FIRST = 8
@@ -133,11 +134,21 @@ def _digest(plain: str, tensors: dict[str, Tensor]) -> str:
 
 
 def save_run(
-    folder: RunFolder, step: "PrivateStep", scheduler: Scheduler | None, origin: dict[str, Any]
+    folder: RunFolder,
+    step: "PrivateStep",
+    scheduler: Scheduler | None,
+    origin: dict[str, Any],
+    per_instance: "PerInstance | None" = None,
 ) -> None:
     """Write the run's checkpoint: step, scheduler, and the origin that is verified on resuming."""
-    state = None if scheduler is None else scheduler.state_dict()
-    save(folder.checkpoint, {"step": step.state_dict(), "scheduler": state, "origin": origin})
+    state = {
+        "step": step.state_dict(),
+        "scheduler": None if scheduler is None else scheduler.state_dict(),
+        "origin": origin,
+    }
+    if per_instance is not None:
+        state["per_instance"] = per_instance.state()
+    save(folder.checkpoint, state)
 
 
 def resume_run(
@@ -148,6 +159,7 @@ def resume_run(
     randomness: Randomness,
     *,
     reseed: bool,
+    per_instance: "PerInstance | None" = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Origin of a run and its metrics up to the last checkpoint, which is loaded if there is one.
 
@@ -168,6 +180,8 @@ def resume_run(
     if "step" not in state:
         return state["origin"], []
     step.load_state_dict(state["step"])
+    if per_instance is not None and step.steps:
+        per_instance.restore(state.get("per_instance"), step.steps)
     if scheduler is not None and state["scheduler"] is not None:
         scheduler.load_state_dict(state["scheduler"])
     metrics = step.reducer.broadcast(

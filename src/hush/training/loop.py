@@ -36,6 +36,7 @@ from hush.training.options import (
     StepOptions,
     Units,
 )
+from hush.training.per_instance import PerInstance
 from hush.training.progress import Progress
 from hush.training.rehearsal import rehearsal
 from hush.training.run_folder import RunFolder, metrics_of
@@ -58,6 +59,8 @@ class Run:
     """Records left out because their gradient was not finite, over all steps (sensitive)."""
     accepted: int | None = None
     """Number of accepted trials of a selective plan charged per trial; None otherwise."""
+    per_instance: PerInstance | None = field(default=None, repr=False)
+    """Costs of the records at hand, if they were requested (sensitive)."""
 
 
 def train(
@@ -77,6 +80,7 @@ def train(
     randomness: Randomness = _RANDOMNESS,
     distributed: Distributed = _DISTRIBUTED,
     self_test: Callable[[PrivateStep, Data], None] | None = None,
+    per_instance: PerInstance | None = None,
     **options: Unpack[StepOptions],
 ) -> Run:
     """Differentially private training until `steps` are done or the budget is used.
@@ -110,6 +114,9 @@ def train(
             all return the same.
         self_test: function of the step and the data, called before the first draw; an error stops the
             run with no charge. hush.audit.self_test tests the step against its charge.
+        per_instance: accumulates the per-instance costs of every step (sensitive). With a directory
+            they are kept in the secret checkpoint and, at the end, in `per_instance.npz`, which only
+            its owner may read. Its guard decides which records take part.
         **options: further arguments of `PrivateStep`: `records`, `units`, `neighbours`, `views`,
             `public` and `execution`. Without `records` it is the number of records, except under
             `ADD_REMOVE`.
@@ -175,7 +182,13 @@ def train(
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()
         if directory is not None:
             origin, metrics = resume_run(
-                folder, step, scheduler, data, randomness, reseed=checkpoints.reseed
+                folder,
+                step,
+                scheduler,
+                data,
+                randomness,
+                reseed=checkpoints.reseed,
+                per_instance=per_instance,
             )
         if checkpoints.reseed:
             step.reseed()
@@ -188,9 +201,11 @@ def train(
                 check_evaluation(model, loss, evaluation, data)
         if self_test is not None:
             self_test(step, data)
+        if per_instance is not None:
+            per_instance.check(step, ranks.place(data).slots)
         if folder and not folder.checkpoint.exists():
             folder.begin(plan, ledger)
-            save_run(folder, step, scheduler, origin)
+            save_run(folder, step, scheduler, origin, per_instance)
         ledger.store_delta(budget.delta)
 
         def notify(metrics: StepMetrics) -> None:
@@ -200,6 +215,8 @@ def train(
         visible = logging.progress and not ranks.rank
         with Progress("training", end, done=step.steps, visible=visible) as bar:
             for batch in batches:
+                if per_instance is not None:
+                    batch = per_instance.observe(step, batch)
                 moved = step(batch)
                 measured = StepMetrics(step, batch)  # before the schedule moves the learning rate
                 bar.advance()
@@ -225,11 +242,13 @@ def train(
                 metrics.append(newest)
                 if folder:
                     folder.add_metrics(newest)
-                    save_run(folder, step, scheduler, origin)
+                    save_run(folder, step, scheduler, origin, per_instance)
                 ledger.compact(step.run, step.steps)  # no resumed run goes back before the checkpoint
                 notify(measured)
         if folder:
             checkpoint.save_weights(folder.weights, model)
+            if per_instance is not None:
+                folder.write_per_instance(per_instance.state())
         return Run(
             guarantee=step.spent(),
             steps=step.steps,
@@ -237,6 +256,7 @@ def train(
             metrics=metrics,
             skipped=step.skipped,
             accepted=step.rule.describe().get("accepted"),
+            per_instance=per_instance,
         )
 
 

@@ -3,11 +3,14 @@
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import safetensors
 
 from hush.accounting.ledger import Ledger
@@ -42,13 +45,15 @@ class RunFolder:
 
     `plan.toml`, `settings.json` (choices that are in no plan), `ledger.jsonl`, `anchor.json` (identity
     of the run's ledger) and `metrics.jsonl` may be read by anyone who may see the model;
-    `checkpoint.safetensors` holds the generator and is secret; `model.safetensors` is the result.
+    `checkpoint.safetensors` (with the generator) and `per_instance.npz` are secret;
+    `model.safetensors` is the result.
     """
 
     def __init__(
         self, path: Path, plan: Plan, *, resume: bool, settings: dict[str, Any] | None = None
     ) -> None:
         """Folder of a run, before it has files; raise if the run may not begin or continue."""
+        self.path = path
         self.ledger = path / _LEDGER
         self.checkpoint = path / _CHECKPOINT
         self.weights = path / "model.safetensors"
@@ -140,6 +145,12 @@ class RunFolder:
         if self._metrics.exists():
             replace_file(self._metrics, "".join(map(_line, stored)).encode())
         return stored
+
+    def write_per_instance(self, numbers: Mapping[str, npt.ArrayLike]) -> None:
+        """Write the per-instance costs of the records, for the owner of the file alone."""
+        content = BytesIO()
+        np.savez(content, **{name: np.asarray(value) for name, value in numbers.items()})
+        replace_file(self.path / "per_instance.npz", content.getvalue(), secret=True)
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         """Append one line."""
