@@ -21,12 +21,16 @@ from hush.clipping import L2
 from hush.core.atomic_files import replace_file
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Adjacency, Budget, Neighbours
+from hush.core.plan import Plan
 from hush.core.release import MEAN
 from hush.core.value import Range, check_count
+from hush.noise import Quantized, Rectified, StochasticSign, Truncated
+from hush.sampling import FullBatch
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from hush.training.per_instance import PerInstance
     from hush.training.trial import Dimension, TuningTrial
 
 _VIEWS = Range(
@@ -78,6 +82,10 @@ def train(
             *("summed", "mean"),
             why="its cost is proved for these",
         ),
+    ] = None,
+    per_instance: Annotated[
+        int | None,
+        opt.running("Records whose own cost is computed (sensitive); 100 under bounded noise."),
     ] = None,
     device: opt.Device = None,
     run_dir: opt.RunDir = None,
@@ -186,6 +194,7 @@ def train(
         )
     if resume:
         check_same_plan(folder, private)
+    watched = _watched(per_instance, private, len(experiment.train[1]))
     try:
         run = run_loop(
             network,
@@ -207,6 +216,7 @@ def train(
             views=experiment.views,
             public=experiment.public,
             self_test=check_step if self_test else None,
+            per_instance=watched,
             logging=Logging(progress=not quiet),
         )
     except KeyboardInterrupt:
@@ -232,6 +242,11 @@ def train(
         print(SEED_NOTICE)
     if run.stopped == "budget":
         print("stopped early: another step would exceed the budget")
+    if watched is not None:
+        print(f"sensitive, of {counted(len(watched.charges), 'watched record')} (in per_instance.npz):")
+        print(f"  per-instance epsilon at delta {delta:g}: {_quantiles(watched.epsilons(delta))}")
+        print(f"  Fisher information loss: {_quantiles(watched.losses())}")
+        print("  accumulated along this run: no guarantee of the run, which is the epsilon above")
     if run.skipped:
         print(
             f"{run.skipped} times a record's gradient was not finite and was left out "
@@ -389,6 +404,26 @@ def tune(
     if seed is not None:
         print(SEED_NOTICE)
     print(f"weights to publish: {folder / 'model.safetensors'}; the ledger and settings are beside it")
+
+
+def _watched(count: int | None, plan: Plan, slots: int) -> "PerInstance | None":
+    """Per-instance costs of the first records, by default of full-batch plans with bounded noise."""
+    from hush.training.per_instance import PerInstance
+
+    if count is None:
+        bounded = isinstance(plan.noise, Rectified | Truncated | Quantized | StochasticSign)
+        count = 100 if bounded and isinstance(plan.sampling, FullBatch) else 0
+    count = check_count("--per-instance", count, "they are counted", at_least=0)
+    return PerInstance(slots=range(min(count, slots)), iterations=20) if count else None
+
+
+def _quantiles(values: Any) -> str:
+    """Minimum, median, 90% quantile and maximum of sensitive numbers."""
+    import numpy as np
+
+    shares = {"least": 0.0, "median": 0.5, "90%": 0.9, "largest": 1.0}
+    ends = np.quantile(values, list(shares.values()))
+    return ", ".join(f"{name} {value:.3g}" for name, value in zip(shares, ends, strict=True))
 
 
 def _dimension(option: str, text: str, allowed: Range) -> "Dimension":
