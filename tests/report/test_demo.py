@@ -1,4 +1,4 @@
-"""The demonstration: its table, plot and reports."""
+"""The demonstration: its table, figure and report."""
 
 import json
 from pathlib import Path
@@ -10,28 +10,46 @@ import hush
 from hush.report import demo
 
 
-def test_the_demonstration_compares_and_leaves_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_demonstration_runs_every_method_within_the_budget(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "STEPS", 20)
-    monkeypatch.setattr(demo, "EPSILONS", (1.0, 8.0))
-    demo.demo(tmp_path)
+    demo.demo(tmp_path, steps=12, seeds=1)
     printed = capsys.readouterr().out
     table = (tmp_path / "table.md").read_text()
     assert table.strip() in printed
-    assert table.count("DP-SGD") == 2
-    assert table.endswith("\n\nepsilon at delta 1e-05, zero-out one record\n")
-    for epsilon in (1, 8):
-        report = json.loads((tmp_path / f"epsilon-{epsilon}" / "report.json").read_text())
-        assert report["guarantee"]["epsilon"]["upper"] <= epsilon
-        assert report["guarantee"]["randomness"] == "seeded"
-        assert f"{report['accuracy']['without_privacy']:.1%}" in table
-        assert f"{report['accuracy']['private']:.1%}" in table
-        page = tmp_path / f"epsilon-{epsilon}" / "report.html"
-        assert str(page) in printed
-        assert report["statements"]["for_lawyers"] in page.read_text()
-    assert imread(tmp_path / "plot.png").shape == (510, 780, 4)
-    for epsilon in (1, 8):
-        with hush.Ledger(tmp_path / f"epsilon-{epsilon}" / "ledger.jsonl") as ledger:
-            assert sum(ledger.counts.values()) == 20
-            assert ledger.epsilon(demo.DELTA).epsilon.upper <= epsilon
+    rows = {line.split("|")[1].strip(): line.split("|")[2:] for line in table.splitlines()[2:9]}
+    assert next(iter(rows)) == "no privacy"
+    assert len(rows) == 7
+    for name, (epsilon, accuracy, noise, own, _) in rows.items():
+        if name != "no privacy":
+            assert 2.9 < float(epsilon) <= 3.0
+            assert float(noise.split(",")[0]) > 0
+        assert 0 < float(accuracy.strip().rstrip("%")) <= 100
+        assert own.strip() or name in ("no privacy", "DP-SGD")
+    for method in demo.methods(1437, 650, steps=12):
+        assert method.command in printed
+        assert (Path(__file__).parents[2] / method.page).exists()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["guarantee"]["randomness"] == "seeded"
+    assert report["guarantee"]["epsilon"]["upper"] <= 3
+    assert report["statements"]["for_lawyers"] in (tmp_path / "report.html").read_text()
+    assert imread(tmp_path / "plot.png").shape == (510, 960, 4)
+    with hush.Ledger(tmp_path / "dp-sgd" / "ledger.jsonl") as ledger:
+        assert sum(ledger.counts.values()) == 12
+
+
+def test_the_ratio_of_variances_is_that_of_the_deviations() -> None:
+    (twice,) = (each for each in demo.methods(1437, 650, steps=12) if "twice" in each.name)
+    ratio = demo._variance_ratio(twice.plan, 12)
+    deviations = [
+        number * norm
+        for number, norm in zip(demo._multipliers(twice.plan), twice.plan.clipping.l2, strict=True)  # type: ignore[attr-defined]
+    ]
+    isotropic = demo.calibrate(
+        hush.Plan(sampling=twice.plan.sampling, clipping=twice.plan.clipping, noise=hush.Gaussian(1.0)),
+        demo.BUDGET,
+        steps=12,
+    )
+    one = isotropic.noise.to_plain()["multiplier"] * isotropic.clipping.reference_norm
+    shaped = sum(rank * s**2 for rank, s in zip((10, 40, 600), deviations, strict=True))
+    assert ratio == pytest.approx(shaped / (650 * one**2), rel=1e-6)

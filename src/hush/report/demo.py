@@ -1,122 +1,365 @@
-"""The demonstration: the bundled digits without privacy and with epsilon 1, 3 and 8, with reports."""
+"""The demonstration: the methods of four papers on the bundled digits, at one epsilon."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
+from statistics import mean
+from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from hush import plans
 from hush.accounting.calibrate import calibrate
+from hush.accounting.shaping import fit_noise
 from hush.clipping import L2
-from hush.core.atomic_files import check_folder
-from hush.core.guarantee import Budget, at_most
+from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.data import load, tensors
 from hush.models import build
-from hush.noise import Gaussian
+from hush.noise import BlockGaussian, Gaussian, GeneralizedGaussian, Truncated
+from hush.pate.argmax import NoisyMax, with_noise
+from hush.pate.run import pate
+from hush.pate.teachers import Lesson
 from hush.report.facts import run_facts
-from hush.report.page import Chart, write_report
+from hush.report.page import write_report
 from hush.report.text import Table
-from hush.sampling import Poisson
+from hush.sampling import FullBatch
 from hush.training.evaluate import evaluate
-from hush.training.loop import train
-from hush.training.options import Checkpoints, Randomness
+from hush.training.loop import Run, train
+from hush.training.options import Checkpoints, Logging, Randomness
+from hush.training.per_instance import PerInstance
+from hush.training.progress import Progress
 
-DELTA = 1e-5
-EPSILONS = (1.0, 3.0, 8.0)
-RATE = 0.25
-STEPS = 200
-LEARNING_RATE = 2.0
-CLIP = 1.0
-SEED = 0
-
-NOTES = (
-    "docs/guarantees/: the statement and proof of every guarantee.",
-    "hush train --help: your own run; --data mnist for real data (pip install ./recipes).",
-    "hush account and hush calibrate: the cost of a plan, and the noise for a budget.",
-    "hush report RUN_DIR: such a report of any run.",
-    "The fixed seed makes the reports reproducible. A private run has no known seed.",
-)
+BUDGET = Budget(epsilon=3.0, delta=1e-5)
+SEEDS = 3
+_RATE = 0.25
+_LEARNING_RATE = 2.0
+_PUBLIC = 100
+"""Training records without protection, for the subspaces."""
+_QUERIES, _TEACHERS, _WATCHED = 40, 50, 50
+_PAGES = "docs/mechanisms/"
 
 
-def demo(out: Path) -> None:
-    """Train all runs, print the table, and write table, plot and a report of each run to `out`."""
-    check_folder("--out", out)
-    dataset = load("digits")
-    x_train, y_train, x_test, y_test = tensors(dataset)
-    loss = nn.CrossEntropyLoss()
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method that is trained: its plan at the budget, and the number of its own that the table has."""
 
-    print("training without privacy ...")
-    model = _initial_model(dataset.classes, x_train)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss(model(x_train), y_train).backward()
-        optimizer.step()
-    baseline = evaluate(model, loss, (x_test, y_test))["accuracy"]
-    rows = [["none", "infinite", "-", f"{baseline:.1%}"]]
+    name: str
+    plan: Plan
+    steps: int
+    own: Callable[[Plan, Run], str]
+    command: str
+    page: str
+    public: int = 0
+    learning_rate: float = _LEARNING_RATE
 
-    curves = {}
-    for epsilon in EPSILONS:
-        print(f"training with epsilon {epsilon:g} ...")
-        budget = Budget(epsilon=epsilon, delta=DELTA)
-        plan = Plan(sampling=Poisson(rate=RATE), clipping=L2(norm=CLIP), noise=Gaussian(multiplier=1.0))
-        plan = calibrate(plan, budget, steps=STEPS)
-        model = _initial_model(dataset.classes, x_train)
-        folder = out / f"epsilon-{epsilon:g}"
-        rmtree(folder, ignore_errors=True)
-        run = train(
-            model,
-            loss,
-            torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
-            plan,
-            (x_train, y_train),
-            budget=budget,
-            steps=STEPS,
-            evaluation=(x_test, y_test),
-            checkpoints=Checkpoints(
-                directory=folder,
-                settings={"data": "digits", "model": "logistic", "learning_rate": LEARNING_RATE},
-            ),
-            randomness=Randomness(generator=torch.Generator().manual_seed(SEED)),
-        )
-        write_report(folder / "report.html", run_facts(folder, baseline=baseline))
-        curves[f"epsilon {epsilon:g}"] = [(m["epsilon"], m["accuracy"]) for m in run.metrics]
-        rows.append(
-            [
-                "DP-SGD",
-                at_most(run.guarantee.epsilon.upper),
-                f"{plan.noise.to_plain()['multiplier']:.3f}",
-                f"{run.metrics[-1]['accuracy']:.1%}",
-            ]
-        )
 
-    table = Table(header=["mechanism", "epsilon", "noise multiplier", "test accuracy"], rows=rows)
-    meaning = f"epsilon at delta {DELTA:g}, {run.guarantee.neighbours} {run.guarantee.unit}"
-    (out / "table.md").write_text(f"{table.markdown()}\n\n{meaning}\n")
-    longest = max(spent for points in curves.values() for spent, _ in points)
-    styles = zip(curves.items(), ("bound", "gaussian", "holds"), strict=False)
-    chart = Chart(
-        title="Accuracy",
-        axes=(f"{meaning}, spent so far", "test accuracy"),
-        curves=[
-            ("no privacy", "ideal", [(0.1, baseline), (longest, baseline)]),
-            *((name, style, points) for (name, points), style in styles),
-        ],
-        log=True,
-        percent="y",
+@dataclass(kw_only=True)
+class Row:
+    """Results of a method over the seeds."""
+
+    name: str
+    accuracies: list[float] = field(default_factory=list)
+    epsilon: float = 0.0
+    noise: str = ""
+    own: str = ""
+
+
+def methods(records: int, parameters: int, steps: int = 200) -> list[Method]:
+    """The methods with their plans, calibrated to the budget.
+
+    Args:
+        records: Number of training records.
+        parameters: Number of parameters of the model.
+        steps: Number of steps of plain DP-SGD.
+    """
+    dpsgd = plans.dpsgd(rate=_RATE, clip_norm=1.0)
+    dpsur = plans.dpsur(
+        rate=_RATE,
+        clip_norm=1.0,
+        test_rate=64 / records,
+        test_clip=0.01,
+        test_multiplier=8.0,
+        threshold=0.0,
+        test="summed",
     )
-    chart.draw().savefig(out / "plot.png", dpi=150)
-    print(f"\n{table.markdown()}\n\n{meaning}\nin {out / 'table.md'}, drawn in {out / 'plot.png'}")
-    print("\nreports, to open in a browser:")
-    for epsilon in EPSILONS:
-        print(f"  {out / f'epsilon-{epsilon:g}' / 'report.html'}")
-    print("\nwhere to look next:")
-    for note in NOTES:
-        print(f"  {note}")
+    twice = plans.subspaces(
+        parameters=parameters,
+        ranks=(10, 40),
+        shares=(1.0, 0.5, 0.3),
+        rate=0.5,
+        coordinate_rate=0.5,
+        cap=None,
+        groups=1,
+        every=50,
+    )
+    beta = plans.beta(beta=1.5, rate=_RATE, clip_norm=1.0)
+    few = max(1, steps * 3 // 10)  # full batches
+    normal = Plan(sampling=FullBatch(), clipping=L2(1.0), noise=Gaussian(1.0))
+    normal = calibrate(normal, BUDGET, steps=few)
+    assert isinstance(normal.noise, Gaussian)
+    scale = normal.noise.multiplier
+    bounded = Plan(
+        sampling=normal.sampling,
+        clipping=normal.clipping,
+        noise=Truncated(scale=scale, bound=1.5 * scale),
+    )
+    trials = max(1, steps * 3 // 4)
+    return [
+        Method(
+            name="DP-SGD",
+            plan=calibrate(dpsgd, BUDGET, steps=steps),
+            steps=steps,
+            own=lambda plan, run: "",
+            command="hush train",
+            page="docs/first-steps.md",
+        ),
+        Method(
+            name="DPSUR",
+            plan=calibrate(dpsur, BUDGET, steps=trials),
+            steps=trials,
+            own=lambda plan, run: f"{run.accepted} of {run.steps} updates accepted",
+            command="hush train --plan dpsur",
+            page=f"{_PAGES}dpsur.md",
+        ),
+        Method(
+            name="twice sampling, subspaces",
+            plan=fit_noise(twice, BUDGET, steps=steps),
+            steps=steps,
+            own=lambda plan, run: f"variance {_variance_ratio(plan, steps):.0%} of isotropic",
+            command="hush train --plan subspaces --public-records 100",
+            page=f"{_PAGES}twice-sampling.md",
+            public=_PUBLIC,
+        ),
+        Method(
+            name="beta-DP-SGD",
+            plan=calibrate(beta, BUDGET, steps=steps),
+            steps=steps,
+            own=lambda plan, run: "beta 1.5",
+            command="hush train --plan beta --beta 1.5",
+            page=f"{_PAGES}generalized-gaussian.md",
+        ),
+        Method(
+            name="bounded support (truncated)",
+            plan=bounded,
+            steps=few,
+            own=_per_instance_quantiles,
+            command="hush train --plan truncated",
+            page=f"{_PAGES}bounded-support.md",
+        ),
+    ]
 
 
-def _initial_model(classes: int, inputs: torch.Tensor) -> nn.Module:
-    """The classifier, with the same initial weights for every run."""
-    torch.manual_seed(SEED)
-    return build("logistic", classes=classes, shape=inputs.shape[1:])
+def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
+    """Train every method, and write a table, a figure and the report of a run.
+
+    Args:
+        out: Folder of the results.
+        steps: Number of steps of plain DP-SGD; other methods are shortened in proportion.
+        seeds: Number of runs of each method.
+    """
+    out.mkdir(parents=True, exist_ok=True)  # before any work
+    x, y, x_test, y_test = tensors(load("digits"))
+    test = x_test[_QUERIES:], y_test[_QUERIES:]  # the others are the public inputs of PATE
+    chosen = methods(len(x), 650, steps)
+    rows = {
+        name: Row(name=name) for name in ("no privacy", *(each.name for each in chosen), "PATE, GGNMax")
+    }
+    rows["no privacy"].noise = "-"
+    with Progress("training", (len(chosen) + 2) * seeds, unit="runs") as progress:
+        for seed in range(seeds):
+            rows["no privacy"].accuracies.append(_plain(x, y, test, seed, steps))
+            progress.advance()
+            for method in chosen:
+                data = x[method.public :], y[method.public :]
+                public = (x[: method.public], y[: method.public]) if method.public else None
+                folder = out / "dp-sgd" if method.name == "DP-SGD" and not seed else None
+                run = _private(method, data, public, test, seed, folder)
+                row = rows[method.name]
+                row.accuracies.append(run.metrics[-1]["accuracy"])
+                row.epsilon, row.noise = run.guarantee.epsilon.upper, _noise(method.plan)
+                if not seed:
+                    row.own = method.own(method.plan, run)
+                progress.advance()
+            _teach(rows["PATE, GGNMax"], (x, y), (x_test[:_QUERIES], y_test[:_QUERIES]), test, seed, out)
+            progress.advance()
+    facts = run_facts(out / "dp-sgd", baseline=mean(rows["no privacy"].accuracies))
+    write_report(out / "report.html", facts)
+    _write(out, list(rows.values()), chosen, seeds)
+
+
+def _write(out: Path, rows: list[Row], chosen: list[Method], seeds: int) -> None:
+    """Write and print the table, draw the figure, and say where each method is described."""
+    table = Table(
+        header=["method", "epsilon", "accuracy", "noise", "own number"],
+        rows=[
+            [
+                row.name,
+                f"{row.epsilon:.3f}" if row.epsilon else "infinite",
+                f"{mean(row.accuracies):.1%}",
+                row.noise,
+                row.own,
+            ]
+            for row in rows
+        ],
+    )
+    meaning = (
+        f"Epsilon at delta {BUDGET.delta:g}, one record; accuracy on digits that were not trained on, "
+        f"mean of {seeds} seeds. Noise in units of the clipping norm."
+    )
+    (out / "table.md").write_text(f"{table.markdown()}\n\n{meaning}\n")
+    _draw(rows, out / "plot.png")
+    print(f"\n{table.markdown()}\n\n{meaning}\n")
+    print(f"table   {out / 'table.md'}\nfigure  {out / 'plot.png'}\nreport  {out / 'report.html'}\n")
+    width = max(len(each.command) for each in chosen)
+    for method in chosen:
+        print(f"{method.command:{width}}  {method.page}")
+    print(f"{'hush pate --beta 1':{width}}  docs/pate.md")
+    print("\nSeeded for reproducible numbers; a private run has no known seed. All methods: hush plans.")
+
+
+def _private(
+    method: Method,
+    data: tuple[Tensor, Tensor],
+    public: tuple[Tensor, Tensor] | None,
+    test: tuple[Tensor, Tensor],
+    seed: int,
+    folder: Path | None,
+) -> Run:
+    """One private run of a method."""
+    model = _initial_model(seed)
+    bounded = isinstance(method.plan.noise, Truncated) and not seed
+    checkpoints = Checkpoints()
+    if folder is not None:
+        rmtree(folder, ignore_errors=True)
+        settings = {"data": "digits", "model": "logistic", "learning_rate": method.learning_rate}
+        checkpoints = Checkpoints(directory=folder, settings=settings)
+    options: dict[str, Any] = {} if public is None else {"public": public}
+    return train(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=method.learning_rate),
+        method.plan,
+        data,
+        budget=BUDGET,
+        steps=method.steps,
+        evaluation=test,
+        checkpoints=checkpoints,
+        logging=Logging(every=method.steps if folder is None else 10),
+        randomness=Randomness(generator=torch.Generator().manual_seed(seed)),
+        per_instance=PerInstance([8.0, 10.0], slots=range(_WATCHED), iterations=20) if bounded else None,
+        **options,
+    )
+
+
+def _teach(
+    row: Row,
+    data: tuple[Tensor, Tensor],
+    public: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    seed: int,
+    out: Path,
+) -> None:
+    """One run of PATE with Laplace votes, the best noise for few answers."""
+    noise = GeneralizedGaussian(beta=1.0, multiplier=1.0)
+    query = with_noise(NoisyMax.of_teachers(noise=noise), BUDGET, _QUERIES, _QUERIES)
+    folder = out / "pate"
+    rmtree(folder, ignore_errors=True)
+    torch.manual_seed(seed)
+    run = pate(
+        partial(build, "logistic", classes=10, shape=(1, 8, 8)),
+        data,
+        public,
+        test,
+        query=query,
+        teachers=_TEACHERS,
+        classes=10,
+        delta=BUDGET.delta,
+        directory=folder,
+        lesson=Lesson(rate=0.05),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    row.accuracies.append(run.student_accuracy)
+    row.epsilon, row.noise = run.guarantee.epsilon.upper, _noise(query.plan)
+    if not seed:
+        row.own = f"{_QUERIES} answers, {run.label_accuracy:.0%} right"
+
+
+def _plain(x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], seed: int, steps: int) -> float:
+    """Accuracy without privacy, by gradient descent."""
+    model, loss = _initial_model(seed), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+    accuracy: float = evaluate(model, loss, test)["accuracy"]
+    return accuracy
+
+
+def _initial_model(seed: int) -> nn.Module:
+    """The classifier, with the same initial weights for every method."""
+    torch.manual_seed(seed)
+    return build("logistic", classes=10, shape=(1, 8, 8))
+
+
+def _noise(plan: Plan) -> str:
+    """Noise of a plan in units of the clipping norm, one number a block."""
+    numbers = _multipliers(plan)
+    return ", ".join(f"{number:.2f}" for number in numbers)
+
+
+def _multipliers(plan: Plan) -> Iterator[float]:
+    plain = plan.noise.to_plain()
+    if isinstance(plan.noise, BlockGaussian):
+        yield from plain["multipliers"]
+    else:
+        yield (
+            plain["multiplier"]
+            if "multiplier" in plain
+            else plain["scale"] / plan.clipping.reference_norm
+        )
+
+
+def _variance_ratio(plan: Plan, steps: int) -> float:
+    """Total variance of the plan's noise over that of isotropic noise at the same budget."""
+    isotropic = calibrate(replace(plan, noise=Gaussian(1.0)), BUDGET, steps=steps)
+    blocks = plan.clipping.sensitivity(None)
+
+    def variance(each: Plan) -> float:
+        noises = each.noise.per_block(blocks, each.clipping.reference_norm)
+        parts = zip(noises, blocks, strict=True)
+        return sum((noise.multiplier * norm) ** 2 * block.dimension for (noise, norm), block in parts)  # type: ignore[attr-defined,operator,misc]
+
+    return variance(plan) / variance(isotropic)
+
+
+def _per_instance_quantiles(plan: Plan, run: Run) -> str:
+    """Quantiles of the per-instance epsilon and of the Fisher loss; the digits are public."""
+    assert run.per_instance is not None
+    median, largest = np.quantile(run.per_instance.epsilons(BUDGET.delta), [0.5, 1.0])
+    loss = run.per_instance.losses().max()
+    return f"per-instance epsilon {median:.2f} (median), {largest:.2f} (largest); Fisher loss {loss:.2f}"
+
+
+def _draw(rows: list[Row], path: Path) -> None:
+    """Draw each method's accuracies: a dot for each seed, a bar for their mean."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
+    axes = figure.subplots()
+    places = list(range(len(rows)))[::-1]
+    for place, row in zip(places, rows, strict=True):
+        color = "#6b7683" if row.name == "no privacy" else "#0b5fb0"
+        axes.barh(place, mean(row.accuracies), color=color, alpha=0.35, height=0.6)
+        axes.plot(row.accuracies, [place] * len(row.accuracies), "o", color=color, markersize=4)
+        axes.text(mean(row.accuracies) + 0.015, place + 0.32, f"{mean(row.accuracies):.1%}", fontsize=8)
+    axes.set_yticks(places, [row.name for row in rows])
+    axes.set(xlim=(0, 1.08), xlabel=f"accuracy on digits, epsilon {BUDGET.epsilon:g}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
