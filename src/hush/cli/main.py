@@ -32,7 +32,7 @@ def demo(
         "runs/demo"
     ),
 ) -> None:
-    """Train without privacy and with epsilon 1, 3 and 8; write a table, a plot and reports.
+    """Run the methods of four papers on bundled data at epsilon 3: table, figure and report.
 
     Example: hush demo --out runs/demo
     """
