@@ -45,7 +45,7 @@ def test_the_ratio_of_variances_is_that_of_the_deviations() -> None:
         number * norm
         for number, norm in zip(demo._multipliers(twice.plan), twice.plan.clipping.l2, strict=True)  # type: ignore[attr-defined]
     ]
-    isotropic = demo.calibrate(
+    isotropic = hush.calibrate(
         hush.Plan(sampling=twice.plan.sampling, clipping=twice.plan.clipping, noise=hush.Gaussian(1.0)),
         demo.BUDGET,
         steps=12,

@@ -267,6 +267,7 @@ def _teach(
     """One run of PATE with Laplace votes, the best noise for few answers."""
     noise = GeneralizedGaussian(beta=1.0, multiplier=1.0)
     query = with_noise(NoisyMax.of_teachers(noise=noise), BUDGET, _QUERIES, _QUERIES)
+    assert isinstance(query, NoisyMax)
     folder = out / "pate"
     rmtree(folder, ignore_errors=True)
     torch.manual_seed(seed)
@@ -333,7 +334,7 @@ def _variance_ratio(plan: Plan, steps: int) -> float:
     def variance(each: Plan) -> float:
         noises = each.noise.per_block(blocks, each.clipping.reference_norm)
         parts = zip(noises, blocks, strict=True)
-        return sum((noise.multiplier * norm) ** 2 * block.dimension for (noise, norm), block in parts)  # type: ignore[attr-defined,operator,misc]
+        return sum((noise.multiplier * norm) ** 2 * block.dimension for (noise, norm), block in parts)  # type: ignore[attr-defined]
 
     return variance(plan) / variance(isotropic)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -203,10 +204,9 @@ class PerInstance:
             places = np.searchsorted(watched, rows[kept])
             self.charges[places] += individual_rdp(plan, location, self.orders, change=-gradients[kept])
             if eta is not None:
-                some = tree_map(
-                    (inputs, targets), lambda value, kept=kept: value[torch.from_numpy(kept)]
-                )  # type: ignore[misc]
-                self.information[places] += self._eigenvalues(step, *some, eta)
+                chosen = torch.from_numpy(np.flatnonzero(kept)).to(targets.device)
+                few = tree_map((inputs, targets), partial(torch.index_select, dim=0, index=chosen))
+                self.information[places] += self._eigenvalues(step, few[0], few[1], eta)
         if np.linalg.norm(again - location) > _ROUNDING * max(1e-12, float(np.linalg.norm(location))):
             raise Unsupported(
                 "two passes over the records gave other gradients: forward passes draw at random, and "

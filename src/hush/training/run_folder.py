@@ -149,7 +149,7 @@ class RunFolder:
     def write_per_instance(self, numbers: Mapping[str, npt.ArrayLike]) -> None:
         """Write the per-instance costs of the records, for the owner of the file alone."""
         content = BytesIO()
-        np.savez(content, **{name: np.asarray(value) for name, value in numbers.items()})
+        np.savez(content, allow_pickle=False, **{name: np.asarray(numbers[name]) for name in numbers})
         replace_file(self.path / "per_instance.npz", content.getvalue(), secret=True)
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
