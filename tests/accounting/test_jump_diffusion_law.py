@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm, poisson
 
-from hush.accounting.coordinates import dominating_step
+from hush.accounting.coordinates import dominating_jump_diffusion
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw
@@ -59,8 +59,8 @@ def test_one_step_on_a_grid_is_no_less_than_the_sum(law: JumpDiffusionLaw, direc
 
 def test_many_steps_without_sampling_are_one_longer_step() -> None:
     # a diffusion is multiplicative: ten times the squared shift is ten steps, exactly
-    short = dominating_step(1.0, 0.5, [(0.05, 0.2)])
-    long = dominating_step(1.0, 0.5, [(0.05, 0.2 * math.sqrt(10))])
+    short = dominating_jump_diffusion(1.0, 0.5, [(0.05, 0.2)])
+    long = dominating_jump_diffusion(1.0, 0.5, [(0.05, 0.2 * math.sqrt(10))])
     assert short is not None
     assert long is not None
     composed, single = accountant.epsilon({short: 10}, 1e-5), accountant.epsilon({long: 1}, 1e-5)
@@ -70,7 +70,7 @@ def test_many_steps_without_sampling_are_one_longer_step() -> None:
 
 
 def test_as_many_jumps_as_are_allowed_keep_their_chances() -> None:
-    many = dominating_step(0.5, 0.5, [(0.02, 7.5)])
+    many = dominating_jump_diffusion(0.5, 0.5, [(0.02, 7.5)])
     assert many is not None
     assert sum(mean for _, mean in many.law.jumps) > 150
     for direction in Direction:
@@ -78,10 +78,10 @@ def test_as_many_jumps_as_are_allowed_keep_their_chances() -> None:
         assert cut.first.sum() == pytest.approx(1.0, abs=1e-9)
         assert cut.second.sum() == pytest.approx(1.0, abs=1e-9)
     # with more of them exp(-mean) would be 0, and with it every mass
-    assert dominating_step(0.5, 0.5, [(0.02, 15.0)]) is None
+    assert dominating_jump_diffusion(0.5, 0.5, [(0.02, 15.0)]) is None
 
 
 def test_shifts_beyond_what_pays_have_no_diffusion() -> None:
-    assert dominating_step(0.1, 0.5, [(2.0, 2.0)]) is None
-    assert dominating_step(0.1, 0.5, [(0.0, 0.0)]) is None
-    assert dominating_step(0.1, 0.5, [(1e-9, 1e-6)]) is None
+    assert dominating_jump_diffusion(0.1, 0.5, [(2.0, 2.0)]) is None
+    assert dominating_jump_diffusion(0.1, 0.5, [(0.0, 0.0)]) is None
+    assert dominating_jump_diffusion(0.1, 0.5, [(1e-9, 1e-6)]) is None

@@ -15,7 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution as peer
 from scipy.special import ndtr
 
 import hush
-from hush.accounting.coordinates import dominating_step
+from hush.accounting.coordinates import dominating_jump_diffusion
 from hush.accounting.epsilon import delta as charged_delta
 from hush.accounting.epsilon import upper_epsilon
 from hush.accounting.numerics import Array
@@ -76,7 +76,7 @@ def test_the_oracle_against_the_closed_form_and_a_peer() -> None:
     [(85 / 256, 1.0, 0.6, 0.15), (85 / 256, 0.06, 1.5, 0.3), (0.5, 0.2, 0.6, 0.15)],
 )
 def test_no_allocation_costs_more_than_is_charged(p: float, q: float, length: float, cap: float) -> None:
-    step = dominating_step(q, p, [(cap, length)])
+    step = dominating_jump_diffusion(q, p, [(cap, length)])
     assert step is not None
     full = round((length / cap) ** 2)
     allocations: list[Allocation] = [
@@ -98,7 +98,7 @@ def test_no_allocation_costs_more_than_is_charged(p: float, q: float, length: fl
 
 def test_charging_only_the_sparsest_allocation_undercharges() -> None:
     p, length, cap = 0.5, 1.0, 0.5
-    step = dominating_step(1.0, p, [(cap, length)])
+    step = dominating_jump_diffusion(1.0, p, [(cap, length)])
     assert step is not None
     sparsest, spread_out = (sampled_delta((spread(length, count),), p, 1.0, 0.0) for count in (4, 2000))
     at_zero, at_one = accountant.profile_upper({step: 1}, [0.0, 1.0])
@@ -124,9 +124,9 @@ def test_a_diffusion_of_many_jumps_loses_no_mass(multiplier: float) -> None:
     )
     # the most jumps that are charged
     norm = 2.85
-    step = dominating_step(0.5, 0.1, [(0.001, norm)])
+    step = dominating_jump_diffusion(0.5, 0.1, [(0.001, norm)])
     assert step is not None
-    assert dominating_step(0.5, 0.1, [(0.001, 1.15 * norm)]) is None
+    assert dominating_jump_diffusion(0.5, 0.1, [(0.001, 1.15 * norm)]) is None
     first, second = step.law._weights
     assert (first.sum(), second.sum()) == (pytest.approx(1, abs=1e-11), pytest.approx(1, abs=1e-11))
 

@@ -6,7 +6,7 @@ little? Scale 3, l_beta norm 1, order 2.
 
 from typing import Any
 
-from hush.accounting.rdp.allocation import worst_allocation
+from hush.accounting.rdp.coordinatewise import worst_allocation
 from hush.accounting.rdp.profile import CoordinateRDP
 from hush.core.parts import SensitivitySet
 from hush_recipes.figure import Figure

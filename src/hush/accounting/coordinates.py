@@ -22,7 +22,7 @@ _MAX_UNITS = 8
 _MAX_JUMPS = 300.0
 
 
-def dominating_step(
+def dominating_jump_diffusion(
     rate: float, coordinate_rate: float, blocks: Sequence[tuple[float, float]]
 ) -> JumpDiffusionLaw | None:
     """A step that dominates coordinate-sampled Gaussian noise on `blocks`; None if none is certified.
@@ -74,7 +74,7 @@ Blocks = tuple[tuple[SensitivitySet, float], ...]
 
 
 @lru_cache(maxsize=1024)  # called at every point of a curve
-def dominated_step(blocks: Blocks, rate: float, coordinate_rate: float) -> tuple[float, float]:
+def dominated_gaussian(blocks: Blocks, rate: float, coordinate_rate: float) -> tuple[float, float]:
     """Rate and multiplier of a plain sampled Gaussian step: its epsilon is a lower bound for this one's.
 
     **Guarantee.** A record that moves m coordinates by c each moves their sum, under noise of deviation
@@ -83,7 +83,7 @@ def dominated_step(blocks: Blocks, rate: float, coordinate_rate: float) -> tuple
     are weighted: docs/guarantees/twice-sampling.md, step 4. The result is the best by chi-square.
 
     >>> changes = SensitivitySet(p=2, norm=1.0, cap=0.1)
-    >>> rate, multiplier = dominated_step(((changes, 1.5),), rate=0.06, coordinate_rate=1 / 3)
+    >>> rate, multiplier = dominated_gaussian(((changes, 1.5),), rate=0.06, coordinate_rate=1 / 3)
     >>> round(rate, 3), round(multiplier, 2)
     (0.06, 4.5)
     """

@@ -1,7 +1,7 @@
 """The meaning of a guarantee: its privacy profile, its trade-off curve and the rates of attacks.
 
 **Guarantee.** docs/guarantees/risk.md: no test has errors below the trade-off curve; mu-GDP holds for
-all tests whose error rates are both at least 1e-10.
+all tests with both error rates at least 1e-10.
 """
 
 import math
@@ -17,15 +17,15 @@ from hush.accounting.numerics import UNIT, Array
 from hush.core.guarantee import RECORD, Adjacency, Guarantee
 from hush.core.plan import Plan
 
-# The profile ends at this delta, and at this epsilon where that comes first. Its epsilons are squares of
-# evenly spaced numbers: a record that is rarely sampled has a profile that falls steeply near 0.
+# The profile ends at this delta or at this epsilon, whichever comes first. Its epsilons are squares of
+# evenly spaced numbers: at small sampling rates the profile falls steeply near 0.
 _MIN_DELTA, _MAX_EPSILON = 1e-12, 700.0
 _POINTS = 257
 MIN_ERROR_RATE = 1e-10
-"""Gaussian DP is for tests with error rates from here on: subsampled steps have no such mu beyond."""
+"""Smallest error rate of a test under Gaussian DP: subsampled steps have no mu for all tests."""
 # Outweighs the rounding of the normal distribution's quantiles, and of a few operations up to 1.
 _OUTWARD, _ROUNDING = 1 + 1e-9, 32 * UNIT
-# Slopes closer than this are left out, so that where tangents meet is within 1e-9 of itself.
+# Least distance of slopes, for tangents that meet within 1e-9 of their crossing.
 _MIN_GAP = 1e-6
 _RATES = np.unique(np.concatenate([np.geomspace(1e-6, 0.5, 60), np.linspace(0.0, 1.0, 61)]))
 FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
@@ -140,13 +140,13 @@ def trade_off_curve(profile: PrivacyProfile) -> TradeOffCurve:
 
 
 def gaussian_mu(profile: PrivacyProfile) -> float:
-    """The smallest mu whose Gaussian DP follows from the profile, for error rates of 1e-10 or more.
+    """The smallest mu of Gaussian DP that the profile implies, for error rates of 1e-10 or more.
 
-    The profile's tangents bound the trade-off curve by a polygon. The curve of mu-GDP is convex, so it
-    is below the polygon if it is below the polygon's corners.
+    The profile's tangents bound the trade-off curve by a polygon. The convex curve of mu-GDP is below
+    the polygon if it is below its corners.
     """
     slopes, deltas = _convex(np.exp(np.array(profile.epsilons)), np.array(profile.upper))
-    # where each tangent has both error rates alike; the largest is on the polygon
+    # equal error rates on each tangent; the largest is on the polygon
     even = float(((1 - deltas) / (1 + slopes)).max()) - _ROUNDING
     if even <= MIN_ERROR_RATE:
         return math.inf
@@ -160,7 +160,7 @@ def gaussian_mu(profile: PrivacyProfile) -> float:
 
 
 def _convex(slopes: Array, deltas: Array) -> tuple[Array, Array]:
-    """The profile's points on their lower convex hull, above which a convex profile never is."""
+    """The profile's points on their lower convex hull, an upper bound on a convex profile."""
     hull: list[int] = []
     for k in range(len(slopes)):
         if hull and slopes[k] - slopes[hull[-1]] < _MIN_GAP:

@@ -355,8 +355,7 @@ _open_files: "WeakSet[LockedFile]" = WeakSet()
 
 
 def _close_in_fork() -> None:
-    """Close the files of a forked process: a lock is held until no process has the file open."""
-    for file in list(_open_files):
+    for file in list(_open_files):  # a lock is held until no process has the file open
         file.close()
 
 

@@ -386,14 +386,14 @@ class Ledger:
             raise LedgerError(
                 f"step {step} of run {run} was already released with another value or plan: two "
                 "releases under the same noise reveal the records' difference. Resume with the same "
-                "data, plan, machine and torch version, or reseed to draw (and pay for) new noise."
+                "data, plan, machine and torch version, or reseed to draw and charge new noise."
             )
         if charges.folded is not None and step <= charges.folded[0]:
             raise LedgerError(
                 f"step {step} of run {run} was charged and a later checkpoint was written, up to step "
                 f"{charges.folded[0]}: its release is no longer on record, and another one under the "
                 "same noise would reveal the records' difference. Resume from the newest checkpoint, or "
-                "reseed to draw (and pay for) new noise."
+                "reseed to draw and charge new noise."
             )
         if charges.last and step != charges.last + 1:
             raise LedgerError(

@@ -46,7 +46,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
         train = mechanism(replace(plan, release=Always()), size)
         assert isinstance(train, SampledGaussian)  # proved for normal noise only
         if isinstance(release, BestOf):
-            # held-out records are no training records: tuning.md, "What a trial is"
+            # a held-out record is not trained on: tuning.md, "What a trial is"
             trials = [((train, release.steps),)]
             if release.score is not None:
                 trials.append(((SampledGaussian(1.0, release.score), 1),))

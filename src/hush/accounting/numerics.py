@@ -4,8 +4,8 @@ u = `UNIT` = 2^-53 is the unit roundoff of double precision. The bounds assume t
 functions of the C library, NumPy and SciPy are right to a few u; tests/accounting/test_numerics.py holds
 every bound against 60 digits. Charges are rounded outward by `OUTWARD`, which outweighs these errors.
 
-Where two formulas for one quantity differ in the last bits, both are here and their names say how: a
-charge written to a ledger must come out the same from every later version.
+Two formulas for one quantity may differ in the last bits. Then both are here, with distinct names: every
+later version must reproduce a charge on a ledger.
 """
 
 import math
@@ -52,8 +52,8 @@ def log_mixture_ratio(
 ) -> Array:
     """log(1 - q + q e^g), the log-likelihood ratio of a subsampled step; `log_ratio` is g.
 
-    Error: at most 8u / (1 - q) relatively for g < 1 (where q g does not underflow), and at most
-    8u (1 + g + |log q| + |log(1 - q)|) beyond. None at q = 1, where it is g.
+    Error: at most 8u / (1 - q) relatively for g < 1 (unless q g underflows), and at most
+    8u (1 + g + |log q| + |log(1 - q)|) beyond. It is g at q = 1, without error.
     """
     if rate == 1:
         return log_ratio
@@ -151,7 +151,7 @@ def log_convex_remainder(log_ratio: Array, order: float) -> Array:
     E_Q of this remainder is the moment E_Q r^a less 1, as a sum of positive terms. Error: at most 2e-12
     and 8u (1 + a |log r|) together, for orders a from 1 + 1e-4 on and log r >= -600.
     """
-    # below exp(-600) the ratio is nothing beside the constant, order - 1
+    # below exp(-600) the ratio is negligible beside the constant, order - 1
     power, t = order - 1, np.maximum(log_ratio, -600.0)
     # r^a - 1 - a (r - 1) = r (expm1(power t) + power expm1(-t)); near t = 0 by its series.
     capped = np.minimum(power * t, 600.0)
@@ -173,9 +173,9 @@ def bisect(
 ) -> tuple[float, float]:
     """The bracket (inside, outside) of where `attained` turns false, by bisection.
 
-    `attained` is true at the first end that is returned and false at the second, whatever the function,
-    if it is so at the start: whoever needs a bound takes the end on the safe side. Stops when no double
-    lies between, after `rounds` halvings, or at a gap of `tolerance` times max(1, |inside|).
+    If `attained` is true at `inside` and false at `outside`, it is so at the returned ends, for every
+    function: one of them is a safe bound. Stops when no double lies between, after `rounds` halvings, or
+    at a gap of `tolerance` times max(1, |inside|).
     """
     for _ in range(rounds):
         middle = (inside + outside) / 2

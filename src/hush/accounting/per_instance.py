@@ -205,9 +205,9 @@ class UnboundedLaw:
     """The normal law of deviation 1: the divergence does not depend on the location.
 
     **Guarantee** of `divergence(location, shift, order)`, D_a(law(location) || law(location + shift)),
-    here and below: never below the true value by more than rounding, which is added, and never above
-    that of the unbounded normal law, order * shift^2 / 2 (docs/guarantees/bounded.md). `information` is
-    the Fisher information of the location, between 0 and 1.
+    here and below: an upper bound, rounding included, at most order * shift^2 / 2 as for the unbounded
+    law (docs/guarantees/bounded.md). `information` is the Fisher information of the location, between 0
+    and 1.
     """
 
     def divergence(self, location: Array, shift: Array, order: float) -> Array:

@@ -236,17 +236,8 @@ class Selection(ComposableStep):
     trials: Trials
     number: TrialCount
 
-    @property
-    def charged_for_groups(self) -> bool:
-        return False
-
-    @property
-    def participation(self) -> float:
-        return 1.0
-
-    @property
-    def unsampled(self) -> "Selection":
-        return self
+    charged_for_groups = False
+    participation = 1.0
 
     def rdp(self, orders: Array) -> Array:
         return selection_rdp(orders, self._trial_rdp, self._profile, self.number)

@@ -143,10 +143,6 @@ class Trial(ComposableStep):
         return self.train.rate + (1 - self.train.rate) * self.test.rate
 
     @property
-    def unsampled(self) -> "Trial":
-        return self
-
-    @property
     def nontermination(self) -> float:
         """An upper bound on the probability that hidden trials end without an accepted update."""
         return 0.0 if self.accounting == "per-trial" else GIVEN_UP
@@ -183,11 +179,6 @@ class Trial(ComposableStep):
         """The least and the largest acceptance probability, m and M."""
         low, high = self.log_acceptance_range
         return math.exp(low), math.exp(high)
-
-    @property
-    def min_rejection(self) -> float:
-        """The least rejection probability, 1 - M."""
-        return float(ndtr(-(self.threshold + 0.5) / self.test.multiplier))
 
 
 @lru_cache(maxsize=65536)
@@ -243,11 +234,12 @@ def _log_rejection_moment(trial: Trial, order: float) -> float:
         change = trial.test.rate + (1 - trial.test.rate) * hockey
     lowest, highest = trial.acceptance
     change *= highest - lowest
-    if trial.min_rejection <= 0:
+    least = float(ndtr(-(trial.threshold + 0.5) / trial.test.multiplier))
+    if least <= 0:
         return math.inf
-    up = math.log1p(change / trial.min_rejection)
-    risen = math.log(trial.min_rejection) + log_convex_remainder(np.array([up]), order)
-    fallen = math.log(trial.min_rejection + change) + log_convex_remainder(np.array([-up]), order)
+    up = math.log1p(change / least)
+    risen = math.log(least) + log_convex_remainder(np.array([up]), order)
+    fallen = math.log(least + change) + log_convex_remainder(np.array([-up]), order)
     return float(np.maximum(risen, fallen)[0])
 
 

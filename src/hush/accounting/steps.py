@@ -8,8 +8,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from hush.accounting.coordinates import dominated_step
-from hush.accounting.coordinates import dominating_step as jump_diffusion
+from hush.accounting.coordinates import dominated_gaussian, dominating_jump_diffusion
 from hush.accounting.numerics import Array
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
@@ -50,9 +49,9 @@ class ComposableStep(ABC):
         """Upper bounds on the Rényi divergence at each order, in both directions."""
 
     @property
-    @abstractmethod
     def unsampled(self) -> "ComposableStep":
         """The step with everyone sampled, if its RDP is known at more orders; else itself."""
+        return self
 
     @property
     def needs_whole_orders(self) -> bool:
@@ -240,6 +239,8 @@ class CoordinateWise(_Subsampled):
     blocks: tuple[Block, ...]
     coordinate_rate: float = 1.0
 
+    needs_whole_orders = True
+
     def divided(self, shift: float) -> "CoordinateWise":
         blocks = (replace(block, scale=block.scale / shift) for block in self.blocks)
         return replace(self, blocks=tuple(blocks))
@@ -247,10 +248,6 @@ class CoordinateWise(_Subsampled):
     @property
     def unsampled(self) -> "CoordinateWise":
         return replace(self, rate=1.0, coordinate_rate=1.0)
-
-    @property
-    def needs_whole_orders(self) -> bool:
-        return True
 
     @property
     def dominated_step(self) -> "PairedStep | None":
@@ -261,7 +258,7 @@ class CoordinateWise(_Subsampled):
         if block.beta != 2:
             return SampledNoise(self.rate, block.beta, block.scale / block.sensitivity.max_entry)
         blocks = tuple((block.sensitivity, block.deviation) for block in self.blocks)
-        return SampledGaussian(*dominated_step(blocks, self.rate, self.coordinate_rate))
+        return SampledGaussian(*dominated_gaussian(blocks, self.rate, self.coordinate_rate))
 
     @property
     def dominating_step(self) -> SampledGaussian | None:
@@ -290,7 +287,7 @@ class CoordinateWise(_Subsampled):
             )
             for block in self.blocks
         ]
-        diffusion = jump_diffusion(self.rate, self.coordinate_rate, blocks)
+        diffusion = dominating_jump_diffusion(self.rate, self.coordinate_rate, blocks)
         if diffusion is None or diffusion.log_chi_square >= whole.multiplier**-2:
             return whole
         return diffusion

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hush.accounting.numerics import Array
-from hush.accounting.rdp.allocation import ConcaveMajorant, worst_allocation
+from hush.accounting.rdp.coordinatewise import ConcaveMajorant, worst_allocation
 from hush.accounting.rdp.profile import CoordinateRDP
 from hush.core.parts import SensitivitySet
 

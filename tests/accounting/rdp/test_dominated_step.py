@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from hush.accounting.coordinates import dominated_step
+from hush.accounting.coordinates import dominated_gaussian
 from hush.accounting.numerics import Array
 from hush.core.parts import SensitivitySet
 
@@ -32,7 +32,7 @@ def plain_errors(levels: Array, rate: float, multiplier: float) -> Array:
 def test_the_plain_step_shows_no_more(count: int, coordinate_rate: float, length: float) -> None:
     cap, rate = length / math.sqrt(count), 0.2
     ball = SensitivitySet(p=2, norm=length, cap=cap, dimension=count)
-    dominated_rate, multiplier = dominated_step(((ball, 1.0),), rate, coordinate_rate)
+    dominated_rate, multiplier = dominated_gaussian(((ball, 1.0),), rate, coordinate_rate)
     levels = np.logspace(-12, -1e-6, 400)
     if multiplier == pytest.approx(1 / cap):
         # one coordinate: the plain step itself
@@ -46,14 +46,14 @@ def test_the_plain_step_shows_no_more(count: int, coordinate_rate: float, length
 
 def test_many_small_coordinates_show_nearly_what_their_mean_does() -> None:
     ball = SensitivitySet(p=2, norm=1.0, cap=1e-3, dimension=1_000_000)
-    dominated_rate, multiplier = dominated_step(((ball, 1.0),), 1.0, 0.5)
+    dominated_rate, multiplier = dominated_gaussian(((ball, 1.0),), 1.0, 0.5)
     assert dominated_rate > 0.99
     assert multiplier == pytest.approx(2.0, rel=0.01)
 
 
 def test_a_change_below_the_cap_is_spread_over_all_coordinates_there_are() -> None:
     ball = SensitivitySet(p=2, norm=1.0, cap=0.5, dimension=2500)
-    dominated_rate, multiplier = dominated_step(((ball, 1.0),), 0.2, 1 / 3)
+    dominated_rate, multiplier = dominated_gaussian(((ball, 1.0),), 0.2, 1 / 3)
     levels = np.logspace(-12, -1e-6, 400)
     exact = true_errors(levels, 2500, 0.02, 0.2, 1 / 3)
     assert (plain_errors(levels, dominated_rate, multiplier) >= exact - 1e-12).all()
@@ -67,7 +67,7 @@ def test_several_blocks_are_weighed_by_their_noise() -> None:
         (SensitivitySet(p=2, norm=2.0, cap=0.1, dimension=10**6), 3.0),
         (SensitivitySet(p=2, norm=1.0, cap=0.1, dimension=10**6), 0.5),
     )
-    dominated_rate, multiplier = dominated_step(blocks, 0.2, 0.5)
+    dominated_rate, multiplier = dominated_gaussian(blocks, 0.2, 0.5)
     # nearly the mean of all coordinates together, and never more
     whole = 1 / (0.5 * math.hypot(2 / 3, 2.0))
     assert whole <= multiplier <= 1.01 * whole

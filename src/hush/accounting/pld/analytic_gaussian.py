@@ -1,7 +1,7 @@
 """The Gaussian mechanism without subsampling, in closed form (Balle and Wang 2018, Theorem 8).
 
-Composed full-batch steps are one such mechanism: `mu` of Gaussian DP, the distance of two unit
-normals, whose square adds over the steps.
+Composed full-batch steps are one such mechanism. Its `mu` of Gaussian DP is the distance of two unit
+normals; mu^2 adds over the steps.
 """
 
 import math
@@ -62,7 +62,7 @@ def _log_delta(mu: float, epsilon: float) -> tuple[float, float]:
     """log(Phi(a) - exp(epsilon) Phi(a - mu)), and a bound on its rounding."""
     a = mu / 2 - epsilon / mu
     # exp(epsilon) phi(a - mu) = phi(a), so delta is phi(a) times a difference of Mills
-    # ratios m(t) = Phi(-t) / phi(t), whose derivative is t m(t) - 1.
+    # ratios m(t) = Phi(-t) / phi(t), with derivative t m(t) - 1.
     log_density = -a * a / 2 - math.log(2 * math.pi) / 2
     if mu < _SMALL_MU:
         t = -a + mu * (1 + _NODES) / 2

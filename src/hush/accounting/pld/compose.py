@@ -175,7 +175,10 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
     width = parts[0][0].width
     origin = sum(count * lattice.origin for lattice, count in parts)
     first = math.floor((window.low - origin) / width)
-    size = _fast_length(math.ceil((window.high - window.low) / width) + 2)
+    points = math.ceil((window.high - window.low) / width) + 2
+    # lengths with a fast Fourier transform
+    power = 1 << max(points - 1, 1).bit_length()
+    size = next(length for length in (power * 5 // 8, power * 3 // 4, power) if length >= points)
     low, high = origin + first * width, origin + (first + size) * width
 
     unit_error = 8 * UNIT * math.log2(size)
@@ -256,9 +259,3 @@ def _tilt(lattice: Lattice, window: Window) -> tuple[Array, float, float, float]
     upper_moment = log_sum_exp_scalar(logs + window.upper_exponent * losses)
     lower_moment = log_sum_exp_scalar(logs - window.lower_exponent * losses)
     return np.exp(logs), log_mass, upper_moment, lower_moment
-
-
-def _fast_length(min_length: int) -> int:
-    """A length of at least `min_length` with a fast Fourier transform."""
-    power = 1 << max(min_length - 1, 1).bit_length()
-    return next(size for size in (power * 5 // 8, power * 3 // 4, power) if size >= min_length)

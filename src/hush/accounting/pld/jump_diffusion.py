@@ -68,7 +68,7 @@ def dominating_diffusion(coordinate_rate: float, shift: float, jump: float) -> J
     **Guarantee.** It passes `dominates`, and its intensity is about the least one that does.
     """
     variance = coordinate_rate**2 * _RATIO * _SPARE
-    sizes = shift**2 * np.geomspace(1.0, 1e-4, _SEARCHED)
+    sizes = shift**2 * np.geomspace(1.0, 1e-4, _SEARCHED)[:, None]
 
     def too_rare(intensity: float) -> bool:
         return not _ordered(JumpDiffusion(variance, jump, intensity), coordinate_rate, sizes)
@@ -96,7 +96,8 @@ def dominates(diffusion: JumpDiffusion, coordinate_rate: float, shift: float) ->
         return False
     count = math.ceil(math.log(shift**2 / lowest) / math.log(_RATIO) + 1e-9)
     sizes = shift**2 * _RATIO ** -np.arange(count, dtype=float)
-    return _ordered(diffusion, coordinate_rate, sizes)
+    chunks = (sizes[start : start + _CHUNK, None] for start in range(0, count, _CHUNK))
+    return all(_ordered(diffusion, coordinate_rate, chunk) for chunk in chunks)
 
 
 def _size_without_jumps(diffusion: JumpDiffusion, rate: float, shift: float) -> float:
@@ -114,15 +115,10 @@ def _size_without_jumps(diffusion: JumpDiffusion, rate: float, shift: float) -> 
 
 
 def _ordered(diffusion: JumpDiffusion, rate: float, sizes: Array) -> bool:
-    """Whether L_s <= N_(s / RATIO) in convex order, at each of the falling `sizes` s."""
-    return all(
-        _ordered_chunk(diffusion, rate, sizes[start : start + _CHUNK, None])
-        for start in range(0, len(sizes), _CHUNK)
-    )
+    """Whether L_s <= N_(s / RATIO) in convex order, at each of the falling `sizes` s (a column).
 
-
-def _ordered_chunk(diffusion: JumpDiffusion, rate: float, sizes: Array) -> bool:
-    """`_ordered` by call prices: steps 4 (strikes below the first) and 5 of the proof."""
+    By call prices: steps 4 (strikes below the first) and 5 of the proof.
+    """
     root, times = np.sqrt(sizes), sizes / _RATIO
     normal, sampled = erf(np.sqrt(diffusion.variance * times / 2)), rate * erf(root / math.sqrt(2))
     ratio = np.exp(root * _STRIKES - sizes / 2)

@@ -13,7 +13,7 @@ import numpy as np
 from hush.accounting.numerics import UNIT, Array
 from hush.accounting.pld.privacy_loss import CellMasses, Direction, Step
 
-# An atom this close to its grid point, relatively, counts as being on it; `compose` pays for it.
+# An atom this close to its grid point, relatively, counts as on it; `compose` adds the error.
 SNAP = 1e-13
 _MAX_ROUNDS = 60
 
@@ -214,10 +214,10 @@ def _certain_share(masses: Array, bin_survival: Array, error: Array, width: floa
     rounding *= error
     rounding *= _OUTWARD / -math.expm1(-width)
     survival = _survival(masses)
-    with np.errstate(over="ignore"):  # an overflow: nothing is certain there
+    with np.errstate(over="ignore"):  # an overflow: no mass is certain there
         relative = np.divide(rounding, survival, out=np.full(len(survival), np.inf), where=survival > 0)
     np.maximum.accumulate(relative, out=relative)
-    # 1 / (1 + 2 x) <= 1 - x up to x = 1/2; beyond, nothing is certain
+    # 1 / (1 + 2 x) <= 1 - x up to x = 1/2; beyond, no mass is certain
     share: Array = np.where(relative < 0.5, 1 / (1 + 2 * relative), 0.0)
     return share
 

@@ -22,15 +22,10 @@ class GaussianLaw:
 
     scale: float
 
-    @property
-    def min_scale(self) -> float:
-        """Scale below which losses exceed `MAX_LOSS`."""
-        return 1e-3
-
-    @property
-    def max_privacy_loss(self) -> float:
-        """Upper bound on the log-likelihood ratio of the shifted and the unshifted law, or infinity."""
-        return math.inf
+    min_scale = 1e-3
+    """Scale below which losses exceed `MAX_LOSS`."""
+    max_privacy_loss = math.inf
+    """Upper bound on the log-likelihood ratio of the shifted and the unshifted law, or infinity."""
 
     @property
     def total_variation(self) -> float:

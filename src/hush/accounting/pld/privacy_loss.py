@@ -45,7 +45,7 @@ class CellMasses:
 
 
 class PrivacyLossLaw(ABC):
-    """Two laws on the line, sampling included, whose likelihood ratio increases with the outcome."""
+    """Two laws on the line, sampling included; their likelihood ratio increases with the outcome."""
 
     centre = 0.0
     """Outcome near the mode of the law without the record."""
@@ -130,7 +130,7 @@ class PrivacyLossLaw(ABC):
 
 
 class Step(Protocol):
-    """One step with a dominating pair: hashable, so that steps can be counted."""
+    """One step with a dominating pair: a hashable key of counts."""
 
     def __hash__(self) -> int: ...
 
@@ -225,7 +225,7 @@ def noise_masses(law: NoiseLaw, cuts: Array) -> Array:
         tail[:-1] - tail[1:],
         np.where(positive[1:], 1 - tail[:-1] - tail[1:], tail[1:] - tail[:-1]),
     )
-    # Rounding may have left less than nothing in a narrow cell.
+    # rounding may make the mass of a narrow cell negative
     return np.maximum(masses, 0.0)
 
 
@@ -270,7 +270,7 @@ class GroupLaw(PrivacyLossLaw):
     replaced: bool
 
     def with_representable_loss(self) -> Self:
-        # the largest losses are those of the shift with all of them drawn
+        # the shift with all records drawn has the largest losses
         shift = 2 * self.size if self.replaced else self.size
         scaled = self._noise_of(shift)
         if scaled.scale >= scaled.min_scale:
@@ -295,7 +295,7 @@ class GroupLaw(PrivacyLossLaw):
 
     @property
     def ratio_range(self) -> tuple[float, float]:
-        # the ratio's ends are powers of those of one record
+        # powers of the ends for one record
         low, high = (self.size * end for end in _sampled_range(self.noise, self.rate))
         return (low - high, high - low) if self.replaced else (low, high)
 
@@ -318,8 +318,8 @@ class GroupLaw(PrivacyLossLaw):
             )
             for law in (self._components(Direction.REMOVE), self._components(Direction.ADD))
         )
-        # The components farthest from a cut have its smallest tails, and the largest errors: those of
-        # the tail, of its argument (no more), of the shares and of their sum.
+        # The components farthest from a cut have its smallest tails and the largest errors: of the tail,
+        # of its argument (no more), of the shares and of their sum.
         forward = direction is Direction.REMOVE
         farthest = outcomes + self._mirrored if forward else self.size - outcomes
         survival_error = self.noise.survival_error(np.maximum(farthest / scale, 0.0))
@@ -344,7 +344,7 @@ class GroupLaw(PrivacyLossLaw):
             yield 0, 1.0
 
     def _noise_of(self, shift: int) -> NoiseLaw:
-        """The noise in units of `shift`: what the shift is to it, one is to this."""
+        """The noise in units of `shift`."""
         return replace(self.noise, scale=self.noise.scale / shift)
 
     def log_ratio(self, outcomes: Array) -> Array:
@@ -373,7 +373,7 @@ class GroupLaw(PrivacyLossLaw):
         return top
 
     def _invert_ratio(self, losses: Array) -> Array:
-        """Outcomes at which the log-likelihood ratio is `losses`; infinite where there is no mass."""
+        """Outcomes with log-likelihood ratios `losses`; infinite beyond all mass."""
         table, values = _ratio_table(self)
         after = np.searchsorted(values, losses)
         outcomes = np.where(after == 0, -np.inf, np.inf)
@@ -383,7 +383,7 @@ class GroupLaw(PrivacyLossLaw):
         tolerance = self.loss_rounding / 4 * (1 + np.abs(target))
         last, last_error = low, values[after - 1] - target
         outcome, error = high, values[after] - target
-        # Secants through the last two outcomes; the bracket is halved where they leave it or do not end.
+        # secants through the last two outcomes; halve the bracket if they leave it or do not end
         turn = 0
         while len(inside):
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -395,7 +395,7 @@ class GroupLaw(PrivacyLossLaw):
             outcomes[inside] = outcome
             low, high = np.where(error < 0, outcome, low), np.where(error < 0, high, outcome)
             middle = (low + high) / 2
-            # where no double lies between the two, the loss at either is as close as can be
+            # if no double lies between the two, the loss at either is as close as possible
             rest = (np.abs(error) > tolerance) & (low < middle) & (middle < high)
             inside, turn = inside[rest], turn + 1
             target, tolerance, low, high, last, last_error, outcome, error = (

@@ -64,8 +64,8 @@ class Integrand:
     def log_largest(self, u: Array, reach: Array) -> Array:
         """The log of a bound on the integrand's modulus on the complex disc around u (reach < u).
 
-        Derivatives at the centre plus bounds on second derivatives in the disc; +inf where it could
-        hold a zero of 1 - q + q r, around which powers of that are not single-valued.
+        Derivatives at the centre plus bounds on second derivatives in the disc. Infinite if the disc may
+        contain a zero of 1 - q + q r: powers of it are not single-valued there.
         """
         a, b, q = self.order, self.beta, self.rate
         x = self.shift + self.side * u
@@ -173,7 +173,7 @@ def _log_convex_remainder(order: Array, rate: float, log_ratio: Array) -> Array:
 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
-# The Bernstein ellipse whose semi-axes add up to _RHO half-widths lies in the disc of radius _REACH
+# The Bernstein ellipse with semi-axes of sum _RHO half-widths lies in the disc of radius _REACH
 # half-widths; error bound of Trefethen, Approximation Theory and Approximation Practice, Thm 19.3.
 _RHO = 3.0
 _REACH = (_RHO + 1 / _RHO) / 2
