@@ -80,8 +80,7 @@ def _consistent(lower: float, upper: float) -> Bound:
 
 def requires_rdp(steps: Counts) -> bool:
     """Whether some step has no dominating pair and needs an upper bound by RDP."""
-    pairs: list[object] = [step.dominating_step for step in steps]
-    return pairs != list(steps)
+    return any(step.dominating_step != step for step in steps)
 
 
 def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> float:
@@ -171,12 +170,12 @@ def _dominating_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step
     return dict(dominating)
 
 
-def composed_rdp(steps: Counts, orders: Array) -> tuple[Array, Array]:
-    """Rényi divergences of the composition, which add up over the steps, and their orders."""
+def composed_rdp(steps: Counts, orders: Array) -> Array:
+    """Rényi divergences of the composition, which add up over the steps."""
     total = np.zeros(len(orders))
     for step, count in steps.items():
         total += count * _step_rdp(step, tuple(orders))
-    return total, orders
+    return total
 
 
 def _best_order(
@@ -192,28 +191,29 @@ def _best_order(
     with an infinite answer, if the cost certainly exceeds `ceiling`.
     """
     if not any(step.needs_whole_orders for step in steps):
-        return convert(*composed_rdp(steps, _TRIAL_ORDERS))
+        return convert(composed_rdp(steps, _TRIAL_ORDERS), _TRIAL_ORDERS)
     unsampled: Counter[ComposableStep] = Counter()
     for step, count in steps.items():
         unsampled[step.unsampled] += count
     best = math.inf
     for stage in _STAGES if unsampled != steps else ():
-        total, orders = composed_rdp(steps, WHOLE_ORDERS[:stage])
+        orders, higher = WHOLE_ORDERS[:stage], WHOLE_ORDERS[stage:]
+        total = composed_rdp(steps, orders)
         best = min(best, convert(total, orders))
         if stage == _STAGES[0] and best > ceiling and lower_bound(dominated_steps(steps)) > ceiling:
             return math.inf
-        higher = WHOLE_ORDERS[stage:]
         if not len(higher) or convert(_extrapolate(total, orders, higher), higher) >= best:
             break
     dominated = dominated_steps(unsampled)
     if lower_bound(dominated) < best:
         sparse = np.arange(0, len(ORDERS), _ORDER_STRIDE)
-        total, orders = composed_rdp(unsampled, ORDERS[sparse])
+        orders = ORDERS[sparse]
+        total = composed_rdp(unsampled, orders)
         values = [convert(total[k : k + 1], orders[k : k + 1]) for k in range(len(sparse))]
         # any orders are sound; the best ones are near the best of a sparse set
         near = sparse[int(np.argmin(values))]
         nearby = ORDERS[max(0, near - _ORDER_STRIDE) : near + _ORDER_STRIDE]
-        best = min(best, convert(*composed_rdp(unsampled, nearby)))
+        best = min(best, convert(composed_rdp(unsampled, nearby), nearby))
     return best
 
 
@@ -247,21 +247,6 @@ def _group_step(step: PairedStep, adjacency: Adjacency) -> Step:
     if step.rate == 1:
         return step.divided(adjacency.slots)
     return GroupLaw(step.noise, step.rate, adjacency.group, adjacency.replaced)
-
-
-def without_sampling(steps: Counts, adjacency: Adjacency) -> Counts | None:
-    """Steps with 1/k of the noise, for a change of k slots; None if some are sampled.
-
-    If everyone takes part, a change of k slots shifts the sum by an element of k times the sensitivity
-    set: the shift of one record under 1/k of the noise.
-    """
-    scaled: Counter[ComposableStep] = Counter()
-    for step, count in steps.items():
-        divided = step.divided(adjacency.slots) if step == step.unsampled else None
-        if divided is None:
-            return None
-        scaled[divided] += count
-    return scaled
 
 
 def chained_delta(upper: Callable[[float], float], changes: int, epsilon: float) -> float:

@@ -60,7 +60,7 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     [0.25, 1.0]
     """
     check_kind("plan", plan, Plan)
-    return composition.composed_rdp(_mechanism_counts({plan: 1}, dimension), checked_orders(orders))[0]
+    return composition.composed_rdp(_mechanism_counts({plan: 1}, dimension), checked_orders(orders))
 
 
 def checked_orders(orders: npt.ArrayLike) -> Array:
@@ -245,12 +245,20 @@ def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
 def _charged(
     counts: Mapping[Plan, int], dimension: Dimension, adjacency: Adjacency
 ) -> tuple[Mapping[ComposableStep, int], Adjacency]:
-    """Number of times that each step runs, and the change: one slot if no step is sampled."""
+    """Number of times that each step runs, and the change.
+
+    If everyone takes part, a change of k slots shifts the sum by an element of k times the sensitivity
+    set: the shift of one record under 1/k of the noise.
+    """
     check_kind("adjacency", adjacency, Adjacency)
     steps = _mechanism_counts(counts, dimension, adjacency)
-    if adjacency.slots > 1 and (scaled := composition.without_sampling(steps, adjacency)) is not None:
-        return scaled, RECORD
-    return steps, adjacency
+    scaled: Counter[ComposableStep] = Counter()
+    for step, count in steps.items():
+        divided = step.divided(adjacency.slots) if step == step.unsampled else None
+        if adjacency.slots == 1 or divided is None:
+            return steps, adjacency
+        scaled[divided] += count
+    return scaled, RECORD
 
 
 def _mechanism_counts(
