@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hush.training.methods.least_squares import NoisyLeastSquares
     from hush.training.methods.moments import NoisyMoments, NoisyWhitening
     from hush.training.methods.statistics import NoisyQuantile, individual_mean, mean
+    from hush.training.methods.thresholds import public_thresholds
     from hush.training.options import (
         Checkpoints,
         Distributed,
@@ -88,6 +89,7 @@ __all__ = [
     "individual_mean",
     "individual_rdp",
     "mean",
+    "public_thresholds",
     "rdp",
     "train",
     "tune",
@@ -111,6 +113,7 @@ _LAZY = {
     "training.methods.least_squares": ("NoisyLeastSquares",),
     "training.methods.moments": ("NoisyMoments", "NoisyWhitening"),
     "training.methods.statistics": ("NoisyQuantile", "individual_mean", "mean"),
+    "training.methods.thresholds": ("public_thresholds",),
     "training.options": ("Checkpoints", "Distributed", "Execution", "Logging", "Randomness", "Units"),
     "training.step": ("PrivateStep",),
     "training.trial": ("Choice", "LogUniform", "Uniform"),

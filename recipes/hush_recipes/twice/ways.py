@@ -18,11 +18,10 @@ from hush.data import load, tensors
 from hush.models import build
 from hush.noise import BlockGaussian, Gaussian
 from hush.sampling import Poisson, Twice
-from hush.training.methods.public_bases import principal_basis
-from hush_recipes.twice.thresholds import Norms, public_thresholds
+from hush.training.methods.thresholds import public_thresholds
 
 DELTA, CAP = 1e-5, 0.1
-PUBLIC, FOR_BASES = 2000, 1200
+PUBLIC = 2000
 SHAPES = {"": 1.0, ", half-way": 0.5, ", isotropic": 0.0}
 """Powers of the deviations of least total variance."""
 STEPS = {2.0: 1500, 2.5: 2000, 4.0: 2500, 8.0: 5000}
@@ -206,14 +205,14 @@ def _subspaces(setting: Setting, model: nn.Module, public: Data, capped: bool) -
     """Subspaces that share out a norm of 1 as the gradients of public records share theirs."""
     size = sum(value.numel() for value in model.parameters())
     ranks = (*setting.ranks, size - sum(setting.ranks))
-    principal = Principal(groups=setting.groups, every=setting.every)
-    generator = torch.Generator(next(model.parameters()).device).manual_seed(0)
-    loss = nn.CrossEntropyLoss(reduction="none")
-    basis = principal_basis(model, loss, rows_of(public, 0, FOR_BASES), ranks, principal, generator)
-    norms = Norms.of(model, loss, rows_of(public, FOR_BASES, PUBLIC), basis)
-    thresholds = public_thresholds(norms, norm=1.0)
-    return Subspaces(
-        ranks=ranks, l2=thresholds.l2, linf=thresholds.linf if capped else None, bases=principal
+    return public_thresholds(
+        model,
+        nn.CrossEntropyLoss(reduction="none"),
+        rows_of(public, 0, PUBLIC),
+        ranks=ranks,
+        norm=1.0,
+        bases=Principal(groups=setting.groups, every=setting.every),
+        entries=capped,
     )
 
 

@@ -6,14 +6,61 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hush.clipping.blocks import Principal, Subspaces
 from hush.clipping.norms import NORM
 from hush.core.errors import DataError
 from hush.gradients.precision import vector_norms
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.tree import Loss
-from hush.training.data import Data
-from hush.training.methods.public_bases import tapes
+from hush.training.data import Data, count, take
+from hush.training.methods.public_bases import principal_basis, tapes
 from hush.training.methods.statistics import QUANTILE
+
+_FOR_BASES = 0.6
+"""Share of the public records that the basis is computed from; the others are measured."""
+
+
+def public_thresholds(
+    model: nn.Module,
+    loss: Loss,
+    public: Data,
+    *,
+    ranks: Sequence[int],
+    norm: float,
+    bases: Principal,
+    entries: bool = False,
+    quantile: float = 0.99,
+) -> Subspaces:
+    """Clipping in principal subspaces with thresholds from the gradients of public records.
+
+    The first 60% of the public records give a basis, the others the expected norm in each of its blocks.
+    Thresholds are in proportion to these norms. They cost no privacy.
+
+    Args:
+        model: Model at the weights that training starts from.
+        loss: Loss of a record.
+        public: Inputs and targets that need no protection and are not in the private set.
+        ranks: Rank of each subspace, then of the residual; they add up to the number of parameters.
+        norm: Euclidean norm of all thresholds together.
+        bases: Principal directions; see `Principal`.
+        entries: Also bound each coefficient.
+        quantile: Quantile over the records of the largest coefficient, which bounds each coefficient.
+
+    Returns:
+        The clipping, for a `Plan`.
+
+    **Guarantee.** docs/guarantees/public-basis.md, 4.
+    """
+    split = int(_FOR_BASES * count(public))
+    for_basis, measured = (
+        take(public, rows) for rows in torch.arange(count(public)).tensor_split([split])
+    )
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(0)
+    basis = principal_basis(model, loss, for_basis, ranks, bases, generator)
+    norms = Norms.of(model, loss, measured, basis)
+    thresholds = thresholds_of(norms, norm=norm, quantile=quantile)
+    linf = thresholds.linf if entries else None
+    return Subspaces(ranks=ranks, l2=thresholds.l2, linf=linf, bases=bases)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +99,7 @@ class Thresholds:
     linf: tuple[float, ...]
 
 
-def public_thresholds(norms: Norms, *, norm: float, quantile: float = 0.99) -> Thresholds:
+def thresholds_of(norms: Norms, *, norm: float, quantile: float = 0.99) -> Thresholds:
     """Block thresholds of total l2 norm `norm`, in proportion to the expected norms of public gradients.
 
     A block gets its expected norm, all of them scaled so that their squares add up to `norm` squared;

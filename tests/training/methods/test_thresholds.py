@@ -1,14 +1,17 @@
 """Thresholds of blocks from public gradient norms, against each record alone."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import hush
 from hush.clipping.blocks import Principal
+from hush.core.errors import DataError
 from hush.training.methods.public_bases import principal_basis
-from hush_recipes.twice.thresholds import Norms, public_thresholds
+from hush.training.methods.thresholds import Norms, thresholds_of
 from tests.gradients.oracle import one_at_a_time
 
 EACH = nn.CrossEntropyLoss(reduction="none")
@@ -45,7 +48,7 @@ def test_expected_norms_share_the_whole_and_entries_are_capped_at_a_quantile() -
     generator = torch.Generator().manual_seed(1)
     l2 = 0.1 + torch.rand(4000, 3, generator=generator, dtype=torch.float64) * torch.tensor([4.0, 2, 1])
     linf = l2 * (0.1 + 0.4 * torch.rand(4000, 3, generator=generator, dtype=torch.float64))
-    thresholds = public_thresholds(Norms(l2=l2, linf=linf), norm=2.5, quantile=0.99)
+    thresholds = thresholds_of(Norms(l2=l2, linf=linf), norm=2.5, quantile=0.99)
     assert math.hypot(*thresholds.l2) == pytest.approx(2.5)
     for j in (1, 2):
         assert thresholds.l2[j] / thresholds.l2[0] == pytest.approx(
@@ -55,3 +58,33 @@ def test_expected_norms_share_the_whole_and_entries_are_capped_at_a_quantile() -
         clipped = [e * min(1.0, bound / n) for e, n in zip(linf[:, j], l2[:, j], strict=True)]
         assert 0.989 <= sum(bool(e <= cap) for e in clipped) / 4000 <= 0.991
         assert 0 < cap <= bound
+
+
+def test_public_records_give_a_clipping_with_their_share_of_the_norm() -> None:
+    model, (x, y), size = problem(200)
+    ranks, bases = (4, 9, size - 13), Principal(groups=1)
+    fit = partial(hush.public_thresholds, model, EACH, (x, y), ranks=ranks, norm=2.0, bases=bases)
+    clipping = fit(entries=True, quantile=0.9)
+    assert math.hypot(*clipping.l2) == pytest.approx(2.0)
+    # the basis of the first 120 records, and the gradients of the others written out
+    basis = principal_basis(
+        model, EACH, (x[:120], y[:120]), ranks, bases, torch.Generator().manual_seed(0)
+    )
+    blocks = basis.blocks(one_at_a_time(model, EACH, x[120:], y[120:], 80)).values()
+    expected = torch.stack([block.double().norm(dim=1).mean() for block in blocks])
+    shares = torch.tensor(clipping.l2, dtype=torch.float64)
+    torch.testing.assert_close(shares, 2 * expected / expected.norm(), rtol=1e-4, atol=0)
+    assert clipping.linf is not None
+    assert all(cap <= bound for cap, bound in zip(clipping.linf, clipping.l2, strict=True))
+    plain = fit()
+    assert (plain.l2, plain.linf) == (clipping.l2, None)
+    hush.Plan(sampling=hush.Poisson(0.1), clipping=clipping, noise=hush.Gaussian(1.0))
+
+
+def test_records_that_fit_into_the_subspaces_are_refused() -> None:
+    model, (x, y), size = problem(40)
+    same = x[:1].expand(40, -1), y[:1].expand(40)
+    with pytest.raises(DataError, match="as good as zero"):
+        hush.public_thresholds(
+            model, EACH, same, ranks=(4, size - 4), bases=Principal(groups=1), norm=1.0
+        )
