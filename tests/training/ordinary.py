@@ -136,11 +136,6 @@ def text() -> tuple[Tensor, Tensor]:
     return tokens, tokens
 
 
-def points() -> tuple[Tensor, Tensor]:
-    x = torch.rand(RECORDS, 2)
-    return x, x[:, :1]
-
-
 # models
 
 

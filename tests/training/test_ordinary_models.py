@@ -25,7 +25,6 @@ from tests.training.ordinary import (
     mlp_of,
     next_word,
     pictures,
-    points,
     resnet,
     sequences,
     signals,
@@ -37,22 +36,6 @@ from tests.training.ordinary import (
 )
 
 
-def vgg() -> nn.Module:
-    layers = [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-    deeper = [nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
-    return nn.Sequential(*layers, *deeper, nn.Flatten(), nn.Linear(32, 3))
-
-
-def mobilenet() -> nn.Module:
-    return nn.Sequential(
-        convolution(3, 4),
-        convolution(4, 4, groups=4, stride=2),
-        nn.Conv2d(4, 8, 1),
-        nn.Hardswish(),
-        head(8),
-    )
-
-
 def densenet() -> nn.Module:
     def forward(m: Any, x: Tensor) -> Any:
         x = torch.cat([x, m.first(x)], 1)
@@ -60,19 +43,6 @@ def densenet() -> nn.Module:
         return m.head(x)
 
     return Of(forward, first=convolution(3, 2), second=convolution(5, 2), head=head(7))
-
-
-def inception() -> nn.Module:
-    def forward(m: Any, x: Tensor) -> Any:
-        return m.head(torch.cat([m.one(x), m.three(x), m.five(x), F.max_pool2d(x, 3, 1, 1)], 1))
-
-    return Of(
-        forward,
-        one=nn.Conv2d(3, 2, 1),
-        three=convolution(3, 2),
-        five=convolution(3, 2, 5),
-        head=head(9),
-    )
 
 
 def convnext() -> nn.Module:
@@ -159,36 +129,10 @@ def bag_of_words() -> nn.Module:
     return nn.Sequential(nn.EmbeddingBag(20, 6), nn.Linear(6, 3))
 
 
-def text_classifier() -> nn.Module:
-    return Of(
-        lambda m, x: m.head(m.layer(m.table(x))[0].mean(1)),
-        table=nn.Embedding(20, 6, padding_idx=0),
-        layer=nn.LSTM(6, 5, batch_first=True),
-        head=nn.Linear(5, 3),
-    )
-
-
 def transformer_encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     return Of(lambda m, x: m.head(m.encoder(x).mean(1)), encoder=encoder, head=nn.Linear(6, 3))
-
-
-def transformer_decoder() -> nn.Module:
-    def forward(m: Any, tokens: Tensor) -> Any:
-        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1]).double()
-        x = m.table(tokens) + m.places(torch.arange(tokens.shape[1]))
-        return m.head(m.encoder(x, mask=mask, is_causal=True))
-
-    layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True, norm_first=True)
-    encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-    return Of(
-        forward,
-        table=nn.Embedding(20, 6),
-        places=nn.Embedding(8, 6),
-        encoder=encoder,
-        head=nn.Linear(6, 20),
-    )
 
 
 def padding_mask() -> nn.Module:
@@ -289,18 +233,6 @@ def pairs() -> tuple[Any, Tensor]:
     return (torch.randn(RECORDS, 6), torch.randn(RECORDS, 6)), torch.tensor([1, -1, 1, -1])
 
 
-def wide_and_deep() -> nn.Module:
-    def forward(m: Any, numbers: Tensor, category: Tensor) -> Any:
-        return m.wide(numbers) + m.deep(torch.cat([numbers, m.table(category)], 1))
-
-    return Of(forward, wide=nn.Linear(6, 3), deep=mlp_of(8, 3), table=nn.Embedding(9, 2))
-
-
-def table_rows() -> tuple[Any, Tensor]:
-    numbers, category = torch.randn(RECORDS, 6), torch.randint(0, 9, (RECORDS,))
-    return {"numbers": numbers, "category": category}, labels()
-
-
 def two_heads() -> nn.Module:
     return Of(
         lambda m, x: {"label": m.first(m.body(x)), "value": m.second(m.body(x))},
@@ -325,17 +257,6 @@ def weight_norm() -> nn.Module:
 
 def spectral_norm() -> nn.Module:
     return nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 64)), nn.Tanh(), nn.Linear(64, 3))
-
-
-def frozen_trunk() -> nn.Module:
-    trunk = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).requires_grad_(False)
-    return nn.Sequential(trunk, head(4))
-
-
-def stop_gradient() -> nn.Module:
-    return Of(
-        lambda m, x: m.head(m.body(x).detach() + m.body(x)), body=nn.Linear(6, 5), head=nn.Linear(5, 3)
-    )
 
 
 def positions() -> tuple[Tensor, Tensor]:
@@ -437,15 +358,6 @@ def padded_text() -> tuple[Tensor, Tensor]:
     return tokens, labels()
 
 
-def physics() -> nn.Module:
-    return Of(lambda m, x: (m.net(x), m.net(x + 1e-3)), net=mlp_of(2, 1))
-
-
-def residual_loss(outputs: Any, targets: Tensor) -> Any:
-    value, moved = outputs
-    return squared(value, targets) + ((moved - value) / 1e-3).square().mean(1)
-
-
 def reads_a_value() -> nn.Module:
     def forward(m: Any, x: Tensor) -> Any:
         return m.first(x) if x.sum().item() > 0 else m.second(x)
@@ -468,23 +380,12 @@ def sparse_products() -> nn.Module:
     return Of(lambda m, x: torch.sparse.mm(x.to_sparse(), m.layer.weight.T), layer=nn.Linear(6, 3))
 
 
-def bilinear() -> nn.Module:
-    return Of(lambda m, a, b: m.layer(a, b), layer=nn.Bilinear(6, 6, 3))
-
-
-def pairs_of_class() -> tuple[Any, Tensor]:
-    return pairs()[0], labels()
-
-
 # fmt: off
 MODELS: dict[str, Case] = {
     "logistic regression": (lambda: nn.Linear(6, 3), nn.CrossEntropyLoss(), vectors),
     "mlp": (mlp, nn.CrossEntropyLoss(), vectors),
-    "vgg": (vgg, nn.CrossEntropyLoss(), images),
     "resnet": (resnet, nn.CrossEntropyLoss(), images),
-    "mobilenet": (mobilenet, nn.CrossEntropyLoss(), images),
     "densenet": (densenet, nn.CrossEntropyLoss(), images),
-    "inception": (inception, nn.CrossEntropyLoss(), images),
     "convnext": (convnext, nn.CrossEntropyLoss(), images),
     "frozen batch norm": (frozen_batch_norm, nn.CrossEntropyLoss(), images),
     "cross-map response norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.CrossMapLRN2d(2),
@@ -502,9 +403,7 @@ MODELS: dict[str, Case] = {
     "GRU": (last_state("GRU", num_layers=2, bidirectional=True), nn.CrossEntropyLoss(), sequences),
     "RNN": (last_state("RNN", nonlinearity="relu"), nn.CrossEntropyLoss(), sequences),
     "bag of words": (bag_of_words, nn.CrossEntropyLoss(), words),
-    "text, recurrent": (text_classifier, nn.CrossEntropyLoss(), words),
     "transformer encoder": (transformer_encoder, nn.CrossEntropyLoss(), sequences),
-    "transformer decoder": (transformer_decoder, next_word, text),
     "transformer, padded": (padding_mask, nn.CrossEntropyLoss(), masked_text),
     "vision transformer": (vision_transformer, nn.CrossEntropyLoss(), images),
     "language model, tied": (tied_language_model, next_word, text),
@@ -513,17 +412,12 @@ MODELS: dict[str, Case] = {
     "diffusion": (denoiser, nn.MSELoss(), diffusion),
     "siamese": (siamese, lambda o, y: F.cosine_embedding_loss(o[0], o[1], y, margin=0.2,
         reduction="none"), pairs),
-    "wide and deep": (wide_and_deep, nn.CrossEntropyLoss(), table_rows),
     "two heads": (two_heads, joint, two_targets),
-    "bilinear": (bilinear, nn.CrossEntropyLoss(), pairs_of_class),
     "weight norm": (weight_norm, nn.CrossEntropyLoss(), vectors),
-    "frozen trunk": (frozen_trunk, nn.CrossEntropyLoss(), images),
-    "stopped gradient": (stop_gradient, nn.CrossEntropyLoss(), vectors),
     "gradient reversal": (adversarial, nn.CrossEntropyLoss(), vectors),
     "experts, best": (lambda: Experts(1), nn.CrossEntropyLoss(), sequences),
     "experts, best two": (lambda: Experts(2), nn.CrossEntropyLoss(), sequences),
     "tokens without padding": (kept_tokens, nn.CrossEntropyLoss(), padded_text),
-    "physics-informed": (physics, residual_loss, points),
     "force field": (force_field, nn.MSELoss(), positions),
     "gradient of a network": (transformed(torch.func.grad), nn.MSELoss(), positions),
     "jacobian of a network": (transformed(torch.func.jacrev), nn.MSELoss(), positions),

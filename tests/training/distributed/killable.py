@@ -25,7 +25,8 @@ from hush.training.distributed.processes import Processes
 from hush.training.fingerprint import fingerprint
 from hush.training.step import PrivateStep
 from tests.training.distributed import spawned as spawned  # decides what forks begin with
-from tests.training.distributed.problems import data_of, model_of, plan_of, seeded
+from tests.training.distributed.problems import data_of, model_of, plan_of
+from tests.training.helpers import randomness
 
 PLACES = ("draw", "gradients", "reduction", "noise", "charge", "written", "charged", "applied")
 """Places of a step, in order; "written" is where the charge is on the disk of rank 0."""
@@ -113,7 +114,7 @@ def work(job: Job, rank: int) -> None:
         steps=job.steps,
         checkpoints=hush.Checkpoints(directory=job.folder / "run", resume=job.resume),
         logging=hush.Logging(every=EVERY),
-        randomness=hush.Randomness(generator=seeded()),
+        randomness=randomness(),
         execution=hush.Execution(physical_batch=5),
     )
 

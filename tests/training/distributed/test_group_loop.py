@@ -11,16 +11,17 @@ from torch import nn
 import hush
 from hush.training.loop import Run
 from tests.training.distributed import spawned
-from tests.training.distributed.problems import data_of, model_of, plan_of, seeded, step_of, weights_of
+from tests.training.distributed.problems import data_of, model_of, plan_of, step_of
 from tests.training.distributed.spawned import Raised
 from tests.training.grouped import grouped
+from tests.training.helpers import randomness, run, weights_of
 
 BUDGET = hush.Budget(epsilon=30.0, delta=1e-3)
 
 
 def train(folder: Path, steps: int, **options: Any) -> tuple[torch.Tensor, Run]:
     model = model_of()
-    run = hush.train(
+    trained = hush.train(
         model,
         nn.CrossEntropyLoss(),
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
@@ -28,20 +29,20 @@ def train(folder: Path, steps: int, **options: Any) -> tuple[torch.Tensor, Run]:
         data_of(),
         budget=BUDGET,
         steps=steps,
-        randomness=hush.Randomness(generator=seeded()),
+        randomness=randomness(),
         execution=hush.Execution(physical_batch=5),
         **grouped({"directory": folder / "run", **options}),
     )
-    return weights_of(model), run
+    return weights_of(model), trained
 
 
 def trains_into_a_directory(folder: Path) -> dict[str, Any]:
-    weights, run = train(folder, 8, evaluation=data_of(seed=7), every=3)
+    weights, trained = train(folder, 8, evaluation=data_of(seed=7), every=3)
     dist.barrier()
     return {
         "weights": weights,
-        "run": str(run),
-        "metrics": run.metrics,
+        "run": str(trained),
+        "metrics": trained.metrics,
         "files": sorted(path.name for path in (folder / "run").iterdir()),
     }
 
@@ -50,14 +51,14 @@ def goes_on(folder: Path) -> dict[str, Any]:
     """Six steps at once, and four and then two after a restart: the same draws, noise and weights."""
     once, _ = train(folder / "once", 6)
     train(folder / "twice", 4, every=4)
-    twice, run = train(folder / "twice", 6, every=4, resume=True)
-    return {"once": once, "twice": twice, "epsilon": run.guarantee.epsilon.upper}
+    twice, trained = train(folder / "twice", 6, every=4, resume=True)
+    return {"once": once, "twice": twice, "epsilon": trained.guarantee.epsilon.upper}
 
 
 def _crashes_after_a_charge(folder: Path) -> None:
     """A checkpoint of step 2, and three steps more on the ledger."""
     with hush.Ledger(folder / "ledger.jsonl" if dist.get_rank() == 0 else None) as ledger:
-        step = step_of(ledger=ledger, randomness=hush.Randomness(generator=seeded()))
+        step = step_of(ledger=ledger, seed=0)
         batches = step.batches(data_of(), steps=5)
         for _ in range(2):
             step(next(batches))
@@ -75,10 +76,9 @@ def repeats(folder: Path) -> dict[str, Any]:
     _crashes_after_a_charge(folder)
     dist.barrier()
     with hush.Ledger(folder / "ledger.jsonl" if dist.get_rank() == 0 else None) as ledger:
-        step = step_of(ledger=ledger, randomness=hush.Randomness(generator=seeded(1)))
+        step = step_of(ledger=ledger, seed=1)
         step.load_state_dict(torch.load(folder / "state.pt") if dist.get_rank() == 0 else {})
-        for batch in step.batches(data_of(), steps=3):
-            step(batch)
+        run(step, data_of(), 3)
         before = torch.load(folder / f"weights{dist.get_rank()}.pt")
         return {
             "same": torch.equal(before, weights_of(step.model)),
@@ -138,7 +138,7 @@ def resumed_alone(tmp_path: Path, *, steps_on_ledger: int) -> tuple[hush.Private
     lines = left["ledger"].splitlines(keepends=True)
     kept = len(lines) - (5 - steps_on_ledger)
     (tmp_path / "ledger.jsonl").write_bytes(b"".join(lines[:kept]))
-    step = step_of(ledger=tmp_path / "ledger.jsonl", randomness=hush.Randomness(generator=seeded(1)))
+    step = step_of(ledger=tmp_path / "ledger.jsonl", seed=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step.load_state_dict(left["state"])
@@ -155,6 +155,5 @@ def test_one_process_goes_on_with_the_draws_of_two(tmp_path: Path) -> None:
 def test_steps_charged_by_another_number_of_processes_are_paid_again(tmp_path: Path) -> None:
     step, caught = resumed_alone(tmp_path, steps_on_ledger=5)
     assert "steps were charged by 2 processes" in caught[0]
-    for batch in step.batches(data_of(), steps=3):
-        step(batch)
+    run(step, data_of(), 3)
     assert sum(step.ledger.counts.values()) == 8

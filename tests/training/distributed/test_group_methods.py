@@ -9,24 +9,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hush
-from hush.audit.draws import fresh_test_batches, noisy_verdicts
 from hush.audit.noise import noise_scale, observe
 from hush.training.data import Batch
 from hush.training.methods.selective import trials_of
-from hush_recipes.audit.checks import no_change_measured
 from tests.training.distributed import spawned
-from tests.training.distributed.problems import (
-    RECORDS,
-    data_of,
-    model_of,
-    plan_of,
-    seeded,
-    step_of,
-    weights_of,
-)
+from tests.training.distributed.problems import RECORDS, data_of, model_of, plan_of, step_of
+from tests.training.helpers import run, weights_of
 
 RANKS = 4
 OWNERS = [f"user {number % 11}" for number in range(RECORDS)]
+UNITS = hush.Units(owners=OWNERS, per_unit=3)
 SIZE = weights_of(model_of()).numel()
 PLANS: dict[str, dict[str, Any]] = {
     "laplace": {"clipping": hush.Lp(p=1.0, norm=1.0), "noise": hush.Laplace(multiplier=1.0)},
@@ -44,34 +36,26 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 def trained(step: hush.PrivateStep, data: Any = None, steps: int = 3) -> Tensor:
-    for batch in step.batches(data_of() if data is None else data, steps=steps):
-        step(batch)
-    return weights_of(step.model)
+    return weights_of(run(step, data_of() if data is None else data, steps).model)
 
 
 def plans(folder: Path) -> dict[str, Any]:
     """Weights of a run under each plan, or the error."""
     results = {}
     for name, parts in PLANS.items():
-        step = step_of(plan=plan_of(**parts), randomness=hush.Randomness(generator=seeded()))
+        step = step_of(plan=plan_of(**parts), seed=0)
         results[name] = trained(step)
     return results
 
 
 def blocks_have_their_noise(folder: Path) -> bool:
     """Slices cut blocks of different multipliers."""
-    step = step_of(
-        plan=plan_of(**PLANS["box in blocks"]), randomness=hush.Randomness(generator=seeded(4))
-    )
+    step = step_of(plan=plan_of(**PLANS["box in blocks"]), seed=4)
     return noise_scale(observe(step, data_of(), 30)).passed
 
 
 def owners(folder: Path) -> dict[str, Any]:
-    step = step_of(
-        records=None,
-        units=hush.Units(owners=OWNERS, per_unit=3),
-        randomness=hush.Randomness(generator=seeded(5)),
-    )
+    step = step_of(records=None, units=UNITS, seed=5)
     batch = next(step.batches(data_of()))
     own = step.reducer.share(batch)
     return {
@@ -82,11 +66,7 @@ def owners(folder: Path) -> dict[str, Any]:
 
 
 def owners_in_parts(folder: Path) -> None:
-    step_of(
-        records=None,
-        units=hush.Units(owners=OWNERS, per_unit=3),
-        distributed=hush.Distributed(shard=True),
-    )
+    step_of(records=None, units=UNITS, distributed=hush.Distributed(shard=True))
 
 
 def views(folder: Path) -> Tensor:
@@ -111,24 +91,14 @@ SELECTIVE = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, threshold=0.0)
 
 
 def selective(folder: Path) -> dict[str, Any]:
-    step = step_of(plan=plan_of(release=SELECTIVE), randomness=hush.Randomness(generator=seeded(6)))
+    step = step_of(plan=plan_of(release=SELECTIVE), seed=6)
     moved = [step(batch) for batch in step.batches(data_of(), steps=10)]
     return {"weights": weights_of(step.model), "moved": moved, "accepted": step.accepted}
 
 
-def selective_checks(folder: Path) -> list[bool]:
-    step = step_of(plan=plan_of(release=SELECTIVE), randomness=hush.Randomness(generator=seeded(7)))
-    data = data_of()
-    return [
-        fresh_test_batches(step, data).passed,
-        noisy_verdicts(step, 50).passed,
-        no_change_measured(step, data, 3).passed,
-    ]
-
-
 def rises(folder: Path) -> float:
     """Rise of the loss over the whole data, as every rank measures it."""
-    step = step_of(plan=plan_of(release=SELECTIVE), randomness=hush.Randomness(generator=seeded(8)))
+    step = step_of(plan=plan_of(release=SELECTIVE), seed=8)
     step.batches(data_of())
     whole = Batch(torch.arange(RECORDS), data_of(), 5)
     tested = list(step.reducer.share(whole).physical_batches(None))
@@ -175,11 +145,7 @@ def test_no_owner_is_split_between_ranks() -> None:
     assert torch.equal(torch.cat([each["share"][0] for each in ranks]), drawn)
     assert torch.equal(torch.cat([each["share"][1] for each in ranks]), counts)
     assert all(int(each["share"][1].sum()) == len(each["share"][0]) for each in ranks)
-    one = step_of(
-        records=None,
-        units=hush.Units(owners=OWNERS, per_unit=3),
-        distributed=hush.Distributed(processes=False),
-    )
+    one = step_of(records=None, units=UNITS, distributed=hush.Distributed(processes=False))
     one.batches(data_of())
     batch = Batch(drawn, data_of(), 5, counts=counts)
     torch.testing.assert_close(ranks[0]["sum"], one.clipped_sum(batch), rtol=1e-6, atol=1e-7)
@@ -204,7 +170,6 @@ def test_a_verdict_is_one_for_all_ranks() -> None:
 
 
 def test_the_test_of_a_proposal_is_that_of_one_process() -> None:
-    assert result("selective_checks") == [[True] * 3] * RANKS
     step = step_of(plan=plan_of(release=SELECTIVE), distributed=hush.Distributed(processes=False))
     step.batches(data_of())
     new = trials_of(step).losses(list(Batch(torch.arange(RECORDS), data_of(), 5)))

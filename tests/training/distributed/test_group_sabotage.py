@@ -18,11 +18,10 @@ from hush.core.randomness import RandomSource, Stream
 from hush.training.data import Batch
 from hush.training.distributed.process_group import ProcessGroup
 from hush.training.noisy_mean import NoisyMean
-from hush.training.options import Randomness
 from hush.training.reducer import Local, StepStreams
 from hush.training.step import PrivateStep
 from tests.training.distributed import spawned
-from tests.training.distributed.problems import data_of, seeded, step_of
+from tests.training.distributed.problems import data_of, step_of
 
 Sabotage = Callable[[], Any]
 """A context in which the step is broken."""
@@ -103,15 +102,15 @@ def shared_noise_stream() -> Iterator[None]:
 
 
 def scale() -> Check:
-    return noise_scale(observe(step_of(randomness=Randomness(generator=seeded(1))), data_of(), 12))
+    return noise_scale(observe(step_of(seed=1), data_of(), 12))
 
 
 def fresh() -> Check:
-    return noise_fresh(observe(step_of(randomness=Randomness(generator=seeded(1))), data_of(), 12))
+    return noise_fresh(observe(step_of(seed=1), data_of(), 12))
 
 
 def draws() -> Check:
-    return draws_independent(step_of(randomness=Randomness(generator=seeded(1))), data_of(), 60)
+    return draws_independent(step_of(seed=1), data_of(), 60)
 
 
 def charges() -> Check:

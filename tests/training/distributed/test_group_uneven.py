@@ -8,22 +8,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import Dataset, DistributedSampler, Subset, TensorDataset, default_collate
+from torch.utils.data import Dataset, DistributedSampler, Subset, TensorDataset
 
 import hush
-from hush.core.errors import DataError, HushError
+from hush.core.errors import HushError
 from hush.training.data import Batch
 from tests.training.distributed import spawned
-from tests.training.distributed.problems import (
-    RECORDS,
-    data_of,
-    model_of,
-    plan_of,
-    seeded,
-    step_of,
-    weights_of,
-)
+from tests.training.distributed.problems import RECORDS, data_of, model_of, plan_of, step_of
 from tests.training.distributed.spawned import Raised
+from tests.training.helpers import randomness, seeded, weights_of
 
 DRAWN = (0, 1, 2, 5, 11, RECORDS)
 """Slots of a batch, for two ranks and physical batches of 5: none, one rank's alone, uneven, all."""
@@ -63,31 +56,17 @@ def part_of(*cuts: int) -> tuple[Tensor, Tensor]:
 
 
 def shares(folder: Path) -> dict[str, Any]:
-    step = step_of(randomness=hush.Randomness(generator=seeded()))
+    step = step_of(seed=0)
     sums = sums_of(step, data_of())
-    updates = drawn_by_hand(step_of(randomness=hush.Randomness(generator=seeded())), data_of(), DRAWN)
+    updates = drawn_by_hand(step_of(seed=0), data_of(), DRAWN)
     return {"sums": sums, "updates": updates}
 
 
 def parts(folder: Path) -> dict[str, Any]:
     """39 records and 1: batches of the last slots are of rank 1 alone, and then nearly all of rank 0."""
     data = part_of(39)
-    updates = drawn_by_hand(
-        step_of(
-            distributed=hush.Distributed(shard=True), randomness=hush.Randomness(generator=seeded())
-        ),
-        data,
-        DRAWN,
-    )
-    return {
-        "sums": sums_of(
-            step_of(
-                distributed=hush.Distributed(shard=True), randomness=hush.Randomness(generator=seeded())
-            ),
-            data,
-        ),
-        "updates": updates,
-    }
+    steps = [step_of(distributed=hush.Distributed(shard=True), seed=0) for _ in range(2)]
+    return {"updates": drawn_by_hand(steps[0], data, DRAWN), "sums": sums_of(steps[1], data)}
 
 
 def trained_in_parts(shared: Path, *cuts: int, **options: Any) -> dict[str, Any]:
@@ -95,7 +74,7 @@ def trained_in_parts(shared: Path, *cuts: int, **options: Any) -> dict[str, Any]
     results = []
     for resume in (False, True):
         model = model_of()
-        run = hush.train(
+        trained = hush.train(
             model,
             nn.CrossEntropyLoss(),
             torch.optim.SGD(model.parameters(), lr=0.1),
@@ -105,11 +84,11 @@ def trained_in_parts(shared: Path, *cuts: int, **options: Any) -> dict[str, Any]
             steps=5 if resume else 3,
             checkpoints=hush.Checkpoints(directory=shared / "run", resume=resume),
             logging=hush.Logging(every=2),
-            randomness=hush.Randomness(generator=seeded()),
+            randomness=randomness(),
             execution=hush.Execution(physical_batch=5),
             distributed=hush.Distributed(shard=True),
         )
-        results.append((weights_of(model), run.guarantee.records))
+        results.append((weights_of(model), trained.guarantee.records))
     return {"weights": results[-1][0], "records": results[-1][1]}
 
 
@@ -164,38 +143,6 @@ class Pairs(Dataset[Any]):
         return self.data[0][index], self.data[1][index]
 
 
-def fork_workers() -> None:
-    """Start workers as a rank of torchrun does, not as this rank was started, which takes seconds."""
-    torch.multiprocessing.set_start_method("fork", force=True)
-
-
-def trains_on_shards(folder: Path) -> list[Tensor]:
-    fork_workers()
-    rank = torch.distributed.get_rank()
-    inputs, targets = data_of()
-    part = (inputs[:25], targets[:25]) if rank == 0 else (inputs[25:], targets[25:])
-    weights = []
-    for data in (part, Pairs(part), hush.Source(tuple(rows.numpy() for rows in part), workers=1)):
-        step = step_of(
-            randomness=hush.Randomness(generator=seeded()), distributed=hush.Distributed(shard=True)
-        )
-        for batch in step.batches(data, steps=3):
-            step(batch)
-        weights.append(weights_of(step.model))
-    return weights
-
-
-def shards_that_share_records(folder: Path) -> str:
-    """Error for parts that overlap."""
-    rank = torch.distributed.get_rank()
-    inputs, targets = data_of()
-    cut = Subset(Pairs((inputs, targets)), range(len(inputs))[15 * rank : 15 * rank + 25])
-    step = step_of(distributed=hush.Distributed(shard=True), records=50)
-    with pytest.raises(DataError) as raised:
-        step.batches(hush.Source(cut, collate_fn=default_collate))
-    return str(raised.value)
-
-
 class Sum(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         return values.sum(1, keepdim=True)
@@ -234,7 +181,7 @@ class Breaking(Pairs):
 
 def unreadable_on_one_rank(folder: Path) -> tuple[str, int, bool]:
     """What is said, steps charged by then, and whether the same batch is trained on afterwards."""
-    data, step, said = Breaking(data_of()), step_of(randomness=hush.Randomness(generator=seeded())), ""
+    data, step, said = Breaking(data_of()), step_of(seed=0), ""
     batch = next(step.batches(data))
     data.broken = torch.distributed.get_rank() == 1
     try:
@@ -253,7 +200,7 @@ def result(name: str) -> list[Any]:
 @pytest.mark.parametrize("name", ["shares", "parts"])
 def test_unequal_and_empty_shares_make_the_sum_of_one_process(name: str) -> None:
     first, second = result(name)
-    one = sums_of(step_of(randomness=hush.Randomness(generator=seeded())), data_of())
+    one = sums_of(step_of(seed=0), data_of())
     for ours, theirs, whole in zip(first["sums"], second["sums"], one, strict=True):
         assert torch.equal(ours, theirs)
         torch.testing.assert_close(ours, whole, rtol=1e-6, atol=1e-7)
@@ -286,11 +233,6 @@ def test_parts_without_a_record_in_common_are_taken() -> None:
     assert result("halves_of_one_order") == [None, None]
 
 
-def test_ranks_do_not_hold_a_record_twice_whatever_reads_it() -> None:
-    for said in result("shards_that_share_records"):
-        assert "ranks 0 and 1 hold the same records" in said
-
-
 def test_ragged_records_of_one_rank_weaken_the_charge_of_all() -> None:
     assert result("ragged_on_rank_1") == [["proved", "assumed"]] * 2
 
@@ -303,10 +245,3 @@ def test_a_record_that_one_rank_cannot_read_stops_all_before_the_charge() -> Non
         assert "alice" not in said
         assert charged == 0
         assert went_on
-
-
-def test_ranks_train_on_sources_as_on_tensors() -> None:
-    first, second = result("trains_on_shards")
-    assert torch.equal(first[0], second[0])
-    for weights in (*first[1:], *second[1:]):
-        assert torch.equal(weights, first[0])

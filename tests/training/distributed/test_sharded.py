@@ -28,8 +28,9 @@ from hush.training.distributed.process_group import ProcessGroup
 from hush.training.distributed.sharded import ShardedTape
 from hush.training.step import PrivateStep
 from tests.training.distributed import spawned
-from tests.training.distributed.problems import RECORDS, plan_of, seeded
+from tests.training.distributed.problems import RECORDS, plan_of
 from tests.training.distributed.spawned import Raised
+from tests.training.helpers import step_of
 
 STEPS, WIDTH, WORDS, LENGTH = 4, 6, 11, 3
 CLIP = 1.0
@@ -93,16 +94,9 @@ def sentences(records: int = RECORDS) -> tuple[Tensor, Tensor]:
 
 
 def step_on(model: nn.Module, multiplier: float = 1.0, **options: Any) -> PrivateStep:
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    plan = options.pop("plan", None) or plan_of(
-        clipping=hush.L2(norm=CLIP), noise=hush.Gaussian(multiplier=multiplier)
-    )
-    usual: dict[str, Any] = {
-        "records": RECORDS,
-        "execution": hush.Execution(physical_batch=3),
-        "randomness": hush.Randomness(generator=seeded()),
-    }
-    return PrivateStep(model, nn.CrossEntropyLoss(), optimizer, plan, **{**usual, **options})
+    usual: dict[str, Any] = {"records": RECORDS, "execution": hush.Execution(physical_batch=3)}
+    usual |= {"plan": plan_of(clipping=hush.L2(norm=CLIP), noise=multiplier), "seed": 0}
+    return step_of(model, make=torch.optim.Adam, lr=0.05, **{**usual, **options})
 
 
 def trained(step: PrivateStep, steps: int, data: Any = None) -> list[Tensor]:
@@ -346,12 +340,7 @@ def refuses(folder: Path) -> dict[str, str]:
     cases = {
         "clipping": lambda: step_on(sharded_model(), plan=plan_of(clipping=hush.Linf(norm=1.0))),
         "units": lambda: step_on(
-            sharded_model(),
-            units=hush.Units(owners=torch.arange(RECORDS) // 2, per_unit=2),
-            records=RECORDS // 2,
-        ),
-        "release": lambda: step_on(
-            sharded_model(), plan=plan_of(release=hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0))
+            sharded_model(), units=hush.Units(owners=[0] * RECORDS, per_unit=2), records=None
         ),
         "some": lambda: step_on(some),
         "one process": lambda: step_on(sharded_model(), distributed=hush.Distributed(processes=False)),
@@ -500,7 +489,6 @@ def test_another_number_of_ranks_has_the_same_weights_and_pays_for_new_noise() -
     [
         ("clipping", "clipping by Linf with parameters that are sharded"),
         ("units", "units= (owners of several records) with parameters that are sharded"),
-        ("release", "release by Selective with parameters that are sharded"),
         ("some", "is not sharded, and others are"),
         ("one process", "has fully_shard applied to it and the step runs in one process"),
         ("train", "hush.train with sharded parameters"),

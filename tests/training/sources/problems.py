@@ -12,6 +12,7 @@ from torch import Tensor
 import hush
 from hush.core.randomness import Stream
 from hush.training.data import Batch, Data
+from tests.training.helpers import plan_of, step_of
 
 KEY = bytes(range(32))
 
@@ -57,16 +58,5 @@ def step_for(
     records: int | None, plan: Any = None, device: str = "cpu", **options: Any
 ) -> hush.PrivateStep:
     torch.manual_seed(0)
-    model = torch.nn.Linear(4, 2).to(device)
-    plan = plan or hush.Plan(
-        sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
-    return hush.PrivateStep(
-        model,
-        torch.nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        plan,
-        records=records,
-        randomness=hush.Randomness(generator=torch.Generator().manual_seed(1)),
-        **options,
-    )
+    plan = plan or plan_of(hush.Poisson(rate=0.5))
+    return step_of(torch.nn.Linear(4, 2).to(device), plan, seed=1, records=records, **options)

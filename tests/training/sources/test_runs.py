@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import CheckpointError
-from tests.training.distributed.problems import weights_of
+from tests.training.helpers import plan_of, seeded, step_of, weights_of
 
 RECORDS = 30
 LENGTHS = [1 + index * 7 % 5 for index in range(RECORDS)]
 BUDGET = hush.Budget(epsilon=50.0, delta=1e-3)
-PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-)
+PLAN = plan_of(hush.Poisson(rate=0.5))
 
 
 class Sentences:
@@ -68,7 +66,7 @@ def train(directory: Path, steps: int, workers: int, resume: bool = False, data:
         budget=BUDGET,
         steps=steps,
         checkpoints=hush.Checkpoints(directory=directory, resume=resume),
-        randomness=hush.Randomness(generator=None if resume else torch.Generator().manual_seed(5)),
+        randomness=hush.Randomness(generator=None if resume else seeded(5)),
         evaluation=hush.Source(Sentences(first=50), **reading),
         logging=hush.Logging(every=2),
         execution=hush.Execution(physical_batch=4),
@@ -85,37 +83,12 @@ def test_a_resumed_run_repeats_the_augmentation(workers: int, tmp_path: Path) ->
 
 def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> None:
     train(tmp_path, 2, 0)
+    other = hush.Source(Sentences(first=1), collate_fn=collate, pad_to=(5, None))
     with pytest.raises(CheckpointError, match="first 8 records are not those"):
-        train(
-            tmp_path,
-            4,
-            0,
-            resume=True,
-            data=hush.Source(Sentences(first=1), collate_fn=collate, pad_to=(5, None)),
-        )
+        train(tmp_path, 4, 0, resume=True, data=other)
 
 
-def step_for(**options: Any) -> hush.PrivateStep:
+def test_a_step_on_a_source_does_what_is_charged() -> None:
     torch.manual_seed(0)
-    model = Bag()
-    settings = {
-        "records": RECORDS,
-        "randomness": hush.Randomness(generator=torch.Generator().manual_seed(1)),
-        **options,
-    }
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return hush.PrivateStep(model, nn.CrossEntropyLoss(), optimizer, PLAN, **settings)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"neighbours": hush.Neighbours.ADD_REMOVE},
-        {"units": hush.Units(owners=[i // 3 for i in range(30)], per_unit=2), "records": None},
-    ],
-    ids=["zero-out", "add/remove", "units"],
-)
-def test_a_step_on_a_source_does_what_is_charged(options: dict[str, Any]) -> None:
-    source = hush.Source(Sentences(), collate_fn=collate, pad_to=(5, None))
-    hush.audit.self_test(step_for(**options), source)
+    step = step_of(Bag(), PLAN, seed=1, units=hush.Units(owners=[i // 3 for i in range(30)], per_unit=2))
+    hush.audit.self_test(step, hush.Source(Sentences(), collate_fn=collate, pad_to=(5, None)))

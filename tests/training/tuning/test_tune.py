@@ -26,10 +26,10 @@ from hush.core.errors import (
 )
 from hush.training.trial import TuningTrial
 from tests.accounting import selection_oracle as oracle
+from tests.training.helpers import plan_of as plan_with
+from tests.training.helpers import step_of
 
-PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-)
+PLAN = plan_with(hush.Poisson(rate=0.25))
 BUDGET = hush.Budget(epsilon=3.0, delta=1e-3)
 SPACE = {"learning_rate": hush.LogUniform(0.1, 10.0), "clip": hush.Choice(0.5, 1.0)}
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
@@ -204,14 +204,7 @@ def test_trials_that_share_a_trained_body_are_refused(whole: bool) -> None:
         nonlocal steps
         own = copy.deepcopy(body) if copied else body
         model = own if whole else torch.nn.Sequential(own, torch.nn.Linear(2, 2))
-        step = hush.PrivateStep(
-            model,
-            torch.nn.CrossEntropyLoss(),
-            torch.optim.SGD(model.parameters(), lr=settings["learning_rate"]),
-            trial.plan,
-            records=60,
-            ledger=trial.ledger,
-        )
+        step = step_of(model, trial.plan, lr=settings["learning_rate"], records=60, ledger=trial.ledger)
         for batch in step.batches((X, Y), steps=trial.steps):
             step(batch)
             steps += 1
