@@ -38,6 +38,7 @@ _FILES = {
     "anchor.json": (True, "identity of the run's ledger"),
     "metrics.jsonl": (True, "epsilon so far, and metrics of records without protection"),
     "checkpoint.safetensors": (False, _KEY),
+    "per_instance.npz": (False, "per-instance costs: as secret as the records"),
     "private.json": (False, "the number of private records"),
     "teachers": (False, "models trained without noise: as secret as the records"),
     "unfinished.secret": (False, "trials of an unfinished selection"),
