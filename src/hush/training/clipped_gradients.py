@@ -45,12 +45,16 @@ from hush.training.data import (
     own_randomness,
     take,
 )
-from hush.training.memory import records_that_fit
 from hush.training.noisy_mean import Layout, rounding_of
 from hush.training.options import Execution
 from hush.training.reducer import Local
 from hush.training.source import Source
-from hush.training.synthetic import check_labels, check_some_number, synthetic_records
+from hush.training.synthetic import (
+    check_labels,
+    check_some_number,
+    records_that_fit,
+    synthetic_records,
+)
 
 
 def occupied_tape(

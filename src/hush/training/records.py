@@ -129,11 +129,8 @@ def numbered(data: Any) -> MapStyle:
 
 def _not_tensors(inputs: Any, targets: Any) -> DataError:
     """Error for a pair of inputs and targets that holds more than tensors and arrays."""
-    kinds = f"{type(inputs).__name__} and {type(targets).__name__}"
     way_out = "(torch.as_tensor(inputs), torch.as_tensor(targets))"
     if isinstance(inputs, Mapping):
-        listed = [repr(name) for name, part in inputs.items() if not _numeric(part)]
-        kinds += f" ({', '.join(listed)} without tensors)" if listed else ""
         way_out = (
             "a tensor for each name, and one of targets: of a tokenizer "
             'tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt"), with '
@@ -142,8 +139,8 @@ def _not_tensors(inputs: Any, targets: Any) -> DataError:
     elif hasattr(inputs, "iloc"):
         way_out = 'one table: hush.Source(frame, inputs=["age", "hours"], targets="income")'
     return DataError(
-        f"inputs and targets are of the kinds {kinds}, and gradients are taken of tensors. Pass "
-        f"{way_out}."
+        f"inputs and targets are of the kinds {type(inputs).__name__} and {type(targets).__name__}, and "
+        f"gradients are taken of tensors. Pass {way_out}."
     )
 
 
@@ -158,22 +155,18 @@ def base_dataset(data: "Subset[Any]") -> tuple[Any, list[int]]:
 
 def check_lengths(inputs: Any, targets: Any) -> None:
     """Raise unless every tensor or array has a row of numbers for each record."""
-    for part in (inputs, targets):
-        others = [value for value in leaves(part) if not hasattr(value, "ndim")]
-        if others:
-            named = part.items() if isinstance(part, Mapping) else ()
-            names = [repr(name) for name, value in named if any(value is other for other in others)]
-            raise DataError(
-                f"{', '.join(names) or 'part of the data'} is {with_article(type(others[0]).__name__)}, "
-                "which has no row for each record. Leave it out, and set it in the model "
-                "(model.config.use_cache = False), or in a forward() that passes it on."
-            )
     parts = [list(leaves(part)) for part in (inputs, targets)]
-    if any(getattr(rows, "is_nested", False) for rows in (*parts[0], *parts[1])):
-        raise DataError(f"data with a nested tensor, of records of several lengths: {_ONE_SHAPE}")
-    scalar = any(not rows.ndim for rows in (*parts[0], *parts[1]))
-    counts = [[len(rows) for rows in part if rows.ndim] for part in parts]
-    if not scalar and len({*counts[0], *counts[1]}) == 1:
+    for value in (*parts[0], *parts[1]):
+        if not hasattr(value, "ndim"):
+            raise DataError(
+                f"part of the data is {with_article(type(value).__name__)}, which has no row for each "
+                "record. Leave it out, and set it in the model (model.config.use_cache = False) or in "
+                "forward()."
+            )
+        if getattr(value, "is_nested", False):
+            raise DataError(f"data with a nested tensor, of records of several lengths: {_ONE_SHAPE}")
+    counts = [[len(rows) if rows.ndim else None for rows in part] for part in parts]
+    if len({*counts[0], *counts[1]}) == 1 and counts[0][0] is not None:
         for rows in (*parts[0], *parts[1]):
             check_numbers(rows)
         return
@@ -184,7 +177,7 @@ def check_lengths(inputs: Any, targets: Any) -> None:
             f"inputs is a {type(inputs).__name__} of {len(inputs)} tensors, one a record: {_ONE_SHAPE} "
             "If they are of one shape, pass torch.stack(inputs), and one tensor of targets."
         )
-    if scalar:
+    if None in (*counts[0], *counts[1]):
         raise DataError(
             "data with a tensor of shape (): it has no rows. Pass tensors with a row a record."
         )

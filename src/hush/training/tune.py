@@ -80,12 +80,6 @@ class Unfinished:
     finished: int = 0
     best: Outcome | None = None
 
-    def add(self, outcome: Outcome) -> None:
-        """Count the next trial and keep the better one (of equals the first: tuning.md, ties)."""
-        if self.best is None or outcome.score > self.best.score:
-            self.best = outcome
-        self.finished += 1
-
     def save(self, path: Path) -> None:
         """Write the secret state for resuming."""
         try:
@@ -217,7 +211,9 @@ def tune(
     task = "tuning (do not publish: the number of trials is secret)"
     with Progress(task, done=state.finished, unit="trials done", visible=progress) as trials:
         for done in _outcomes(single, state, workers):
-            state.add(done)
+            # of equals the first: tuning.md, ties
+            state.best = done if state.best is None or done.score > state.best.score else state.best
+            state.finished += 1
             if folder is not None:
                 state.save(folder / _STATE)
             trials.advance()

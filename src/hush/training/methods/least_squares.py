@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -138,13 +139,7 @@ class NoisyLeastSquares(Value):
         )
 
     def _statistics(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        ledger: Ledger,
-        *,
-        generator: torch.Generator | None = None,
-        secure: bool = False,
+        self, inputs: Tensor, targets: Tensor, ledger: Ledger, **randomness: Any
     ) -> SufficientStatistics:
         """Noisy sufficient statistics, charged before they are returned."""
         shapes = tuple(inputs.shape), tuple(targets.shape)
@@ -163,11 +158,8 @@ class NoisyLeastSquares(Value):
         size, outputs = rows.shape[1] + 1, values.shape[1]
         norm = self.plan.clipping.reference_norm * (1 + ROUNDING)
         sums = ((norm, self._clipped_sum(*part)) for part in [(rows, values)])
-        (noisy,) = release(
-            self, self.plan, sums, ledger, records=len(rows), generator=generator, secure=secure
-        )
-        released = noisy.numpy()
-        triangle, moments = np.split(released, [size * (size + 1) // 2])
+        (noisy,) = release(self, self.plan, sums, ledger, records=len(rows), **randomness)
+        triangle, moments = np.split(noisy.numpy(), [size * (size + 1) // 2])
         upper = np.zeros((size, size))
         upper[np.triu_indices(size)] = triangle
         gram = np.triu(upper, 1) / math.sqrt(2)

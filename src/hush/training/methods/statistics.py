@@ -15,7 +15,7 @@ from hush.accounting.ledger import Ledger
 from hush.accounting.per_instance import individual_rdp
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 from hush.clipping import Entries
-from hush.core.errors import DataError, InvalidPlan, InvalidValue, Unsupported
+from hush.core.errors import DataError, InvalidValue, Unsupported
 from hush.core.guarantee import Arithmetic, Bound, Guarantee, Secrecy, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan
@@ -48,8 +48,8 @@ def release(
     ledger: Ledger,
     *,
     records: int,
-    generator: torch.Generator | None,
-    secure: bool,
+    generator: torch.Generator | None = None,
+    secure: bool = False,
     divisor: float = 1.0,
 ) -> list[Tensor]:
     """Noisy sums, each charged to the ledger before it is returned.
@@ -193,10 +193,7 @@ def clipped_row_sum(rows: Tensor, plan: Plan, source: "RandomSource | None") -> 
 
 def _mean_rows(records: npt.ArrayLike, plan: Plan) -> Tensor:
     """Copy of the records in double precision, for a plan that can release a mean."""
-    if not isinstance(plan, Plan):
-        raise InvalidPlan(
-            f"plan={plan!r} is not a plan. Pass hush.Plan(sampling=..., clipping=..., noise=...)."
-        )
+    check_kind("plan", plan, Plan)
     if type(plan.release) is not Always or getattr(plan.clipping, "bases", None) is not None:
         raise Unsupported(
             f"{plan} is for training: a mean is always shown, and has no loss to test and no gradients "
