@@ -184,7 +184,7 @@ class HostLoop:
         """Stop the workers, and close a ledger that was opened by its path."""
         self._batches = None
         if isinstance(self.data, Source):
-            self.data.stop_workers()
+            self.data.loader.stop()
         if self.step is not None and not isinstance(self._ledger, Ledger):
             self.step.ledger.close()
 

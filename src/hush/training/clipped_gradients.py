@@ -47,6 +47,7 @@ from hush.training.data import (
 )
 from hush.training.noisy_mean import Layout, rounding_of
 from hush.training.options import Execution
+from hush.training.records import lengthened
 from hush.training.reducer import Local
 from hush.training.source import Source
 from hush.training.synthetic import (
@@ -368,7 +369,7 @@ class ClippedGradients:
                 tape = self._probed_tape(pair, also)
             self._warn_of_probe()
             if isinstance(data, Source) and data.ragged:
-                longer = data.lengthened(pair)
+                longer = lengthened(pair, data.pad_value)
                 check_padding_ignored(self.model, self.loss, pair, longer, self.probed)
             self._buffers = {
                 name: buffer

@@ -137,9 +137,12 @@ class Local:
     def place(self, data: Data) -> Placement:
         """Place of this rank's data among the slots of all ranks; the ranks compare new data."""
         if self._placed is None or self._placed[0] is not data:
-            slots = count(data)
-            self._placed = data, Placement(0, slots, slots)
+            self._placed = data, self._compare(data)
         return self._placed[1]
+
+    def _compare(self, data: Data) -> Placement:
+        slots = count(data)
+        return Placement(0, slots, slots)
 
     def share(self, batch: Batch) -> Batch:
         """Slots of a batch that this rank processes, numbered as in its own data (sensitive)."""

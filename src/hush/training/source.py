@@ -33,7 +33,6 @@ from hush.training.records import (
     check_numbers,
     check_present,
     leaves,
-    lengthened,
     map_leaves,
     numbered,
     pad,
@@ -159,23 +158,7 @@ class Source:
             key: as for `take`.
         """
         if parts:  # a rank's own part may have no record to read shapes from
-            yield from self._loader.read(parts, self._key(key))
-
-    def lengthened(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Records with one more position of padding, for a test that the model ignores it.
-
-        Args:
-            pair: Inputs and targets, a row a record.
-        """
-        return lengthened(pair, self.pad_value)  # type: ignore[no-any-return]
-
-    def start_workers(self) -> None:
-        """Start the processes that read ahead; otherwise `batches` starts them."""
-        self._loader.start()
-
-    def stop_workers(self) -> None:
-        """End the processes that read ahead; the next batch starts others."""
-        self._loader.stop()
+            yield from self.loader.read(parts, self._key(key))
 
     @cached_property
     def _at_once(self) -> bool:
@@ -196,8 +179,9 @@ class Source:
         return rows
 
     @cached_property
-    def _loader(self) -> "_SlotLoader":
-        return _SlotLoader(self)
+    def loader(self) -> "SlotLoader":
+        """Reader of physical batches, and its workers."""
+        return SlotLoader(self)
 
     def _key(self, key: bytes | None) -> bytes | None:
         """The key, or one of the program's randomness.
@@ -299,7 +283,7 @@ def _checked(rows: Rows | str) -> Rows:
     return as_pair(rows)
 
 
-class _SlotLoader:
+class SlotLoader:
     """Physical batches of drawn slots, read ahead by workers of a `DataLoader` that lives as long."""
 
     def __init__(self, source: Source) -> None:

@@ -360,7 +360,7 @@ class PrivateStep:
             physical_batch = self.probe(data)
             self.gradients.replay = choose_replay(self, data, physical_batch, steps)
             if isinstance(data, Source) and held:
-                data.start_workers()
+                data.loader.start()
         return self._draw_until(last, Batch(torch.arange(0), data, physical_batch, filled))
 
     def _draw_until(self, last: int | None, empty: Batch) -> Iterator[Batch]:

@@ -119,7 +119,7 @@ Dimension = Uniform | Choice
 
 def check_space(space: object) -> Mapping[str, Dimension]:
     """The space; raise unless it is a dictionary of declared ranges."""
-    if not isinstance(space, Mapping):
+    if not isinstance(space, Mapping) or not space:
         raise InvalidValue(
             f"space={short_repr(space)} is no declared space: only independent trials are proved. "
             "A search that picks settings by earlier scores (Bayesian optimisation, successive halving, "
@@ -134,11 +134,6 @@ def check_space(space: object) -> Mapping[str, Dimension]:
                 "hush.Uniform, hush.LogUniform or hush.Choice.",
                 key="space",
             )
-    if not space:
-        raise InvalidValue(
-            "space={} has no setting. Pass at least one range, or train once with hush.train.",
-            key="space",
-        )
     return space
 
 

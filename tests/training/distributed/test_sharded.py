@@ -264,7 +264,7 @@ def norm_of_own_shard() -> Iterator[None]:
 
     def norms(self: ShardedTape, order: float) -> Tensor:
         squares = []
-        for name in self.shards.modules.parameters:
+        for name in self.reducer.modules.parameters:
             ((_, gradients),) = self.tape.select([name]).chunks()
             rows = gradients[name].chunk(dist.get_world_size(), dim=1)
             rank = dist.get_rank()

@@ -291,7 +291,7 @@ def test_a_resumed_selection_goes_on_with_the_same_trials(tmp_path: Path) -> Non
     [
         ({"space": lambda scores: {"lr": 1.0}}, InvalidValue, "Bayesian optimisation"),
         ({"space": {"lr": [1.0, 2.0]}}, InvalidValue, "must be a range under a name"),
-        ({"space": {}}, InvalidValue, "has no setting"),
+        ({"space": {}}, InvalidValue, "no declared space"),
         ({"plan": replace(PLAN, release=hush.BestOf(steps=2))}, Unproved, "Leave release out"),
         ({"workers": 0}, InvalidValue, "processes"),
         ({"resume": True}, CheckpointError, "only one with a directory"),

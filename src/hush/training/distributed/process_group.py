@@ -93,7 +93,6 @@ class ProcessGroup(Local):
         self.broadcast = processes.broadcast  # type: ignore[method-assign]
         self.copy_of_first = processes.copy_of_first  # type: ignore[method-assign]
         self.agree = partial(check_same, processes)  # type: ignore[method-assign]
-        self._placed: tuple[Data, Placement] | None = None
         self._adopted = False
         """Whether weights were set outside of the step since the ranks last compared theirs."""
 
@@ -154,10 +153,8 @@ class ProcessGroup(Local):
         self._adopted, self._placed = False, None
         return self.place(data).slots
 
-    def place(self, data: Data) -> Placement:
-        if self._placed is None or self._placed[0] is not data:
-            self._placed = data, place(data, self.processes, shard=self.shard)
-        return self._placed[1]
+    def _compare(self, data: Data) -> Placement:
+        return place(data, self.processes, shard=self.shard)
 
     def share(self, batch: Batch) -> Batch:
         """Slots of a batch that this rank processes: a function of the draw and of public numbers.

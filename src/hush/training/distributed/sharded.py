@@ -124,55 +124,47 @@ class Sharded(ProcessGroup):
         shards = self.exchange("the fingerprints of the shards", fingerprint([update]))
         return hashlib.sha256(" ".join(shards).encode()).hexdigest()[:16]
 
-    def sum_shards(self, tape: GradientTape | MaskedTape, weights: Tensor) -> dict[str, Tensor]:
-        """This rank's shards of the weighted sum over the records of all ranks, by parameter name.
-
-        Args:
-            tape: Per-sample gradients of this rank's records.
-            weights: Weight of each record.
-        """
-        own: dict[str, Tensor] = {}
-        names = list(self.modules.trainable())
-        for module in self.modules.modules:
-            gathered = [name for name in names if self.modules.module_of[name] == module]
-            if gathered:
-                sums = tape.select(gathered).weighted_sum(weights)
-                own |= self._own_shards([sums.pop(name) for name in gathered], gathered)
-        return {name: own[name] for name in names}
-
-    def _own_shards(self, sums: list[Tensor], names: list[str]) -> dict[str, Tensor]:
-        """This rank's shards of sums, added up over ranks in their order: one collective."""
-        ranks = self.size
-        # as `Shard(0)` cuts: equally many rows for each rank; the last ranks may have fewer, or none
-        rows = [self.processes.slice_size(len(total)) for total in sums]
-        sizes = [count * math.prod(total.shape[1:]) for count, total in zip(rows, sums, strict=True)]
-        sent = sums[0].new_zeros(ranks, sum(sizes))
-        for part, count in zip(sent.split(sizes, dim=1), rows, strict=True):
-            # the whole sum of a parameter is freed as soon as it is cut
-            for rank, piece in enumerate(sums.pop(0).split(count)):
-                part[rank, : piece.numel()] = piece.reshape(-1)
-        received = self.processes.sum_slices(sent.view(-1)).split(sizes)
-        shards = local_values(self.modules.parameters[name] for name in names)
-        return {
-            name: part[: shard.numel()].view_as(shard)
-            for name, part, shard in zip(names, received, shards, strict=True)
-        }
-
 
 @dataclass(frozen=True, eq=False)
 class ShardedTape:
     """Per-sample gradients of one rank's records, summed into the shards of all ranks."""
 
     tape: GradientTape | MaskedTape
-    shards: Sharded
+    reducer: Sharded
 
     def norms(self, order: float) -> Tensor:
         """Per-sample gradient norms over all parameters, whichever rank holds their shards."""
         return self.tape.norms(order)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """This rank's shards of the weighted sum over the records of all ranks."""
-        return self.shards.sum_shards(self.tape, weights)
+        """This rank's shards of the weighted sum over the records of all ranks, by parameter name."""
+        own: dict[str, Tensor] = {}
+        modules = self.reducer.modules
+        names = list(modules.trainable())
+        for module in modules.modules:
+            gathered = [name for name in names if modules.module_of[name] == module]
+            if gathered:
+                sums = self.tape.select(gathered).weighted_sum(weights)
+                own |= self._own_shards([sums.pop(name) for name in gathered], gathered)
+        return {name: own[name] for name in names}
+
+    def _own_shards(self, sums: list[Tensor], names: list[str]) -> dict[str, Tensor]:
+        """This rank's shards of sums, added up over ranks in their order: one collective."""
+        processes, modules = self.reducer.processes, self.reducer.modules
+        # as `Shard(0)` cuts: equally many rows for each rank; the last ranks may have fewer, or none
+        rows = [processes.slice_size(len(total)) for total in sums]
+        sizes = [count * math.prod(total.shape[1:]) for count, total in zip(rows, sums, strict=True)]
+        sent = sums[0].new_zeros(processes.size, sum(sizes))
+        for part, count in zip(sent.split(sizes, dim=1), rows, strict=True):
+            # the whole sum of a parameter is freed when it is cut
+            for rank, piece in enumerate(sums.pop(0).split(count)):
+                part[rank, : piece.numel()] = piece.reshape(-1)
+        received = processes.sum_slices(sent.view(-1)).split(sizes)
+        shards = local_values(modules.parameters[name] for name in names)
+        return {
+            name: part[: shard.numel()].view_as(shard)
+            for name, part, shard in zip(names, received, shards, strict=True)
+        }
 
 
 def local_values(parameters: Any) -> list[Tensor]:
