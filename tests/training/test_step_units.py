@@ -122,7 +122,7 @@ def test_a_run_resumes_with_the_same_owners_alone(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="another table of owners"):
         step_of(ledger=tmp_path / "ledger.jsonl", units=replace(UNITS, owners=changed))
     other = step_of(ledger=hush.Ledger(tmp_path / "ledger.jsonl"), units=replace(UNITS, gradient="sum"))
-    with pytest.raises(CheckpointError, match=r"other owners \(units=\), per_unit or gradient\."):
+    with pytest.raises(CheckpointError, match="other owners, per_unit or gradient"):
         other.load_state_dict(state)
     other.ledger.close()
     again = step_of(ledger=hush.Ledger(tmp_path / "ledger.jsonl"))
