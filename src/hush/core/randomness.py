@@ -54,6 +54,7 @@ class Stream:
         self.device = device
         self._key = key
         self._calls = 0
+        self._cipher: CipherContext | None = None
 
     @property
     def key(self) -> bytes:
@@ -97,7 +98,11 @@ class Stream:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
         start = counter.to_bytes(4, "little") + nonce.to_bytes(12, "little")
-        return Cipher(algorithms.ChaCha20(self.key, start), None).encryptor()
+        if self._cipher is None:  # making one takes longer than encrypting a short text
+            self._cipher = Cipher(algorithms.ChaCha20(self.key, start), None).encryptor()
+        else:
+            self._cipher.reset_nonce(start)
+        return self._cipher
 
     def reserve(self, count: int) -> int:
         """A new nonce, for a call for `count` words."""
@@ -126,6 +131,7 @@ class Stream:
         if len(content) != _KEY_BYTES + 8:
             raise ValueError(f"{len(content)} bytes are no state of a Stream")
         self._key, self._calls = content[:_KEY_BYTES], int.from_bytes(content[_KEY_BYTES:], "little")
+        self._cipher = None
 
 
 RandomSource: TypeAlias = "torch.Generator | Stream | SystemSource"

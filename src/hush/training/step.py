@@ -160,7 +160,9 @@ class PrivateStep:
             self._streams: StepStreams | None = None
             self._checked: tuple[Any, ...] | None = None
             gradients = self.gradients  # a guard that referred to the step would keep it in memory
-            self._guard = WeightsGuard(model, self.ledger, lambda: gradients.probed.changing_buffers)
+            self._guard = WeightsGuard(
+                model, optimizer, self.ledger, lambda: gradients.probed.changing_buffers
+            )
 
     # state
 
@@ -406,7 +408,7 @@ class PrivateStep:
             self.update = None  # its memory holds the bare clipped sum until noise is added
             self.reducer.free_whole_weights()
             self._check_model()
-            self._guard.check(self.ledger, wait=False)
+            self._guard.check(self.ledger)
             self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since
             try:
                 moved = self.rule.run(batch)

@@ -1,17 +1,14 @@
 """Guard of released weights and buffers: changed outside of a step, or trained on another ledger.
 
 A raw `optimizer.step()` beside the private one, or batch norm running in training mode between two
-steps, changes the released model without a charge. torch counts the writes to each tensor. Fused
-optimizers, batch norm kernels and `.data` write without a count, so norms are compared as well; on a GPU
-the result is read at the next `batches` or `spent`, because reading it waits for the GPU.
+steps, changes the released model without a charge. torch counts the writes to each tensor; writes
+through `.data` are not counted.
 """
 
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from hush.accounting.ledger import Ledger
 from hush.core.errors import EarlierRun, LedgerError
-from hush.gradients.tree import local_shard, submodules
+from hush.gradients.tree import submodules
 
 
 @dataclass(eq=False)
@@ -28,7 +25,7 @@ class _Accepted:
 
     ledger: str
     """Identity of the ledger."""
-    writes: dict[int, tuple[int, int]]
+    writes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Address and number of writes of each tensor, by its `id`."""
     trained: set[int] = field(default_factory=set)
     """Parameters that steps on the ledger have trained, by `id`."""
@@ -40,20 +37,22 @@ class _Accepted:
 _ACCEPTED: Any = WeakIdKeyDictionary()
 """By tensor: the `_Accepted` of each model and ledger, because models may share parameters."""
 
-_NORMS: "WeakKeyDictionary[nn.Module, Tensor]" = WeakKeyDictionary()
-"""By model: norms of its parameters and buffers, which several steps on a model share."""
-
 
 class WeightsGuard:
     """Detects weights and buffers that no private step has changed."""
 
     def __init__(
-        self, model: nn.Module, ledger: Ledger, may_change: Callable[[], Collection[str]]
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        ledger: Ledger,
+        may_change: Callable[[], Collection[str]],
     ) -> None:
         """Guard of the model as it is now.
 
         Args:
             model: Trained model.
+            optimizer: Its optimizer.
             ledger: Ledger of the steps.
             may_change: Names of buffers that forward passes change independently of the records.
         """
@@ -61,16 +60,12 @@ class WeightsGuard:
         self._may_change = may_change
         self._accepted: dict[str, _Accepted] = {}
         """By ledger."""
-        self._values, self._now = self._read()
-        self._own = self._by_id()
-        """Writes to each tensor, by its `id`, when it was last accepted."""
-        self._measured: list[bool] = []
-        """Whether the norm of each value is compared."""
-        self._moved: Tensor | None = None
-        """Whether a norm has changed outside of a step, on the device; None: not compared."""
+        self._writes = self._read()
+        """Address and number of writes of each tensor, by its `id`, when it was last accepted."""
         self._others = self._trained_elsewhere(ledger)
         """Other ledgers whose runs have trained some of the parameters."""
-        _NORMS.setdefault(model, self._norms())
+        if any(group.get("fused") for group in optimizer.param_groups):
+            optimizer.register_step_post_hook(_count_writes)
         self.warn_of_other_ledgers(stacklevel=4)
 
     def adopt(self, ledger: Ledger, trained: Collection[Tensor] = ()) -> None:
@@ -80,11 +75,10 @@ class WeightsGuard:
             ledger: Ledger of the steps.
             trained: Parameters that a step charged to it has just moved; empty: none was.
         """
-        self._values, self._now = self._read()
-        writes = self._own = self._by_id()
-        accepted = self._accepted.setdefault(ledger.identity, _Accepted(ledger.identity, {}))
+        writes = self._writes = self._read()
+        accepted = self._accepted.setdefault(ledger.identity, _Accepted(ledger.identity))
         if accepted.writes.keys() != writes.keys():
-            for value in self._values:
+            for value in _values(self._model):
                 records = _ACCEPTED.setdefault(value, [])
                 if accepted not in records:
                     records.append(accepted)
@@ -92,61 +86,38 @@ class WeightsGuard:
         if trained:
             accepted.trained.update(map(id, trained))
         else:
-            self._moved = None  # after a step, the GPU's findings before it are still to be read
             self._others |= self._trained_elsewhere(ledger)
-        _NORMS[self._model] = self._norms()
 
     def unchanged(self) -> bool:
         """Whether torch has counted no write since the last step or adoption."""
-        self._measured = []  # a probe finds other buffers that may change
-        return self._read()[1] == self._now
+        return self._read() == self._writes
 
     def accept_writes(self, ledger: Ledger) -> None:
         """Accept counted writes that have left all values as they were."""
-        self._values, self._now = self._read()
-        self._own = self._by_id()
+        self._writes = self._read()
         if ledger.identity in self._accepted:
-            self._accepted[ledger.identity].writes = self._own
+            self._accepted[ledger.identity].writes = self._writes
 
-    def check(self, ledger: Ledger, *, wait: bool = True) -> None:
-        """Raise if weights or buffers were changed outside of the steps on the ledger.
+    def check(self, ledger: Ledger) -> None:
+        """Raise unless a step on the ledger made all writes to weights and buffers.
 
         Changed weights void a ledger that has charges.
-
-        Args:
-            ledger: Ledger of the steps.
-            wait: Wait for a GPU that compares norms.
         """
-        values, now = self._read()
-        if now != self._now:
-            self._check_writes(ledger)
-            self._values, self._now = values, now
-            self._own = self._by_id()
-        norms, before = self._norms(), _NORMS.get(self._model)
-        if before is None or norms.shape != before.shape or norms.device != before.device:
+        now = self._read()
+        if now == self._writes:
             return
-        if norms.is_cpu and torch.equal(norms, before):
-            return
-        moved = ((norms != before) & ~(norms.isnan() & before.isnan())).any()
-        self._moved = moved if self._moved is None else self._moved | moved
-        if (wait or not moved.is_cuda) and bool(self._moved):
-            _void(ledger)
-
-    def _check_writes(self, ledger: Ledger) -> None:
-        """Raise unless this step, or another on the ledger, made all counted writes."""
-        buffers, elsewhere = [], False
+        buffers = []
         for path, module in self._model.named_modules():
             for table in (module._parameters, module._buffers):
                 for name, value in table.items():
-                    if value is None or self._own.get(id(value)) == _writes(value):
+                    if value is None or self._writes.get(id(value)) == _writes(value):
                         continue
                     known = [each for each in _ACCEPTED.get(value, ()) if each.ledger == ledger.identity]
                     if any(each.has(value) for each in known):
-                        elsewhere = True
-                    elif table is module._parameters:
+                        continue
+                    if table is module._parameters:
                         _void(ledger)
-                    else:
-                        buffers.append(f"{path}.{name}".lstrip("."))
+                    buffers.append(f"{path}.{name}".lstrip("."))
         buffers = sorted(set(buffers) - set(self._may_change()))
         if buffers:
             several = f" and {len(buffers) - 3} others" if len(buffers) > 3 else ""
@@ -156,8 +127,7 @@ class WeightsGuard:
                 "mode, would be released without noise. Restore them; if the change did not depend on "
                 "the records, call step.adopt_weights() right after it."
             )
-        if elsewhere:
-            _NORMS.pop(self._model, None)
+        self._writes = now
 
     def warn_of_other_ledgers(self, stacklevel: int = 3) -> None:
         """Warn if some of the weights are the result of a private run on another ledger."""
@@ -171,51 +141,46 @@ class WeightsGuard:
                 stacklevel=stacklevel,
             )
 
-    def _read(self) -> tuple[list[Tensor], list[tuple[int, int]]]:
-        """Parameters and buffers, and the address and number of writes of each."""
-        values, writes = [], []
-        for module in submodules(self._model):
-            for table in (module._parameters, module._buffers):
-                for value in table.values():
-                    if value is not None:
-                        values.append(value)
-                        writes.append(_writes(value))
-        return values, writes
-
-    def _by_id(self) -> dict[int, tuple[int, int]]:
-        return dict(zip(map(id, self._values), self._now, strict=True))
+    def _read(self) -> dict[int, tuple[int, int]]:
+        """Address and number of writes of each parameter and buffer, by its `id`."""
+        return {id(value): _writes(value) for value in _values(self._model)}
 
     def _trained_elsewhere(self, ledger: Ledger) -> set[str]:
         """Other ledgers under which a parameter was trained to its present value."""
         return {
             other.ledger
-            for value in self._values
+            for value in _values(self._model)
             for other in _ACCEPTED.get(value, ())
             if other.ledger != ledger.identity and id(value) in other.trained and other.has(value)
         }
 
-    @torch.no_grad()
-    def _norms(self) -> Tensor:
-        """Norms of the parameters and buffers that no pass may change."""
-        if len(self._measured) != len(self._values):
-            skipped = {id(self._model.get_buffer(name)) for name in self._may_change()}
-            self._measured = [
-                id(value) not in skipped and value.is_floating_point() and value.numel() > 0
-                for value in self._values
-            ]
-        values = list(compress(self._values, self._measured))
-        if not all(type(value) is nn.Parameter for value in values):
-            values = [value for value in map(local_shard, values) if value.numel()]
-        return torch.stack(torch._foreach_norm(values)) if values else torch.zeros(0)
+
+def _values(model: nn.Module) -> list[Tensor]:
+    """Parameters and buffers of a model."""
+    return [
+        value
+        for module in submodules(model)
+        for table in (module._parameters, module._buffers)
+        for value in table.values()
+        if value is not None
+    ]
 
 
 def _writes(value: Tensor) -> tuple[int, int]:
     """Address and number of writes of a tensor."""
     if type(value) is not nn.Parameter:
         value = getattr(value, "_local_tensor", value)  # shard of a parameter split over ranks
-    if value.is_meta or value.layout is not torch.strided:
-        return id(value), value._version
+        if value.is_meta or value.layout is not torch.strided:
+            return id(value), value._version
     return value.data_ptr(), -1 if value.is_inference() else value._version
+
+
+def _count_writes(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Count the writes of a fused optimizer, which torch does not count."""
+    for group in optimizer.param_groups:
+        for value in group["params"]:
+            if value.grad is not None:
+                torch.autograd.graph.increment_version(value)
 
 
 def _void(ledger: Ledger) -> NoReturn:
