@@ -72,8 +72,6 @@ class GradientTape(EntrywiseClipping):
         """
         lengths: list[Tensor] = []
         norms: list[Tensor] = []
-        if not self.records:
-            return None
         for term in self.terms.values():
             if isinstance(term, OuterFactors):
                 left, right = term.left, term.right
@@ -82,16 +80,15 @@ class GradientTape(EntrywiseClipping):
                 lengths += double_norms(left[:, 0], 2.0), double_norms(right[:, 0], 2.0)
                 norms.append((lengths[-2] * lengths[-1]).float())
             elif isinstance(term, Dense) and term.gradients.dtype == torch.float32:
-                rows = term.gradients.reshape(self.records, math.prod(term.shape))
+                rows = term.gradients.reshape(len(term.gradients), math.prod(term.shape))
                 if not 0 < rows.shape[1] < NORM_RUN:
                     return None
                 norms.append(torch.linalg.vector_norm(rows, dim=1))
             else:
                 return None
-        if lengths and not float(torch.stack(lengths).max()) < _REGULAR:
-            return None
         joint: Tensor = torch.linalg.vector_norm(torch.stack(norms, 1), dim=1)
-        return joint if float(joint.max()) < _REGULAR else None
+        regular = joint.numel() and float(joint.max()) < _REGULAR
+        return joint if regular and all(float(value.max()) < _REGULAR for value in lengths) else None
 
     def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
         """The per-sample gradient norms of each parameter: name -> (records,)."""

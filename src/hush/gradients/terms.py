@@ -157,7 +157,7 @@ class Dense(Term):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         shape = self.gradients.shape[1:]
-        rows = precise(self.gradients).reshape(self.records, math.prod(shape))
+        rows = precise(self.gradients).reshape(len(self.gradients), math.prod(shape))
         return blocked_product(weights.to(rows.dtype)[:, None], rows).view(shape)
 
 

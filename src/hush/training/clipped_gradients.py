@@ -6,6 +6,7 @@ between computing and replaying it as a CUDA graph, and adds up the sums of the 
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -254,31 +255,34 @@ class ClippedGradients:
     def sum(
         self,
         batch: Batch,
+        passes: int | None,
+        *,
         size: int,
         masks: Stream,
         clip: Callable[..., ClippedSum],
-        passes: int | None,
+        basis: PublicBasis | None,
     ) -> Tensor:
         """Sum over the physical batches of a batch, in the accumulator (sensitive).
 
         Args:
             batch: Share of this process.
+            passes: Number of physical batches, the last ones empty; None: as many as the batch has.
             size: Length of the sum.
             masks: Source of the randomness of data sets that draw.
             clip: Clipped sum of one physical batch.
-            passes: Number of physical batches, the last ones empty; None: as many as the batch has.
+            basis: Public basis of the gradients; None: the basis of the parameters.
         """
         if self._accumulator is None or self._accumulator.numel() != size:
             self._accumulator = torch.empty(size, dtype=torch.float64, device=self.device)
         total, empty = self._accumulator, True
         for inputs, targets, present, counts in _passes(batch, masks, passes):
             written = [(name, buffer, buffer._version) for name, buffer in self._buffers.items()]
-            part = [tree_map(value, self.to_device) for value in (inputs, targets, present, counts)]
-            if changing := self.probed.changing_buffers:
-                with buffers_restored(self.model, changing):
-                    clipped = clip(*part)
-            else:
-                clipped = clip(*part)
+            inputs, targets, present, counts = [
+                tree_map(value, self.to_device) for value in (inputs, targets, present, counts)
+            ]
+            changing = self.probed.changing_buffers
+            with buffers_restored(self.model, changing) if changing else nullcontext():
+                clipped = clip(inputs, targets, basis, present, counts)
             names = [name for name, buffer, before in written if buffer._version != before]
             if names:
                 raise Unsupported(

@@ -471,15 +471,14 @@ class PrivateStep:
 
     def _share_sum(self, batch: Batch, mean: NoisyMean) -> Tensor:
         """Clipped sum of this rank's share of a batch."""
-
-        def clip(inputs: Any, targets: Any, present: Tensor | None, counts: Tensor | None) -> ClippedSum:
-            return self.clip_physical_batch(inputs, targets, mean.basis, present, counts)
-
-        def compute(share: Batch, passes: int | None) -> Tensor:
-            assert self._streams is not None
-            size = sum(mean.layout.block_sizes)
-            return self.gradients.sum(share, size, self._streams.masks, clip, passes)
-
+        assert self._streams is not None
+        compute = partial(
+            self.gradients.sum,
+            size=sum(mean.layout.block_sizes),
+            masks=self._streams.masks,
+            clip=self.clip_physical_batch,
+            basis=mean.basis,
+        )
         return self.reducer.sum_share(self, batch, compute)
 
     def clip_physical_batch(

@@ -60,7 +60,7 @@ class WeightsGuard:
         self._may_change = may_change
         self._accepted: dict[str, _Accepted] = {}
         """By ledger."""
-        self._writes = self._read()
+        self._writes = _all_writes(self._model)
         """Address and number of writes of each tensor, by its `id`, when it was last accepted."""
         self._others = self._trained_elsewhere(ledger)
         """Other ledgers whose runs have trained some of the parameters."""
@@ -75,7 +75,7 @@ class WeightsGuard:
             ledger: Ledger of the steps.
             trained: Parameters that a step charged to it has just moved; empty: none was.
         """
-        writes = self._writes = self._read()
+        writes = self._writes = _all_writes(self._model)
         accepted = self._accepted.setdefault(ledger.identity, _Accepted(ledger.identity))
         if accepted.writes.keys() != writes.keys():
             for value in _values(self._model):
@@ -90,11 +90,11 @@ class WeightsGuard:
 
     def unchanged(self) -> bool:
         """Whether torch has counted no write since the last step or adoption."""
-        return self._read() == self._writes
+        return _all_writes(self._model) == self._writes
 
     def accept_writes(self, ledger: Ledger) -> None:
         """Accept counted writes that have left all values as they were."""
-        self._writes = self._read()
+        self._writes = _all_writes(self._model)
         if ledger.identity in self._accepted:
             self._accepted[ledger.identity].writes = self._writes
 
@@ -103,7 +103,7 @@ class WeightsGuard:
 
         Changed weights void a ledger that has charges.
         """
-        now = self._read()
+        now = _all_writes(self._model)
         if now == self._writes:
             return
         buffers = []
@@ -141,10 +141,6 @@ class WeightsGuard:
                 stacklevel=stacklevel,
             )
 
-    def _read(self) -> dict[int, tuple[int, int]]:
-        """Address and number of writes of each parameter and buffer, by its `id`."""
-        return {id(value): _writes(value) for value in _values(self._model)}
-
     def _trained_elsewhere(self, ledger: Ledger) -> set[str]:
         """Other ledgers under which a parameter was trained to its present value."""
         return {
@@ -157,13 +153,16 @@ class WeightsGuard:
 
 def _values(model: nn.Module) -> list[Tensor]:
     """Parameters and buffers of a model."""
-    return [
-        value
-        for module in submodules(model)
-        for table in (module._parameters, module._buffers)
-        for value in table.values()
-        if value is not None
-    ]
+    values: list[Tensor | None] = []
+    for module in submodules(model):
+        values += module._parameters.values()
+        values += module._buffers.values()
+    return [value for value in values if value is not None]
+
+
+def _all_writes(model: nn.Module) -> dict[int, tuple[int, int]]:
+    """Address and number of writes of each parameter and buffer, by its `id`."""
+    return {id(value): _writes(value) for value in _values(model)}
 
 
 def _writes(value: Tensor) -> tuple[int, int]:
