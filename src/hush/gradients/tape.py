@@ -1,12 +1,12 @@
-"""Gradient tape: the per-sample gradients of a batch, as the terms that the layers left.
+"""Gradient tape: the per-sample gradients of a batch as factored terms.
 
-What Opacus's ghost clipping and book-keeping do with hooks: `norms` is the per-sample (ghost) norms,
-`weighted_sum` the clipped sum for weights that those norms give. Nothing is materialised but by terms
-for which that is cheaper, and by `chunks`.
+`norms` computes the per-sample (ghost) norms. `weighted_sum` computes the clipped sum from weights.
+Per-sample gradients are materialised only by `chunks`, and by terms if that is cheaper. Opacus's ghost
+clipping and fastDP's book-keeping do the same with hooks.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,12 +29,12 @@ from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import CHUNK_ENTRIES, Dense, Term, finite_norms, zero_rows
 
 _REGULAR = 2.0**50
-"""Norms below it stay finite in single precision when they are squared, or multiplied by another."""
+"""Squares and products of norms below it are finite in single precision."""
 
 
 @dataclass(frozen=True, eq=False)
 class GradientTape(EntrywiseClipping):
-    """Per-sample gradients of one batch, by parameter name, without materialising them all."""
+    """Per-sample gradients of one batch, by parameter name, without materialising all of them."""
 
     terms: dict[str, Term]
     device: torch.device
@@ -46,17 +46,17 @@ class GradientTape(EntrywiseClipping):
         return next(iter(self.terms.values())).records
 
     def rounding_bounded(self, records: int) -> bool:
-        """Whether rounding of a sum over a number of records is at most `ROUNDING` of the clip norm."""
+        """Whether the rounding of a sum over `records` is at most `ROUNDING` of the clipping norm."""
         return all(term.rounding_bounded(records) for term in self.terms.values())
 
     def norms(self, order: float) -> Tensor:
-        """The per-sample gradient norms over all parameters.
+        """Per-sample gradient norms over all parameters.
 
         Args:
-            order: of the l_p norm; 2 gives ghost norms where gradients are factored.
+            order: Order of the l_p norm; with 2, factored gradients have ghost norms.
 
         Returns:
-            (records,), not finite where a record's gradient is not.
+            (records,). Not finite if the gradient of the record is not finite.
         """
         if order == 2 and self.device.type == "cuda":
             with full_precision(self.device):
@@ -68,7 +68,7 @@ class GradientTape(EntrywiseClipping):
     def _regular_norms(self) -> Tensor | None:
         """Euclidean norms if no number is near overflow, with one check for all terms; else None.
 
-        They equal those of `norms_by_parameter` bit for bit.
+        Equal to the result of `norms_by_parameter` bit for bit.
         """
         lengths: list[Tensor] = []
         norms: list[Tensor] = []
@@ -91,99 +91,89 @@ class GradientTape(EntrywiseClipping):
         return joint if regular and all(float(value.max()) < _REGULAR for value in lengths) else None
 
     def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
-        """The per-sample gradient norms of each parameter: name -> (records,)."""
+        """Per-sample gradient norms of each parameter: name -> (records,)."""
         with full_precision(self.device):
             return {name: term.norms(order) for name, term in self.terms.items()}
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """The sum over records of weight times gradient, by parameter name.
+        """Weighted sum of the per-sample gradients, by parameter name.
 
-        A record of weight 0 adds exactly zero, even where its gradient is not finite.
+        A record of weight 0 adds exactly zero, even if its gradient is not finite.
 
         Args:
-            weights: (records,), for clipping min(1, clip norm / gradient norm).
+            weights: (records,). Clipping uses min(1, clipping norm / gradient norm).
 
         Returns:
-            The sums in double precision.
+            Sums in double precision.
         """
-        mask = self._zero_weights(weights)
+        keep = positive(weights)
+        sums: dict[str, Tensor] = {}
         with full_precision(self.device):
-            joint = joint_sums(self.terms, mask, weights) if self.device.type == "cuda" else {}
-            sums = {}
+            joint = joint_sums(self.terms, keep, weights) if self.device.type == "cuda" else {}
             for name, term in self.terms.items():
-                sums[name] = joint[name] if name in joint else mask(term).weighted_sum(weights)
+                if name in joint:
+                    sums[name] = joint[name]
+                else:
+                    finite = term if keep is None else term.mask_records(keep)
+                    sums[name] = finite.weighted_sum(weights)
         return sums
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> dict[str, Tensor]:
-        """`weighted_sum` of gradients whose entries are clamped to +-limit of their record, then masked.
+        """`weighted_sum` after clamping each entry to +-limit and masking coordinates.
 
         Args:
             weights: (records,).
-            limits: (records,), before weighting.
-            mask: zeroes coordinates at random, for plans that sample them.
+            limits: (records,). Largest absolute entry of each record before weighting.
+            mask: Zeroes coordinates at random, for plans that sample coordinates.
 
         Returns:
-            The sums in double precision.
+            Sums in double precision.
         """
-        zero = self._zero_weights(weights)
+        keep = positive(weights)
+        sums: dict[str, Tensor] = {}
         with full_precision(self.device):
-            return {
-                name: zero(term).clamped_weighted_sum(weights, limits, mask)
-                for name, term in self.terms.items()
-            }
-
-    def _zero_weights(self, weights: Tensor) -> Callable[[Term], Term]:
-        """A function that puts zeros for records of weight 0, whose gradients may not be finite.
-
-        They keep their places: a sum rounds by place and shape, and must not tell who is in it. A CUDA
-        graph cannot branch here; a replay with gradients that are not finite is discarded. One term at
-        a time, for memory's sake.
-        """
-        if weights.is_cpu and weights.numel() and float(weights.min()) > 0:
-            return lambda term: term
-        keep = weights != 0
-        if capturing_cuda_graph() or bool(keep.all()):
-            return lambda term: term
-        return lambda term: term.mask_records(keep)
+            for name, term in self.terms.items():
+                finite = term if keep is None else term.mask_records(keep)
+                sums[name] = finite.clamped_weighted_sum(weights, limits, mask)
+        return sums
 
     def zeros(self) -> dict[str, Tensor]:
-        """The sum over no records."""
+        """Sum over no records."""
         empty = torch.empty(0, device=self.device)
         return {name: term.take(slice(0, 0)).weighted_sum(empty) for name, term in self.terms.items()}
 
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors that the tape holds in memory."""
+        """Tensors that the tape holds in memory."""
         for term in self.terms.values():
             yield from term.tensors()
 
     def select(self, names: list[str]) -> "GradientTape":
-        """The tape of a subset of the parameters."""
+        """Tape of a subset of the parameters."""
         return replace(self, terms={name: self.terms[name] for name in names})
 
     def take(self, rows: Tensor | slice) -> "GradientTape":
-        """The tape of a subset of the records."""
+        """Tape of a subset of the records."""
         return replace(self, terms={name: term.take(rows) for name, term in self.terms.items()})
 
     def mask_records(self, keep: Tensor) -> "GradientTape":
-        """The tape with gradients of zero where `keep` is false; every record keeps its place."""
+        """Tape with zero gradients for the records that `keep` excludes, which keep their places."""
         return replace(self, terms={name: term.mask_records(keep) for name, term in self.terms.items()})
 
     def of_units(self, count: int, scale: Tensor) -> "GradientTape":
-        """The tape of units of privacy, of `count` consecutive records each: see `Term.of_units`."""
+        """Tape of units of privacy that own `count` consecutive records each: see `Term.of_units`."""
         terms = {name: term.of_units(count, scale) for name, term in self.terms.items()}
         return replace(self, terms=terms)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """The materialised per-sample gradients, a few records at a time.
+        """Materialised per-sample gradients, a few records at a time.
 
         Args:
-            entries: the most that a chunk holds; one record's at least.
+            entries: Maximum number of entries of a chunk, which holds at least one record.
 
-        Returns:
-            Which records, and name -> (few, *shape). That may be the tape's own memory: not to be
-            written into.
+        Yields:
+            Rows of the chunk, and name -> (rows, *shape). Read-only: it may be the tape's own memory.
         """
         size = sum(math.prod(term.shape) for term in self.terms.values())
         step = max(1, (entries or CHUNK_ENTRIES[self.device.type]) // size)
@@ -213,14 +203,14 @@ def tape_of_uses(
 
 
 def add_sums(sums: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The sum of sums by parameter name."""
+    """Sum of several sums by parameter name."""
     first, *rest = sums
     return {name: sum((total[name] for total in rest), start=first[name]) for name in first}
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedTape(EntrywiseClipping):
-    """A tape of slots of which some are empty: their records add exactly zero to every sum."""
+    """Tape of slots that may be empty; an empty slot adds exactly zero to every sum."""
 
     tape: GradientTape
     present: Tensor
@@ -235,41 +225,41 @@ class MaskedTape(EntrywiseClipping):
         return self.tape.device
 
     def select(self, names: list[str]) -> "MaskedTape":
-        """The tape of a subset of the parameters."""
+        """Tape of a subset of the parameters."""
         return MaskedTape(self.tape.select(names), self.present)
 
     def norms(self, order: float) -> Tensor:
-        """The per-sample gradient norms, 0 for an empty slot."""
+        """Per-sample gradient norms, 0 for an empty slot."""
         norms = self.tape.norms(order)
         return norms.where(self.present, torch.zeros_like(norms))
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """The sum over records of weight times gradient, by parameter name."""
+        """Weighted sum of the per-sample gradients, by parameter name."""
         return self.tape.weighted_sum(weights * self.present.to(weights.dtype))
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> dict[str, Tensor]:
-        """`weighted_sum` of gradients whose entries are clamped to +-limit, then masked."""
+        """`weighted_sum` after clamping each entry to +-limit and masking coordinates."""
         return self.tape.clamped_weighted_sum(weights * self.present.to(weights.dtype), limits, mask)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """The materialised per-sample gradients, a few records at a time, zero for an empty slot."""
+        """Materialised per-sample gradients, a few records at a time, zero for an empty slot."""
         for rows, gradients in self.tape.chunks(entries):
             present = self.present[rows]
             yield rows, {name: zero_rows(value, present) for name, value in gradients.items()}
 
     def zeros(self) -> dict[str, Tensor]:
-        """The sum over no records."""
+        """Sum over no records."""
         return self.tape.zeros()
 
 
 _SMALL = 2**14
-"""Entries a record up to which materialised gradients of several parameters are laid side by side."""
+"""Maximum size of a parameter whose materialised gradients are concatenated with others."""
 
 
 def joint_norms(terms: Sequence[Term]) -> Tensor:
-    """The per-sample Euclidean gradient norms over all terms: (records,)."""
+    """Per-sample Euclidean gradient norms over all terms: (records,)."""
     small = [term for term in terms if _is_small(term)]
     factored = [term for term in terms if isinstance(term, OuterFactors) and _is_joint(term)]
     together = {id(term) for term in (*small, *factored)}
@@ -284,26 +274,38 @@ def joint_norms(terms: Sequence[Term]) -> Tensor:
     return vector_norms(torch.cat(parts).T, 2.0)
 
 
-def joint_sums(
-    terms: Mapping[str, Term], mask: Callable[[Term], Term], weights: Tensor
-) -> dict[str, Tensor]:
-    """The weighted sums of the terms that are laid side by side, by name.
+def positive(weights: Tensor) -> Tensor | None:
+    """Mask of the records with a positive weight, or None if no record has weight 0.
+
+    A gradient of weight 0 may not be finite, so its term is masked before a sum. Masked records keep
+    their places, because the rounding of a sum depends on places and shapes. The answer is None while a
+    CUDA graph is captured: a replay with a gradient that is not finite is discarded.
+    """
+    if weights.is_cpu and weights.numel() and float(weights.min()) > 0:
+        return None
+    keep = weights != 0
+    return None if capturing_cuda_graph() or bool(keep.all()) else keep
+
+
+def joint_sums(terms: Mapping[str, Term], keep: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
+    """Weighted sums of the small materialised terms, which are concatenated, by name.
 
     Args:
-        terms: of all parameters.
-        mask: puts zeros where records have weight 0.
+        terms: Terms of all parameters.
+        keep: Mask of the records with a positive weight; None: all records.
         weights: (records,).
     """
     small = {name: term for name, term in terms.items() if _is_small(term)}
     if not small:
         return {}
-    total = mask(_side_by_side(list(small.values()))).weighted_sum(weights)
+    joint = _side_by_side(list(small.values()))
+    total = (joint if keep is None else joint.mask_records(keep)).weighted_sum(weights)
     parts = total.split([term.shape.numel() for term in small.values()])
     return {name: part.view(term.shape) for (name, term), part in zip(small.items(), parts, strict=True)}
 
 
 def _is_joint(term: OuterFactors) -> bool:
-    """Whether a term has positions, added up in single precision: where they overflow is one number."""
+    """Whether positions are accumulated in single precision, so that one bound detects overflow."""
     return term.left.shape[1] > 1 and precise_dtype(term.left) == torch.float32
 
 
@@ -316,18 +318,18 @@ def _side_by_side(terms: Sequence[Term]) -> Dense:
 
 
 Reduction = Literal["mean", "sum"]
-"""How the gradients of a unit's records make up the unit's own."""
+"""Aggregation of the gradients of a unit's records."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnitTape(EntrywiseClipping):
-    """Gradients of units of privacy: tapes whose records are units, those of equally many together."""
+    """Gradients of units of privacy: one tape per number of records that a unit owns."""
 
     parts: list[GradientTape]
 
     @property
     def records(self) -> int:
-        """Number of units, each of which counts as one record."""
+        """Number of units."""
         return sum(part.records for part in self.parts)
 
     @property
@@ -335,11 +337,11 @@ class UnitTape(EntrywiseClipping):
         return self.parts[0].device
 
     def norms(self, order: float) -> Tensor:
-        """The norm of each unit's gradient over all parameters."""
+        """Norm of each unit's gradient over all parameters."""
         return torch.cat([part.norms(order) for part in self.parts])
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """The sum over units of weight times gradient, by parameter name."""
+        """Weighted sum of the gradients of the units, by parameter name."""
         own = weights.split([part.records for part in self.parts])
         pairs = zip(self.parts, own, strict=True)
         return add_sums([part.weighted_sum(weight) for part, weight in pairs])
@@ -347,13 +349,13 @@ class UnitTape(EntrywiseClipping):
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> dict[str, Tensor]:
-        """`weighted_sum` of gradients whose entries are clamped to +-limit, then masked."""
+        """`weighted_sum` after clamping each entry to +-limit and masking coordinates."""
         sizes = [part.records for part in self.parts]
         rows = zip(self.parts, weights.split(sizes), limits.split(sizes), strict=True)
         return add_sums([part.clamped_weighted_sum(weight, limit, mask) for part, weight, limit in rows])
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """The materialised gradients, a few units at a time."""
+        """Materialised gradients, a few units at a time."""
         start = 0
         for part in self.parts:
             places = torch.arange(start, start + part.records, device=self.device)
@@ -362,27 +364,27 @@ class UnitTape(EntrywiseClipping):
             start += part.records
 
     def zeros(self) -> dict[str, Tensor]:
-        """The sum over no units."""
+        """Sum over no units."""
         return self.parts[0].zeros()
 
     def rounding_bounded(self, records: int) -> bool:
-        """Whether rounding of a sum over units that own so many records in all is paid for."""
+        """Whether the rounding of a sum over units that own `records` in total is within its bound."""
         return all(part.rounding_bounded(records) for part in self.parts)
 
 
 def unit_tape(
     tape: GradientTape, counts: Tensor, reduction: Reduction, present: Tensor | None
 ) -> UnitTape:
-    """The tape of the units that own a batch's records.
+    """Tape of the units that own the records of a batch.
 
-    **Guarantee.** A unit's gradient is a function of its own records, their places and the shapes: see
-    docs/guarantees/units.md. It is not finite where that of one of its records is not.
+    **Guarantee.** The gradient of a unit is a function of its records, their places and the shapes
+    (docs/guarantees/units.md). It is not finite if the gradient of one of its records is not finite.
 
     Args:
-        tape: per-sample gradients, the records of a unit one after another, units by rising count.
-        counts: (units,), how many of the records each unit owns, rising.
-        reduction: a unit's gradient is the mean or the sum of its records'.
-        present: which records are there; the others count for nothing, in the mean neither.
+        tape: Per-sample gradients. Records of a unit are consecutive, units sorted by `counts`.
+        counts: (units,). Number of records of each unit, in ascending order.
+        reduction: Mean or sum of the gradients of a unit's records.
+        present: Whether each slot holds a record; empty slots count neither in sums nor in means.
     """
     occupied = torch.ones(tape.records, dtype=torch.bool, device=tape.device)
     if present is not None:
@@ -400,7 +402,7 @@ def unit_tape(
 
 
 def _scale(occupied: Tensor, reduction: Reduction) -> Tensor:
-    """The factor of each record's gradient in its unit's, from which of a unit's places hold one."""
+    """Weight of each record in the gradient of its unit: (units, count), zero for an empty slot."""
     if reduction == "sum":
         return occupied.double()
     return occupied.double() / occupied.sum(1, keepdim=True).clamp(min=1)
