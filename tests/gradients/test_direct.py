@@ -125,6 +125,20 @@ def test_direct_gradients_are_those_of_vmap_bit_for_bit(name: str, dtype: torch.
         _check_equal(*_both(model, LOSSES[loss], *_pair(loss, dtype)))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("name", MODELS)
+def test_direct_gradients_on_a_gpu_are_those_of_vmap(name: str) -> None:
+    torch.manual_seed(0)
+    model, weights = MODELS[name]().cuda(), torch.rand(RECORDS).cuda()
+    for loss in LOSSES:
+        inputs, targets = (value.cuda() for value in _pair(loss, torch.float32))
+        direct, under_vmap = _both(model, LOSSES[loss], inputs, targets)
+        torch.testing.assert_close(direct.norms(2.0), under_vmap.norms(2.0), rtol=1e-5, atol=1e-7)
+        expected = under_vmap.weighted_sum(weights)
+        for parameter, total in direct.weighted_sum(weights).items():
+            torch.testing.assert_close(total, expected[parameter], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("between", [nn.ReLU(), nn.LayerNorm(40), nn.Flatten(2)])
 def test_direct_gradients_of_several_positions_are_those_of_vmap(between: nn.Module) -> None:
     torch.manual_seed(0)
