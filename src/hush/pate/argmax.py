@@ -43,7 +43,7 @@ class NoisyMax(Value):
     >>> noisy_max(torch.tensor([[0.0, 250.0, 0.0]])).tolist()
     [1]
     >>> print(noisy_max.guarantee(queries=100, delta=1e-5))
-    epsilon <= 2.9432 (and >= 0) at delta 1e-05 (dp, replace one vote, proved, publishable)
+    epsilon <= 2.9433 (and >= 0) at delta 1e-05 (dp, replace one vote, proved, publishable)
     """
 
     noise: Noise

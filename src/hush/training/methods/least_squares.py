@@ -89,7 +89,7 @@ class NoisyLeastSquares(Value):
 
     >>> solver = NoisyLeastSquares(multiplier=4.0, row_norm=2.0)
     >>> print(solver.guarantee(delta=1e-5).epsilon)
-    <= 0.92634 (and >= 0.92634)
+    <= 0.92635 (and >= 0.92634)
     """
 
     multiplier: float = field(metadata=MULTIPLIER)

@@ -154,7 +154,7 @@ class NoisyMoments(NoisySums[Moments]):
     **Guarantee.** See `NoisySums`; the floor must not depend on the records either.
 
     >>> print(NoisyMoments(multiplier=8.0).guarantee(delta=1e-5).epsilon)
-    <= 0.63398 (and >= 0.63398)
+    <= 0.63398 (and >= 0.63397)
     """
 
     floor: float = field(default=1e-5, metadata=_FLOOR)

@@ -130,7 +130,7 @@ def mean(
     ... )
     >>> found = hush.mean(rows, plan, delta=1e-5, generator=torch.Generator().manual_seed(1))
     >>> print(found.value.round(2).tolist(), found.guarantee.epsilon)
-    [0.5, 0.5, 0.49] <= 0.92634 (and >= 0.92634)
+    [0.5, 0.5, 0.49] <= 0.92635 (and >= 0.92634)
     """
     rows = _mean_rows(records, plan)
     check_delta(delta, len(rows))
@@ -237,7 +237,7 @@ class NoisyQuantile(Value):
 
     >>> quantile = NoisyQuantile(multiplier=20.0)
     >>> print(quantile.guarantee(blocks=1, delta=1e-5))
-    epsilon <= 0.16004 (and >= 0) at delta 1e-05 (dp, zero-out one record, proved, publishable)
+    epsilon <= 0.16005 (and >= 0) at delta 1e-05 (dp, zero-out one record, proved, publishable)
     """
 
     multiplier: float = field(metadata=MULTIPLIER)
