@@ -4,7 +4,7 @@ import os
 import sys
 import warnings
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
@@ -18,8 +18,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from hush.accounting.ledger import Ledger
+from hush.clipping import L2
 from hush.core.errors import InvalidValue, PrivacyWarning, Unsupported, short_repr
 from hush.core.guarantee import Budget, Guarantee, advised_delta, check_delta
+from hush.core.plan import Plan
 from hush.core.value import check_count
 from hush.integrations.sklearn.fitting import (
     Descent,
@@ -38,6 +40,8 @@ from hush.integrations.sklearn.schema import (
     indices,
     numbers,
 )
+from hush.noise import Gaussian
+from hush.sampling import Poisson
 from hush.training.trial import TuningTrial
 
 _SMALL = 0.01
@@ -90,36 +94,57 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Fit within the budget, or fit one trial of a selection by its plan, on its ledger."""
         _check_callers(self.epsilon, own_ledger=self.ledger is None and trial is None)
         self._validate_params()
-        descent = self._descent()
+        why = "it is a width"
+        hidden = tuple(
+            check_count("hidden_layer_sizes", size, why, 1, 16) for size in self.hidden_layer_sizes
+        )
+        if self.solver == "least_squares" and hidden:
+            raise InvalidValue(
+                f'hidden_layer_sizes={short_repr(hidden)} with solver="least_squares": sufficient '
+                'statistics are for linear models. Pass solver="sgd", or hidden_layer_sizes=().',
+                key="solver",
+            )
         if trial is not None:
             if self.solver == "least_squares" or self.scaling == "paid":
                 raise Unsupported(
                     f"solver={self.solver!r} and scaling={self.scaling!r} in a trial of hush.tune: a "
                     "trial is charged for its steps of DP-SGD only. Leave both at their defaults."
                 )
-            descent, solver = replace(descent, steps=trial.steps), "sgd"
-            paid, budget, generator, plan = False, trial.budget, trial.generator, trial.plan
+            solver, budget, generator = "sgd", trial.budget, trial.generator
+            steps, plan = trial.steps, trial.plan
         else:
-            records, generator, plan = len(encoded.numeric), None, None
+            records, generator, steps = len(encoded.numeric), None, self.steps
             delta = advised_delta(records) if self.delta is None else self.delta
             budget = Budget(epsilon=self.epsilon, delta=delta)
             check_delta(budget.delta, records)
-            solver = self._chosen_solver(encoded, targets, budget, descent.hidden)
-            paid = self.scaling == "paid"
+            plan = Plan(
+                sampling=Poisson(self.rate), clipping=L2(self.clip_norm), noise=Gaussian(multiplier=1.0)
+            )
+            solver = self.solver
+            if self.solver == "auto":  # by the budget and the numbers of records and columns, all public
+                linear = targets.classes is None and not hidden
+                precise = linear and precise_statistics(encoded, budget)
+                solver = "least_squares" if precise else "sgd"
             if self.random_state is not None:
                 seed = int(check_random_state(self.random_state).randint(2**31 - 1))
                 generator = torch.Generator().manual_seed(seed)
+        descent = Descent(
+            steps=steps,
+            plan=plan,
+            calibrated=trial is not None,
+            learning_rate=self.learning_rate,
+            hidden=hidden,
+        )
         ledger = Ledger(self.ledger) if trial is None else trial.ledger
         try:
             self.model_ = fit(
                 encoded,
                 targets,
                 descent=descent if solver == "sgd" else None,
-                paid=paid,
+                paid=self.scaling == "paid",
                 budget=budget,
                 ledger=ledger,
                 generator=generator,
-                plan=plan,
             )
             self.guarantee_ = ledger.epsilon(budget.delta)
         finally:
@@ -127,35 +152,6 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 ledger.close()
         self.ledger_, self.solver_ = ledger, solver
         return self
-
-    def _chosen_solver(
-        self, encoded: Encoded, targets: Targets, budget: Budget, hidden: tuple[int, ...]
-    ) -> str:
-        """Solver by the parameters, the budget and the numbers of records and columns, all public."""
-        if self.solver == "least_squares" and hidden:
-            raise InvalidValue(
-                f'hidden_layer_sizes={short_repr(hidden)} with solver="least_squares": sufficient '
-                'statistics are for linear models. Pass solver="sgd", or hidden_layer_sizes=().',
-                key="solver",
-            )
-        if self.solver != "auto":
-            return self.solver
-        linear = targets.classes is None and not hidden
-        precise = linear and precise_statistics(encoded, budget)
-        return "least_squares" if precise else "sgd"
-
-    def _descent(self) -> Descent:
-        """Validated settings of DP-SGD."""
-        return Descent(
-            steps=self.steps,
-            rate=self.rate,
-            clip_norm=self.clip_norm,
-            learning_rate=self.learning_rate,
-            hidden=tuple(
-                check_count("hidden_layer_sizes", size, "it is a width", 1, 16)
-                for size in self.hidden_layer_sizes
-            ),
-        )
 
     def _encode(self, table: Any, *, reset: bool) -> Encoded:
         """Features by the public schema. The number and names of columns are stored or compared."""

@@ -1,7 +1,7 @@
 """Fit of encoded columns within one budget: scaling, then least squares or DP-SGD, on one ledger."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from hush.core.plan import Plan
 from hush.core.randomness import fresh_generator
 from hush.integrations.sklearn.schema import Array, Encoded
 from hush.noise import Gaussian
-from hush.sampling import FullBatch, Poisson
+from hush.sampling import FullBatch
 from hush.training.loop import train
 from hush.training.methods.least_squares import NoisyLeastSquares
 from hush.training.methods.moments import NoisyMoments
@@ -31,6 +31,8 @@ Layers = list[tuple[Array, Array]]
 """Weight (outputs, inputs) and bias of each layer, tanh between them."""
 
 _NOTHING: Mapping[Plan, int] = MappingProxyType({})
+_RELEASE = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=1.0))
+"""One noisy sum of all records."""
 _SCALING_SHARE = 0.1
 """Fraction of epsilon for the statistics of `scaling="paid"`. The fit gets the rest of the budget."""
 _DEVIATIONS = 3.0
@@ -51,8 +53,9 @@ class Descent:
     """Settings of DP-SGD. They must not be chosen on the private records."""
 
     steps: int
-    rate: float
-    clip_norm: float
+    plan: Plan
+    calibrated: bool
+    """Whether the plan has its noise, as in a trial of `hush.tune`."""
     learning_rate: float
     hidden: tuple[int, ...] = ()
 
@@ -106,7 +109,6 @@ def fit(
     budget: Budget,
     ledger: Ledger,
     generator: torch.Generator | None,
-    plan: Plan | None = None,
 ) -> FittedModel:
     """Fit a model and charge it to a ledger, within the budget of its total.
 
@@ -118,11 +120,9 @@ def fit(
         budget: Limit of the total cost on the ledger.
         ledger: Ledger to charge.
         generator: Seeded source of all draws, for tests.
-        plan: Plan of a trial's steps of DP-SGD; None: calibrated to the budget.
     """
-    numeric = encoded.numeric.shape[1]
     _check_worth_fitting(len(encoded.numeric), budget, ledger)
-    together = encoded.numeric
+    numeric, together = encoded.numeric.shape[1], encoded.numeric
     if targets.classes is None:
         together = np.hstack([encoded.numeric, targets.values])
     interval = Interval(np.zeros(together.shape[1]), np.ones(together.shape[1]))
@@ -136,7 +136,7 @@ def fit(
     if descent is None:
         layers = _least_squares(inputs, targets, _row_norm(encoded), budget, ledger, generator)
     else:
-        layers = _gradient_descent(inputs, targets, descent, budget, ledger, generator, plan)
+        layers = _gradient_descent(inputs, targets, descent, budget, ledger, generator)
     return FittedModel(layers, own, target)
 
 
@@ -149,15 +149,14 @@ def precise_statistics(encoded: Encoded, budget: Budget) -> bool:
     """
     rows, columns = len(encoded.numeric), encoded.numeric.shape[1] + encoded.categorical.shape[1]
     release = NoisyLeastSquares(multiplier=1.0, row_norm=_row_norm(encoded)).plan
-    multiplier = _multiplier(calibrate(release, budget, 1))
     # asymptotic largest eigenvalue of a symmetric matrix of such noise
-    noise = math.sqrt(2 * columns) * multiplier * release.clipping.reference_norm
+    noise = math.sqrt(2 * columns) * _multiplier(release, budget) * release.clipping.reference_norm
     return noise <= _PRECISE * rows
 
 
 def _check_worth_fitting(records: int, budget: Budget, ledger: Ledger) -> None:
     """Raise if the noise of one release would drown the records. Uses public numbers only."""
-    whole, left = _release_noise(budget, 1), _release_noise(budget, 1, ledger.counts)
+    whole, left = _multiplier(_RELEASE, budget), _multiplier(_RELEASE, budget, spent=ledger.counts)
     if whole**2 < _LEAST_LEFT * left**2:
         raise BudgetExceeded(
             f"the charges on the ledger leave less than {_LEAST_LEFT:.0%} of epsilon={budget.epsilon:g} "
@@ -184,8 +183,8 @@ def _paid_interval(
     records, columns = values.shape
     share = Budget(epsilon=_SCALING_SHARE * budget.epsilon, delta=budget.delta)
     # spend at most a quarter of the rest
-    left = _release_noise(budget, 2, ledger.counts)
-    multiplier = max(_release_noise(share, 2), 2 * left)
+    left = _multiplier(_RELEASE, budget, 2, ledger.counts)
+    multiplier = max(_multiplier(_RELEASE, share, 2), 2 * left)
     norm = math.sqrt(columns)
     # smaller variances are indistinguishable from noise
     floor = max(1e-6, 2 * multiplier * norm / records)
@@ -210,8 +209,7 @@ def _least_squares(
         share = 1 / targets.classes
         values, norm = np.eye(targets.classes)[targets.values] - share, math.sqrt(1 - share)
     solver = NoisyLeastSquares(multiplier=1.0, row_norm=row_norm, target_norm=norm)
-    plan = calibrate(solver.plan, budget, 1, spent=ledger.counts)
-    solver = replace(solver, multiplier=_multiplier(plan))
+    solver = replace(solver, multiplier=_multiplier(solver.plan, budget, spent=ledger.counts))
     ledger.store_delta(budget.delta)
     fitted = solver(torch.from_numpy(inputs), torch.from_numpy(values), ledger, generator=generator)
     weight, bias = fitted.coefficients.T, fitted.intercept
@@ -227,20 +225,24 @@ def _gradient_descent(
     budget: Budget,
     ledger: Ledger,
     generator: torch.Generator | None,
-    plan: Plan | None,
 ) -> Layers:
-    """Linear model or network by DP-SGD, for the rest of the budget."""
-    if plan is None:
-        plan = Plan(
-            sampling=Poisson(rate=descent.rate),
-            clipping=L2(norm=descent.clip_norm),
-            noise=Gaussian(multiplier=1.0),
-        )
+    """Linear model or network by DP-SGD, for the rest of the budget.
+
+    Layers have tanh between them. The last weight begins at zero, the others are random.
+    """
+    plan = descent.plan
+    if not descent.calibrated:
         plan = calibrate(plan, budget, descent.steps, spent=ledger.counts)
     desired = torch.from_numpy(targets.values)
     if targets.classes is None:
         desired = desired.float()
-    model = _network([inputs.shape[1], *descent.hidden, targets.classes or 1], generator)
+    linear, source = [], fresh_generator() if generator is None else generator
+    for widths in pairwise([inputs.shape[1], *descent.hidden, targets.classes or 1]):
+        linear.append(nn.utils.skip_init(nn.Linear, *widths))
+        nn.init.normal_(linear[-1].weight, std=widths[0] ** -0.5, generator=source)
+        nn.init.zeros_(linear[-1].bias)
+    nn.init.zeros_(linear[-1].weight)
+    model = nn.Sequential(*[part for layer in linear for part in (layer, nn.Tanh())][:-1])
     train(
         model,
         nn.MSELoss() if targets.classes is None else nn.CrossEntropyLoss(),
@@ -252,26 +254,10 @@ def _gradient_descent(
         ledger=ledger,
         randomness=Randomness(generator=generator),
     )
-    linear = [layer for layer in model if isinstance(layer, nn.Linear)]
     return [
         (layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy())
         for layer in linear
     ]
-
-
-def _network(widths: Sequence[int], generator: torch.Generator | None) -> nn.Sequential:
-    """Linear layers with tanh between them. The last weight is zero, the others are random."""
-    source = fresh_generator() if generator is None else generator
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(widths):
-        layer = nn.utils.skip_init(nn.Linear, inputs, outputs)
-        with torch.no_grad():
-            nn.init.normal_(layer.weight, std=inputs**-0.5, generator=source)
-            nn.init.zeros_(layer.bias)
-        layers += [layer, nn.Tanh()]
-    with torch.no_grad():
-        layers[-2].weight.zero_()  # type: ignore[operator]
-    return nn.Sequential(*layers[:-1])
 
 
 def _features(encoded: Encoded, interval: Interval) -> Array:
@@ -284,12 +270,10 @@ def _row_norm(encoded: Encoded) -> float:
     return math.sqrt(1 + encoded.categories + _NUMERIC_SQUARE * encoded.numeric.shape[1])
 
 
-def _release_noise(budget: Budget, steps: int, spent: Mapping[Plan, int] = _NOTHING) -> float:
-    """Noise multiplier of full-batch Gaussian releases within the rest of a budget."""
-    plan = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=1.0))
-    return _multiplier(calibrate(plan, budget, steps, spent=spent))
-
-
-def _multiplier(plan: Plan) -> float:
-    assert isinstance(plan.noise, Gaussian)
-    return plan.noise.multiplier
+def _multiplier(
+    plan: Plan, budget: Budget, steps: int = 1, spent: Mapping[Plan, int] = _NOTHING
+) -> float:
+    """Noise multiplier of a plan of Gaussian noise, calibrated to the rest of a budget."""
+    noise = calibrate(plan, budget, steps, spent=spent).noise
+    assert isinstance(noise, Gaussian)
+    return noise.multiplier
