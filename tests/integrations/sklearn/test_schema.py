@@ -118,7 +118,7 @@ def test_a_category_outside_the_schema_is_refused_without_being_shown(colour: An
 def test_columns_outside_the_schema_and_missing_ones_are_refused() -> None:
     with pytest.raises(DataError, match=r"columns \['weight'\] outside the schema"):
         encode(frame(weight=[1, 2, 3, 4]), SCHEMA)
-    with pytest.raises(DataError, match=r"columns \['age'\] that X lacks"):
+    with pytest.raises(DataError, match=r"X lacks columns \['age'\] of the schema"):
         encode(frame()[["colour", "gain"]], SCHEMA)
     with pytest.raises(DataError, match="X has 2 columns and the schema declares 3"):
         encode(np.zeros((4, 2)), [Numeric(low=0, high=1)] * 3)

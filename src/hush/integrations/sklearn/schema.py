@@ -1,6 +1,5 @@
 """Public schema of a table: declared bounds and categories, never learned from the records."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,21 +22,7 @@ _BOUND = number(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column(Value, ABC):
-    """Declaration of one column. It must not depend on the values in the records."""
-
-    @abstractmethod
-    def encode(self, name: str, values: npt.NDArray[Any]) -> Array:
-        """Features in [-1, 1], one row per record. Each record is encoded independently.
-
-        Args:
-            name: Name of the column.
-            values: One value per record.
-        """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Numeric(Column):
+class Numeric(Value):
     """Numeric column or target with public bounds. Values outside the bounds are clamped.
 
     Args:
@@ -61,6 +46,7 @@ class Numeric(Column):
             )
 
     def encode(self, name: str, values: npt.NDArray[Any]) -> Array:
+        """One feature in [-1, 1] per record, which depends on that record alone."""
         return self.scale(numbers(f"column {name!r}", values))[:, None]
 
     def scale(self, values: Array) -> Array:
@@ -79,7 +65,7 @@ class Numeric(Column):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Categorical(Column):
+class Categorical(Value):
     """Categorical column with a public list of values, encoded one-hot.
 
     Args:
@@ -94,9 +80,11 @@ class Categorical(Column):
         object.__setattr__(self, "values", distinct("values", self.values, ("red", "green")))
 
     def encode(self, name: str, values: npt.NDArray[Any]) -> Array:
+        """One-hot features, which depend on their record alone."""
         return np.eye(len(self.values))[indices(values, self.values, f"column {name!r}", "schema")]
 
 
+Column = Numeric | Categorical
 Schema = Numeric | Mapping[str, Column] | Sequence[Column]
 """One `Numeric` for all columns, a column for each name, or a column for each position."""
 
@@ -119,12 +107,56 @@ def encode(table: Any, schema: Schema | None) -> Encoded:
         table: Matrix, or data frame with columns found by name.
         schema: Declared columns.
     """
-    columns = _read_columns(table, schema)
-    rows = len(columns[0][2])
+    names = getattr(table, "columns", None)
+    if names is not None and isinstance(schema, Mapping):
+        declared = _declared_columns(schema, len(names))
+        missing = [name for name in declared if name not in names]
+        outside = [name for name in names if name not in declared]
+        if missing or outside:
+            raise DataError(
+                f"X lacks columns {short_repr(missing)} of the schema, and has columns "
+                f"{short_repr(outside)} outside the schema: an undeclared column has no bounds and no "
+                "public categories. Declare it in schema=, or drop it from X."
+            )
+        cells = [np.asarray(table[name]) for name in declared]
+    else:
+        # check_array's own errors about dimensions and types show private cells
+        matrix = check_array(table, dtype=None, ensure_all_finite=False, ensure_2d=False)
+        if matrix.ndim != 2:
+            raise DataError(
+                f"X has {matrix.ndim} dimensions instead of two. Reshape your data: X.reshape(-1, 1) "
+                "has one column, X.reshape(1, -1) one record."
+            )
+        declared, cells = _declared_columns(schema, matrix.shape[1]), list(matrix.T)
+        if len(declared) != len(cells):
+            raise DataError(
+                f"X has {len(cells)} columns and the schema declares {len(declared)}: an undeclared "
+                "column has no bounds and no public categories. Declare the columns of X in their order."
+            )
+    rows = len(cells[0])
     parts: tuple[list[Array], list[Array]] = [np.zeros((rows, 0))], [np.zeros((rows, 0))]
-    for name, column, values in columns:
+    for (name, column), values in zip(declared.items(), cells, strict=True):
         parts[isinstance(column, Categorical)].append(column.encode(name, values))
     return Encoded(np.hstack(parts[0]), np.hstack(parts[1]), len(parts[1]) - 1)
+
+
+def _declared_columns(schema: Schema | None, width: int) -> dict[str, Column]:
+    """Columns of a schema by name. Those without a name are called x0, x1, ..."""
+    declared: dict[str, Column] = {}
+    if isinstance(schema, Mapping):
+        declared = dict(schema)
+    elif isinstance(schema, Numeric):
+        declared = {f"x{place}": schema for place in range(width)}
+    elif isinstance(schema, Sequence):
+        declared = {f"x{place}": column for place, column in enumerate(schema)}
+    if not declared or not all(isinstance(column, Column) for column in declared.values()):
+        raise InvalidValue(
+            f"schema={short_repr(schema)} must declare every column: bounds and categories taken from "
+            'the records are not private. Pass e.g. schema={"age": Numeric(low=0, high=100), '
+            '"sex": Categorical(values=("female", "male"))}, or one Numeric for all columns.',
+            key="schema",
+        )
+    return declared
 
 
 def distinct(name: str, values: object, example: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -172,55 +204,3 @@ def numbers(name: str, values: npt.NDArray[Any]) -> Array:
             "Fill in or drop such records, each independently of the others."
         )
     return converted
-
-
-def _read_columns(table: Any, schema: Schema | None) -> list[tuple[str, Column, npt.NDArray[Any]]]:
-    """Name, declaration and values of each column of the schema, in its order."""
-    names = getattr(table, "columns", None)
-    if names is not None and isinstance(schema, Mapping):
-        declared = _declared_columns(schema, len(names))
-        missing = [name for name, _ in declared if name not in names]
-        outside = [name for name in names if name not in schema]
-        if missing or outside:
-            found = [
-                *([f"the schema has columns {short_repr(missing)} that X lacks"] if missing else []),
-                *([f"X has columns {short_repr(outside)} outside the schema"] if outside else []),
-            ]
-            raise DataError(
-                f"{', and '.join(found)}: an undeclared column has no bounds and no public categories. "
-                "Declare it in schema=, or drop it from X."
-            )
-        return [(name, column, np.asarray(table[name])) for name, column in declared]
-    # check_array's own errors about dimensions and types show private cells
-    matrix = check_array(table, dtype=None, ensure_all_finite=False, ensure_2d=False)
-    if matrix.ndim != 2:
-        raise DataError(
-            f"X has {matrix.ndim} dimensions instead of two. Reshape your data: X.reshape(-1, 1) has "
-            "one column, X.reshape(1, -1) one record."
-        )
-    declared = _declared_columns(schema, matrix.shape[1])
-    if len(declared) != matrix.shape[1]:
-        raise DataError(
-            f"X has {matrix.shape[1]} columns and the schema declares {len(declared)}: an undeclared "
-            "column has no bounds and no public categories. Declare the columns of X in their order."
-        )
-    return [(name, column, matrix[:, place]) for place, (name, column) in enumerate(declared)]
-
-
-def _declared_columns(schema: Schema | None, width: int) -> tuple[tuple[str, Column], ...]:
-    """Names and columns of a schema. Columns without a name are called x0, x1, ..."""
-    if isinstance(schema, Numeric):
-        return tuple((f"x{place}", schema) for place in range(width))
-    named: list[tuple[str, Any]] = []
-    if isinstance(schema, Mapping):
-        named = list(schema.items())
-    elif isinstance(schema, Sequence) and not isinstance(schema, str | bytes):
-        named = [(f"x{place}", column) for place, column in enumerate(schema)]
-    if not named or not all(isinstance(column, Column) for _, column in named):
-        raise InvalidValue(
-            f"schema={short_repr(schema)} must declare every column: bounds and categories taken from "
-            'the records are not private. Pass e.g. schema={"age": Numeric(low=0, high=100), '
-            '"sex": Categorical(values=("female", "male"))}, or one Numeric for all columns.',
-            key="schema",
-        )
-    return tuple(named)
