@@ -1,4 +1,4 @@
-"""`PrivateTrainer`: a Trainer of the transformers library with a private step."""
+"""Hugging Face transformers: a Trainer with a private step. docs/transformers.md."""
 
 import inspect
 import json
@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from hush.accounting.calibrate import calibrate
 from hush.accounting.ledger import Ledger
+from hush.clipping import L2
 from hush.core.errors import CheckpointError, InvalidValue, PrivacyWarning, Unsupported
 from hush.core.guarantee import Budget, Guarantee
 from hush.core.plan import Plan
+from hush.core.value import check_kind, with_article
 from hush.integrations import require
 from hush.integrations.host_loop import HostLoop, batch_data
-from hush.integrations.transformers.arguments import (
-    check_arguments,
-    check_evaluation,
-    check_records,
-    plan_of,
-)
+from hush.noise import Gaussian
+from hush.sampling import Poisson
 from hush.training.checkpoint import settings_of
+from hush.training.disjoint import check_held_out
 from hush.training.step import PrivateStep
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ _NOT_CHARGED = ("loss", "grad_norm", "total_flos")
 """Metrics of training records that Trainer logs, beside those with the prefix "train_"."""
 _STEP = ("training_step", "get_train_dataloader", "_get_train_sampler")
 """Methods of a Trainer that draw records and apply gradients."""
+_FUSED_BACKWARD = ("lomo", "adalomo")
 _ATTENTION = "sdpa_vectorized"
 _NAME = "private_step.json"
 """File in a checkpoint with the public name of the private step's state."""
@@ -91,7 +91,7 @@ class PrivateTrainer(Trainer):
         self._recording = False
         """Whether the loss of a record is being computed."""
         passed = {**dict(zip(inspect.signature(Trainer).parameters, args, strict=False)), **options}
-        check_records(passed.get("train_dataset"))  # before Trainer asks for the max_steps of a stream
+        _check_records(passed.get("train_dataset"))  # before Trainer asks for the max_steps of a stream
         super().__init__(*args, **options)
         if plan is None and epsilon is None:
             raise InvalidValue(
@@ -171,7 +171,7 @@ class PrivateTrainer(Trainer):
         )
         accumulated = self.args.gradient_accumulation_steps
         items = math.ceil(len(own) / accumulated) * accumulated
-        return DataLoader(range(items), batch_size=1, collate_fn=_empty)  # type: ignore[arg-type]
+        return DataLoader(range(items), batch_size=1, collate_fn=lambda _: {})  # type: ignore[arg-type]
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Number of records; for the empty training loader, that of the training data."""
@@ -220,12 +220,12 @@ class PrivateTrainer(Trainer):
 
     def evaluate(self, eval_dataset: Any = None, *args: Any, **options: Any) -> Any:
         """Evaluate and log metrics, as in Trainer. Raises for training records."""
-        check_evaluation(eval_dataset, self.train_dataset)
+        _check_evaluation(eval_dataset, self.train_dataset)
         return super().evaluate(eval_dataset, *args, **options)
 
     def predict(self, test_dataset: Any, *args: Any, **options: Any) -> Any:
         """Compute predictions and metrics, as in Trainer. Raises for training records."""
-        check_evaluation(test_dataset, self.train_dataset)
+        _check_evaluation(test_dataset, self.train_dataset)
         return super().predict(test_dataset, *args, **options)
 
     def hyperparameter_search(self, *args: Any, **options: Any) -> Any:
@@ -243,10 +243,10 @@ class PrivateTrainer(Trainer):
 
     def _check(self) -> Plan:
         """The plan, before calibration, of arguments that can be private."""
-        check_evaluation(self.eval_dataset, self.train_dataset)
-        check_arguments(self.args)
+        _check_evaluation(self.eval_dataset, self.train_dataset)
+        _check_arguments(self.args)
         batch = self.get_total_train_batch_size(self.args)
-        return plan_of(self._plan, self._records, batch, self.args.max_grad_norm)
+        return _plan_of(self._plan, self._records, batch, self.args.max_grad_norm)
 
     def _begin(self) -> None:
         """Make the step with the current weights and optimizer, resumed or new."""
@@ -254,6 +254,16 @@ class PrivateTrainer(Trainer):
         if self._plan is None:
             assert self._budget is not None
             plan = calibrate(plan, self._budget, steps)
+        name = None
+        if self._resumed is not None:
+            try:
+                name = json.loads((self._resumed / _NAME).read_text())
+            except (OSError, ValueError) as error:
+                raise CheckpointError(
+                    f"{self._resumed} is not a complete checkpoint of a private run ({error}): weights "
+                    "that were trained on these records without noise stay non-private. Resume from a "
+                    f"checkpoint with a {_NAME}, or begin with public weights."
+                ) from None
         Path(str(self.args.output_dir)).mkdir(parents=True, exist_ok=True)
         vectorize_attention(model)  # type: ignore[arg-type]
         self._loop.begin(
@@ -266,7 +276,7 @@ class PrivateTrainer(Trainer):
             delta=self._delta,
             steps=steps,
             physical_batch=self.args.per_device_train_batch_size,
-            resumed=None if self._resumed is None else _read_name(self._resumed),
+            resumed=name,
         )
 
     def _loss_of_record(self, batch: dict[str, Any]) -> Any:
@@ -302,19 +312,6 @@ class _SaveStep(TrainerCallback):
             path.write_text(json.dumps(name) + "\n")
 
 
-def _read_name(folder: Path) -> dict[str, Any]:
-    """Public name of the step's state in a checkpoint."""
-    try:
-        name: dict[str, Any] = json.loads((folder / _NAME).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder} is not a complete checkpoint of a private run ({error}): weights that were "
-            "trained on these records without noise stay non-private. Resume from a checkpoint with a "
-            f"{_NAME}, or begin with public weights."
-        ) from None
-    return name
-
-
 def _contents(trainer: Trainer) -> dict[str, Any]:
     """Values of numbers and sizes of containers among a Trainer's attributes, two levels deep.
 
@@ -342,9 +339,89 @@ def _charged(metrics: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _empty(_: list[int]) -> dict[str, Any]:
-    """Item of the training loader, without a record."""
-    return {}
+def _plan_of(plan: Plan | None, records: int, batch: int, clip_norm: float | None) -> Plan:
+    """The plan that was passed, verified to agree with TrainingArguments, or theirs with noise of 1."""
+    if batch > records:
+        raise InvalidValue(
+            f"the batch of the TrainingArguments is {batch} (per device, times accumulation, times "
+            f"processes) and there are {records} records, but a sampling rate is at most 1. Lower "
+            "per_device_train_batch_size or gradient_accumulation_steps."
+        )
+    if plan is None:
+        if not clip_norm or clip_norm < 0:
+            raise InvalidValue(
+                f"max_grad_norm={clip_norm} must be > 0: it is the clipping norm of each record's "
+                "gradient. Leave it at 1.0, or pass plan=."
+            )
+        noise = Gaussian(multiplier=1.0)
+        return Plan(sampling=Poisson(rate=batch / records), clipping=L2(norm=clip_norm), noise=noise)
+    expected = check_kind("plan", plan, Plan).sampling.expected(records)
+    if abs(expected - batch) >= 0.5:
+        raise InvalidValue(
+            f"the plan draws {expected:g} of {records} records on average, but the batch of the "
+            f"TrainingArguments is {batch} (per device, times accumulation and processes). Pass "
+            f"sampling=hush.Poisson(rate={batch} / {records}), or other arguments."
+        )
+    if clip_norm not in (None, 0, getattr(plan.clipping, "norm", None)):
+        raise InvalidValue(
+            f"max_grad_norm={clip_norm} and the plan clips each record's gradient by {plan.clipping}: a "
+            "noisy gradient is not clipped again. Pass TrainingArguments(max_grad_norm=0), or the "
+            "plan's norm."
+        )
+    return plan
+
+
+def _check_arguments(args: Any) -> None:
+    """Raise for TrainingArguments that a private step cannot honour."""
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    fused = optimizer in _FUSED_BACKWARD or optimizer.endswith("_layerwise")
+    rejected = {
+        "fp16": args.fp16 and "private gradients are computed without a gradient scaler: use bf16",
+        "deepspeed": args.deepspeed and "it computes, splits and applies gradients of the batch itself",
+        "fsdp": args.fsdp
+        and "it splits the weights itself: use fully_shard in a loop of your own (docs/distributed.md)",
+        "train_sampling_strategy": args.train_sampling_strategy != "random"
+        and "it selects records by their length or position, but each is charged as an independent draw",
+        "auto_find_batch_size": args.auto_find_batch_size
+        and "it repeats steps with another batch size, which is another plan",
+        "include_num_input_tokens_seen": args.include_num_input_tokens_seen != "no"
+        and "the number of tokens in a batch depends on who was drawn",
+        "neftune_noise_alpha": args.neftune_noise_alpha is not None
+        and "its hook draws inside the model, which is untested here",
+        "use_liger_kernel": args.use_liger_kernel
+        and "its kernels compute gradients of the batch, not of each record",
+        "n_gpu": args.n_gpu > 1
+        and "one process with several GPUs averages gradients before they are clipped: start it with "
+        "torchrun, one process per GPU, or show it one GPU (CUDA_VISIBLE_DEVICES)",
+        "optim": fused and "it updates weights in the backward pass, before anything is charged",
+    }
+    for name, reason in rejected.items():
+        if reason:
+            value = getattr(args, name)
+            value = getattr(value, "value", value)  # arguments are members of enumerations
+            raise Unsupported(f"{name}={value!r} of the TrainingArguments cannot be private: {reason}.")
+
+
+def _check_records(train_dataset: Any) -> None:
+    """Raise for training records that cannot be sampled."""
+    if train_dataset is None:
+        raise InvalidValue(
+            "train_dataset was not passed: the noise depends on the number of private records. Pass "
+            "train_dataset=...; for evaluation alone, which is not private, use transformers.Trainer."
+        )
+    if isinstance(train_dataset, IterableDataset) or not hasattr(train_dataset, "__len__"):
+        raise Unsupported(
+            f"train_dataset is {with_article(type(train_dataset).__name__)} without a length: a stream "
+            "returns records in its own order, and there is no sampling, no charge. Pass a map-style "
+            "data set; write a stream to disk once."
+        )
+
+
+def _check_evaluation(eval_dataset: Any, train_dataset: Any) -> None:
+    """Raise if metrics would be computed on training records, which no charge covers."""
+    for each in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
+        if each is not None and not isinstance(each, str):
+            check_held_out(each, train_dataset)
 
 
 def vectorize_attention(model: nn.Module) -> None:
