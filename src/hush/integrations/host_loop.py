@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,7 +82,7 @@ class HostLoop:
         assert self.data is not None
         step = PrivateStep(
             BatchLoss(model, loss_of_batch),
-            own_loss,
+            lambda losses, targets: losses,
             optimizer,
             plan,
             records=count(self.data),
@@ -124,17 +123,12 @@ class HostLoop:
         Args:
             delta: Delta of the guarantee; None: the run's.
         """
-        if self.step is not None:
-            return self.step.ledger.epsilon(delta)
-        if isinstance(self._ledger, Ledger):
-            return self._ledger.epsilon(delta)
-        if self._ledger is None or not Path(self._ledger).exists():
+        if self.step is None:
             raise LedgerError(
                 "no step has been charged yet, so there is no guarantee yet. Train first; for an "
                 "earlier run, hush.Ledger(path, read_only=True).epsilon()."
             )
-        with Ledger(self._ledger, read_only=True) as ledger:
-            return ledger.epsilon(delta)
+        return self.step.ledger.epsilon(delta)
 
     def save(self) -> dict[str, Any]:
         """Save the secret state of the step, between two batches, and return its public name.
@@ -212,27 +206,22 @@ class BatchLoss(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         """Losses, one per record."""
-        count = len(next(tree_leaves(batch)))
-        if count == 1:
-            return self._loss(batch)
-        rows = torch.arange(count).split(1)
-        return torch.cat([self._loss(tree_map(batch, lambda part: part[row])) for row in rows])  # noqa: B023
-
-    def _loss(self, record: Any) -> Tensor:
-        returned = self._loss_of_batch(record)
-        loss = returned.get("loss") if isinstance(returned, dict) else returned
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            kind = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise Unsupported(
-                f"the loss of a batch of one record is {with_article(kind)}, not one number. Return the "
-                "loss itself, or a dictionary with it as 'loss'."
-            )
-        return loss.reshape(1)
-
-
-def own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Loss function for a `BatchLoss`: its outputs are losses."""
-    return outputs
+        rows = torch.arange(len(next(tree_leaves(batch)))).split(1)
+        records = [batch]
+        if len(rows) > 1:
+            records = [tree_map(batch, lambda part: part[row]) for row in rows]  # noqa: B023
+        losses = []
+        for record in records:
+            returned = self._loss_of_batch(record)
+            loss = returned.get("loss") if isinstance(returned, dict) else returned
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                kind = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+                raise Unsupported(
+                    f"the loss of a batch of one record is {with_article(kind)}, not one number. Return "
+                    "the loss itself, or a dictionary with it as 'loss'."
+                )
+            losses.append(loss.reshape(1))
+        return losses[0] if len(losses) == 1 else torch.cat(losses)
 
 
 def batch_data(

@@ -116,14 +116,10 @@ class PrivateModule(LightningModule):
     warning. Validation records are not protected.
     """
 
-    _recording = False
-    """Whether the loss of a record is being computed."""
-    _checkpoint: dict[str, Any] | None = None
-    """Name of the step's state in the loaded checkpoint."""
-    _settings: list[dict[str, Any]]
-    """Settings of the optimizer before any schedule changed them."""
-    _monitors: dict[int, str]
-    """Metric that a schedule monitors, by the schedule's identity."""
+    _recording = False  # whether the loss of a record is being computed
+    _checkpoint: dict[str, Any] | None = None  # name of the step's state in the loaded checkpoint
+    _settings: list[dict[str, Any]]  # of the optimizer before any schedule changed them
+    _monitors: dict[int, str]  # metric that a schedule monitors, by the schedule's identity
 
     @property
     def automatic_optimization(self) -> bool:
@@ -142,16 +138,25 @@ class PrivateModule(LightningModule):
     def configure_optimizers(self) -> Any:
         """The module's own optimizer and schedules."""
         configured = super().configure_optimizers()
-        found = list(_optimizers(configured))
-        if len(found) != 1:
+        parts = list(_parts(configured))
+        optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
+        if len(optimizers) != 1:
             raise Unsupported(
-                f"configure_optimizers returns {len(found)} optimizers: a private step applies one "
+                f"configure_optimizers returns {len(optimizers)} optimizers: a private step applies one "
                 "noisy gradient of all parameters. Return one optimizer, with a parameter group for "
                 "each group of settings."
             )
-        self._settings = settings_of(found[0])
-        self._monitors = {}
-        return _take_monitors(configured, self._monitors)
+        self._settings, self._monitors = settings_of(optimizers[0]), {}
+        for part in parts:
+            if isinstance(part, dict):
+                schedule = part.get("scheduler", part.get("lr_scheduler"))
+                schedule = schedule.get("scheduler") if isinstance(schedule, dict) else schedule
+                if "monitor" in part:
+                    self._monitors[id(schedule)] = part["monitor"]
+                # under manual optimization Lightning ignores them with a warning
+                for name in _MONITORING:
+                    part.pop(name, None)
+        return configured
 
     def configure_callbacks(self) -> list[Callback]:
         """The module's own callbacks, and one that closes the ledger. Lightning calls this first."""
@@ -339,32 +344,9 @@ def _check_trainer(trainer: "Trainer") -> None:
                 )
 
 
-def _optimizers(configured: Any) -> Iterator[torch.optim.Optimizer]:
-    """Optimizers in the result of configure_optimizers."""
-    if isinstance(configured, torch.optim.Optimizer):
-        yield configured
-    elif isinstance(configured, dict):
-        yield from _optimizers(configured.get("optimizer"))
-    elif isinstance(configured, (list, tuple)):
-        for part in configured:
-            yield from _optimizers(part)
-
-
-def _take_monitors(configured: Any, monitors: dict[int, str], monitor: str | None = None) -> Any:
-    """Move the monitors of schedules from the result of configure_optimizers to a dictionary.
-
-    Under manual optimization Lightning ignores a monitor; the module evaluates it.
-    """
-    if isinstance(configured, dict):
-        monitor = configured.get("monitor", monitor)
-        kept = {key: part for key, part in configured.items() if key not in _MONITORING}
-        if "scheduler" in kept and monitor is not None:
-            monitors[id(kept["scheduler"])] = monitor
-        if "lr_scheduler" in kept:
-            kept["lr_scheduler"] = _take_monitors(kept["lr_scheduler"], monitors, monitor)
-        return kept
-    if isinstance(configured, (list, tuple)):
-        return type(configured)(_take_monitors(part, monitors) for part in configured)
-    if monitor is not None:
-        monitors[id(configured)] = monitor
-    return configured
+def _parts(configured: Any) -> Iterator[Any]:
+    """The result of configure_optimizers, and all entries of its lists and dictionaries."""
+    yield configured
+    if isinstance(configured, (dict, list, tuple)):
+        for part in configured.values() if isinstance(configured, dict) else configured:
+            yield from _parts(part)
