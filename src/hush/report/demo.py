@@ -1,6 +1,6 @@
 """The demonstration: the methods of four papers on the bundled digits, at one epsilon."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -42,30 +42,29 @@ _PUBLIC = 100
 """Training records without protection, for the subspaces."""
 _QUERIES, _TEACHERS, _WATCHED = 40, 50, 50
 _PAGES = "docs/mechanisms/"
+_PATE = ("hush pate --beta 1", "docs/pate.md")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A method that is trained: its plan at the budget, and the number of its own that the table has."""
+    """A method: its plan at the budget, and the number of its own that the table has."""
 
     name: str
     plan: Plan
     steps: int
-    own: Callable[[Plan, Run], str]
     command: str
     page: str
+    own: Callable[[Plan, Run], str] = lambda plan, run: ""
     public: int = 0
-    learning_rate: float = _LEARNING_RATE
 
 
 @dataclass(kw_only=True)
 class Row:
     """Results of a method over the seeds."""
 
-    name: str
     accuracies: list[float] = field(default_factory=list)
     epsilon: float = 0.0
-    noise: str = ""
+    noise: str = "-"
     own: str = ""
 
 
@@ -114,7 +113,6 @@ def methods(records: int, parameters: int, steps: int = 200) -> list[Method]:
             name="DP-SGD",
             plan=calibrate(dpsgd, BUDGET, steps=steps),
             steps=steps,
-            own=lambda plan, run: "",
             command="hush train",
             page="docs/first-steps.md",
         ),
@@ -166,85 +164,67 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
     x, y, x_test, y_test = tensors(load("digits"))
     test = x_test[_QUERIES:], y_test[_QUERIES:]  # the others are the public inputs of PATE
     chosen = methods(len(x), 650, steps)
-    rows = {
-        name: Row(name=name) for name in ("no privacy", *(each.name for each in chosen), "PATE, GGNMax")
-    }
-    rows["no privacy"].noise = "-"
+    rows = {name: Row() for name in ("no privacy", *(each.name for each in chosen), "PATE, GGNMax")}
     with Progress("training", (len(chosen) + 2) * seeds, unit="runs") as progress:
         for seed in range(seeds):
             rows["no privacy"].accuracies.append(_plain(x, y, test, seed, steps))
             progress.advance()
             for method in chosen:
-                data = x[method.public :], y[method.public :]
-                public = (x[: method.public], y[: method.public]) if method.public else None
                 folder = out / "dp-sgd" if method.name == "DP-SGD" and not seed else None
-                run = _private(method, data, public, test, seed, folder)
+                run = _private(method, x, y, test, seed, folder)
                 row = rows[method.name]
                 row.accuracies.append(run.metrics[-1]["accuracy"])
                 row.epsilon, row.noise = run.guarantee.epsilon.upper, _noise(method.plan)
-                if not seed:
-                    row.own = method.own(method.plan, run)
+                row.own = row.own or method.own(method.plan, run)
                 progress.advance()
             _teach(rows["PATE, GGNMax"], (x, y), (x_test[:_QUERIES], y_test[:_QUERIES]), test, seed, out)
             progress.advance()
     facts = run_facts(out / "dp-sgd", baseline=mean(rows["no privacy"].accuracies))
     write_report(out / "report.html", facts)
-    _write(out, list(rows.values()), chosen, seeds)
-
-
-def _write(out: Path, rows: list[Row], chosen: list[Method], seeds: int) -> None:
-    """Write and print the table, draw the figure, and say where each method is described."""
+    _draw(rows, out / "plot.png")
     table = Table(
         header=["method", "epsilon", "accuracy", "noise", "own number"],
         rows=[
             [
-                row.name,
+                name,
                 f"{row.epsilon:.3f}" if row.epsilon else "infinite",
                 f"{mean(row.accuracies):.1%}",
                 row.noise,
                 row.own,
             ]
-            for row in rows
+            for name, row in rows.items()
         ],
     )
-    meaning = (
-        f"Epsilon at delta {BUDGET.delta:g}, one record; accuracy on digits that were not trained on, "
-        f"mean of {seeds} seeds. Noise in units of the clipping norm."
+    text = (
+        f"{table.markdown()}\n\nEpsilon at delta {BUDGET.delta:g}, one record; accuracy on digits that "
+        f"were not trained on, mean of {seeds} seeds. Noise in units of the clipping norm.\n"
     )
-    (out / "table.md").write_text(f"{table.markdown()}\n\n{meaning}\n")
-    _draw(rows, out / "plot.png")
-    print(f"\n{table.markdown()}\n\n{meaning}\n")
-    print(f"table   {out / 'table.md'}\nfigure  {out / 'plot.png'}\nreport  {out / 'report.html'}\n")
-    width = max(len(each.command) for each in chosen)
-    for method in chosen:
-        print(f"{method.command:{width}}  {method.page}")
-    print(f"{'hush pate --beta 1':{width}}  docs/pate.md")
+    (out / "table.md").write_text(text)
+    print(f"\n{text}\ntable   {out / 'table.md'}\nfigure  {out / 'plot.png'}")
+    print(f"report  {out / 'report.html'}\n")
+    for command, page in (*((each.command, each.page) for each in chosen), _PATE):
+        print(f"{command:{max(len(each.command) for each in chosen)}}  {page}")
     print("\nSeeded for reproducible numbers; a private run has no known seed. All methods: hush plans.")
 
 
 def _private(
-    method: Method,
-    data: tuple[Tensor, Tensor],
-    public: tuple[Tensor, Tensor] | None,
-    test: tuple[Tensor, Tensor],
-    seed: int,
-    folder: Path | None,
+    method: Method, x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], seed: int, folder: Path | None
 ) -> Run:
     """One private run of a method."""
-    model = _initial_model(seed)
+    model, public = _initial_model(seed), method.public
     bounded = isinstance(method.plan.noise, Truncated) and not seed
     checkpoints = Checkpoints()
     if folder is not None:
         rmtree(folder, ignore_errors=True)
-        settings = {"data": "digits", "model": "logistic", "learning_rate": method.learning_rate}
+        settings = {"data": "digits", "model": "logistic", "learning_rate": _LEARNING_RATE}
         checkpoints = Checkpoints(directory=folder, settings=settings)
-    options: dict[str, Any] = {} if public is None else {"public": public}
+    options: dict[str, Any] = {"public": (x[:public], y[:public])} if public else {}
     return train(
         model,
         nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=method.learning_rate),
+        torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE),
         method.plan,
-        data,
+        (x[public:], y[public:]),
         budget=BUDGET,
         steps=method.steps,
         evaluation=test,
@@ -286,8 +266,7 @@ def _teach(
     )
     row.accuracies.append(run.student_accuracy)
     row.epsilon, row.noise = run.guarantee.epsilon.upper, _noise(query.plan)
-    if not seed:
-        row.own = f"{_QUERIES} answers, {run.label_accuracy:.0%} right"
+    row.own = row.own or f"{_QUERIES} answers, {run.label_accuracy:.0%} right"
 
 
 def _plain(x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], seed: int, steps: int) -> float:
@@ -310,20 +289,15 @@ def _initial_model(seed: int) -> nn.Module:
 
 def _noise(plan: Plan) -> str:
     """Noise of a plan in units of the clipping norm, one number a block."""
-    numbers = _multipliers(plan)
-    return ", ".join(f"{number:.2f}" for number in numbers)
+    return ", ".join(f"{number:.2f}" for number in _multipliers(plan))
 
 
-def _multipliers(plan: Plan) -> Iterator[float]:
-    plain = plan.noise.to_plain()
+def _multipliers(plan: Plan) -> Sequence[float]:
     if isinstance(plan.noise, BlockGaussian):
-        yield from plain["multipliers"]
-    else:
-        yield (
-            plain["multiplier"]
-            if "multiplier" in plain
-            else plain["scale"] / plan.clipping.reference_norm
-        )
+        return plan.noise.multipliers
+    if isinstance(plan.noise, Truncated):
+        return [plan.noise.scale / plan.clipping.reference_norm]
+    return [plan.noise.to_plain()["multiplier"]]
 
 
 def _variance_ratio(plan: Plan, steps: int) -> float:
@@ -347,20 +321,17 @@ def _per_instance_quantiles(plan: Plan, run: Run) -> str:
     return f"per-instance epsilon {median:.2f} (median), {largest:.2f} (largest); Fisher loss {loss:.2f}"
 
 
-def _draw(rows: list[Row], path: Path) -> None:
+def _draw(rows: dict[str, Row], path: Path) -> None:
     """Draw each method's accuracies: a dot for each seed, a bar for their mean."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")
     axes = figure.subplots()
-    places = list(range(len(rows)))[::-1]
-    for place, row in zip(places, rows, strict=True):
-        color = "#6b7683" if row.name == "no privacy" else "#0b5fb0"
-        axes.barh(place, mean(row.accuracies), color=color, alpha=0.35, height=0.6)
-        axes.plot(row.accuracies, [place] * len(row.accuracies), "o", color=color, markersize=4)
-        axes.text(mean(row.accuracies) + 0.015, place + 0.32, f"{mean(row.accuracies):.1%}", fontsize=8)
-    axes.set_yticks(places, [row.name for row in rows])
+    for name, row in rows.items():
+        bar = axes.barh(name, mean(row.accuracies), color="#9fbfe0", height=0.6)
+        axes.bar_label(bar, [f" {mean(row.accuracies):.1%}"], fontsize=8)
+        axes.plot(row.accuracies, [name] * len(row.accuracies), "o", color="#0b5fb0", markersize=4)
+    axes.invert_yaxis()
     axes.set(xlim=(0, 1.08), xlabel=f"accuracy on digits, epsilon {BUDGET.epsilon:g}")
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
-    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

@@ -119,27 +119,37 @@ class RunFacts:
 
     def to_plain(self) -> dict[str, Any]:
         """The facts as plain data; numbers that are not finite become None."""
-        plain: dict[str, Any] = {"name": self.name, "kind": self.kind, "hush": __version__}
-        plain |= {"sensitive": self.audit is not None, "guarantee": self.guarantee.to_plain()}
-        plain |= {"proved": self.proved.to_plain(), "adjacency": self.adjacency.to_plain()}
+        plain: dict[str, Any] = {
+            "name": self.name,
+            "kind": self.kind,
+            "hush": __version__,
+            "sensitive": self.audit is not None,
+            "guarantee": self.guarantee.to_plain(),
+            "proved": self.proved.to_plain(),
+            "adjacency": self.adjacency.to_plain(),
+            "plans": [
+                {
+                    "plan": charge.plan.to_plain(),
+                    "steps": charge.steps,
+                    "epsilon_alone": charge.alone.to_plain(),
+                    "proof": charge.proof,
+                }
+                for charge in self.plans
+            ],
+            "build_up": [{"charges": n, "epsilon": bound.to_plain()} for n, bound in self.build_up],
+            "metrics": self.metrics,
+            "accuracy": {"private": self.accuracy, "without_privacy": self.baseline},
+            "settings": self.settings,
+            "tuned": self.tuned,
+            "finished": self.finished,
+            "audit": self.audit,
+            "ledger_notes": self.notes,
+            "files": [asdict(file) for file in self.files],
+        }
         if self.explanation is not None:
             plain |= explanation_facts(self.explanation)
             plain |= {"privacy_profile": asdict(self.explanation.profile)}
             plain |= {"trade_off": asdict(self.explanation.trade_off)}
-        plain["plans"] = [
-            {
-                "plan": charge.plan.to_plain(),
-                "steps": charge.steps,
-                "epsilon_alone": charge.alone.to_plain(),
-                "proof": charge.proof,
-            }
-            for charge in self.plans
-        ]
-        spent = [{"charges": count, "epsilon": bound.to_plain()} for count, bound in self.build_up]
-        plain |= {"build_up": spent, "metrics": self.metrics}
-        plain |= {"accuracy": {"private": self.accuracy, "without_privacy": self.baseline}}
-        plain |= {name: getattr(self, name) for name in ("settings", "tuned", "finished", "audit")}
-        plain |= {"ledger_notes": self.notes, "files": [asdict(file) for file in self.files]}
         checked: dict[str, Any] = finite_or_none(plain)
         return checked
 
@@ -212,10 +222,14 @@ def run_facts(
     proved = guarantee
     if guarantee.basis != "proved":
         proved = replace(guarantee, epsilon=epsilon(proved_counts(counts)), basis="proved")
+    releases = {type(plan.release) for plan in counts}
+    kind = "ledger" if folder is None else "selective training" if Selective in releases else "training"
+    if pate or BestOf in releases:
+        kind = "PATE" if pate else "private selection"
     results = ("student.safetensors",) if pate else ("model.safetensors", "tuned.json")
     return RunFacts(
         name=(folder or path.parent).resolve().name or str(path),
-        kind="PATE" if pate else _kind(counts, folder),
+        kind=kind,
         guarantee=guarantee,
         proved=proved,
         adjacency=ledger.adjacency,
@@ -236,15 +250,6 @@ def run_facts(
         files=tuple(_files(path)),
         audit=None if audit is None else audit_facts(audit, counts),
     )
-
-
-def _kind(counts: Mapping[Plan, int], folder: Path | None) -> str:
-    releases = {type(plan.release) for plan in counts}
-    if BestOf in releases:
-        return "private selection"
-    if folder is None:
-        return "ledger"
-    return "selective training" if Selective in releases else "training"
 
 
 def _planned(folder: Path, settings: Mapping[str, Any]) -> dict[Plan, int]:
@@ -292,16 +297,12 @@ def _files(path: Path) -> list[RunFile]:
 def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if there is no file."""
     try:
-        value = json.loads(path.read_bytes()) if path.exists() else {}
-        reason = "" if isinstance(value, dict) else "it holds no object"
-    except (OSError, ValueError) as error:
-        reason = shorten(str(error), 200)
-    if reason:
+        return dict(json.loads(path.read_bytes())) if path.exists() else {}
+    except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
-            f"{path} cannot be read ({reason}), so the report would omit the settings of the run. "
-            "Restore it, or move it away to report on the charges alone."
-        )
-    return dict(value)
+            f"{path} cannot be read ({shorten(str(error), 200)}), so the report would omit the settings "
+            "of the run. Restore it, or move it away to report on the charges alone."
+        ) from None
 
 
 def audit_facts(path: Path, counts: Mapping[Plan, int]) -> dict[str, Any]:

@@ -1,16 +1,7 @@
-"""Bars and tables as text."""
+"""Tables as text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-
-def bar(share: float, width: int = 24) -> str:
-    """A bar of this share of the width; an arrow ends a longer one.
-
-    >>> bar(0.5, width=4), bar(9.0, width=4)
-    ('##', '###>')
-    """
-    return "#" * (width - 1) + ">" if share > 1 else "#" * round(share * width)
 
 
 @dataclass(frozen=True, kw_only=True)
