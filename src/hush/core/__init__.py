@@ -6,11 +6,7 @@ from types import ModuleType
 
 
 def lazy_modules(package: str) -> Callable[[str], ModuleType]:
-    """Module-level `__getattr__` that imports the modules of a package when they are first used.
-
-    Args:
-        package: The package's `__name__`.
-    """
+    """Module-level `__getattr__` that imports the modules of a package when they are first used."""
 
     def attribute(name: str) -> ModuleType:
         full = f"{package}.{name}"

@@ -10,13 +10,7 @@ from hush.core.errors import InvalidValue
 
 
 def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Replace a file atomically.
-
-    Args:
-        path: File to write or replace.
-        content: New content.
-        secret: Whether only its owner may read it.
-    """
+    """Replace a file atomically; only its owner may read a secret one."""
     draft = path.with_name(path.name + ".draft")
     with file_named(path, "the previous content is unchanged"):
         try:
@@ -33,12 +27,7 @@ def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 @contextmanager
 def file_named(path: Path, state: str) -> Iterator[None]:
-    """Add the name of the file to an `OSError` from inside ("No space left on device" has none).
-
-    Args:
-        path: File that is written.
-        state: State of the file after the error, in words.
-    """
+    """Add the name and the state of the file to an `OSError` ("No space left on device" has none)."""
     try:
         yield
     except OSError as error:
@@ -56,12 +45,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_folder(name: str, folder: Path) -> None:
-    """Create the folder, and raise before any work if no file can be written there.
-
-    Args:
-        name: Name of the option or environment variable.
-        folder: Its value, the folder for files.
-    """
+    """Create the folder of the option `name`; raise before any work if it cannot hold a file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder) as file:

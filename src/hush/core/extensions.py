@@ -17,22 +17,12 @@ INSTALL = (
 
 
 def extensions(kind: str) -> dict[str, EntryPoint]:
-    """Entry points of a group by name; loading one imports its module.
-
-    Args:
-        kind: Name of the group after `hush.`.
-    """
-    points = {point.name: point for point in entry_points(group=f"hush.{kind}")}
-    return dict(sorted(points.items()))
+    """Entry points of the group `hush.KIND` by name; loading one imports its module."""
+    return {point.name: point for point in sorted(entry_points(group=f"hush.{kind}"))}
 
 
 def choices(kind: str, *own: str) -> str:
-    """Names to choose from, and how to install more if no other distribution adds any.
-
-    Args:
-        kind: Name of the group after `hush.`.
-        own: Names that hush has itself.
-    """
+    """hush's own names and those of a group, and how to install more if the group is empty."""
     others = extensions(kind)
     names = ", ".join((*own, *others)) or "none that is installed"
     return f"{names}." if others else f"{names}. {INSTALL}"

@@ -54,11 +54,7 @@ def check_delta(delta: float, records: int, unit: str = "one record", *, private
 
 
 def advised_delta(records: int) -> float:
-    """A delta well below one over the number of units: a tenth of it, to one digit.
-
-    Args:
-        records: Number of units of privacy: records, or users.
-    """
+    """A delta well below one over the number of units of privacy: a tenth of it, to one digit."""
     return float(f"{0.1 / records:.0e}")
 
 

@@ -75,24 +75,12 @@ class Tape(Protocol):
     """Per-sample gradients of a batch, in any form."""
 
     def norms(self, order: float) -> "torch.Tensor":
-        """Per-sample gradient norms over all parameters.
-
-        Args:
-            order: Order of the norm: 2 for the Euclidean norm.
-
-        Returns:
-            One norm per record.
-        """
+        """Norm of this order of each per-sample gradient, over all parameters."""
 
     def weighted_sum(self, weights: "torch.Tensor") -> "dict[str, torch.Tensor]":
-        """Weighted sum of the per-sample gradients.
+        """Weighted sum of the per-sample gradients, by parameter name.
 
-        Args:
-            weights: One weight per record. A record of weight 0 adds exactly zero, even if its gradient
-                is not finite.
-
-        Returns:
-            The sum by parameter name.
+        A record of weight 0 adds exactly zero, even if its gradient is not finite.
         """
 
     def clip_entrywise(
@@ -102,10 +90,7 @@ class Tape(Protocol):
 
         Args:
             sensitivity: Sets of consecutive blocks of the gradient; a single one is of all of it.
-            mask: Coordinate sampling to apply to each clipped gradient; None for none.
-
-        Returns:
-            The sum, and how many records were skipped.
+            mask: Coordinate sampling of each clipped gradient; None for none.
         """
 
 
@@ -187,9 +172,7 @@ class Sampling(Part):
     def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
         """Keep each clipped number with probability `coordinate_participation`, else set it to 0.
 
-        Args:
-            values: Finite numbers; they are overwritten.
-            generator: Source of all randomness.
+        The finite `values` are overwritten.
         """
         if self.coordinate_participation == 1:
             return values
@@ -203,11 +186,7 @@ class Sampling(Part):
         return values.mul_(mask.to(values.device).view_as(values))
 
     def expected(self, records: int) -> float:
-        """Expected number of records per coordinate, the divisor of the sum.
-
-        Args:
-            records: Public number of slots.
-        """
+        """Expected number of records per coordinate of a public number of slots: the sum's divisor."""
         return self.participation * self.coordinate_participation * records
 
 
@@ -225,24 +204,18 @@ class Clipping(Part):
 
     @abstractmethod
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
-        """Sensitivity sets of consecutive blocks of coordinates: the changes one record can make.
+        """Changes that one record can make: one set per block of consecutive coordinates.
 
         Args:
             dimension: Total number of coordinates; None if unknown.
-
-        Returns:
-            One set per block; a single set covers all coordinates.
         """
 
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
-        """Sum of the per-sample gradients on a tape, each clipped entry by entry and then masked.
+        """Sum of the per-sample gradients, each clipped to the set of `sensitivity` and then masked.
 
         Args:
             tape: Per-sample gradients of a batch.
             mask: Coordinate sampling of each clipped gradient; None for none.
-
-        Returns:
-            The sum; each contribution lies in the set of `sensitivity`.
         """
         return tape.clip_entrywise(self.sensitivity(None), mask)
 
@@ -262,22 +235,17 @@ class Noise(Part):
     post-processing: docs/guarantees/sampling.md."""
 
     def exponential_power(self, norm: float) -> tuple[float, float] | None:
-        """Exponent beta and scale of a density proportional to exp(-(|x| / scale)^beta).
+        """Exponent beta and scale of additive noise of density proportional to exp(-(|x| / scale)^beta).
+
+        None for any other law.
 
         Args:
             norm: Clipping norm that scales the noise.
-
-        Returns:
-            `(beta, scale)` of additive noise of that density; None for any other law.
         """
         return None
 
     def dominating_noise(self, reference_norm: float) -> "Noise | None":
-        """Noise with an at least as informative release, which is charged instead; None for no other.
-
-        Args:
-            reference_norm: Reference norm of the clipping, the unit of the other noise's multiplier.
-        """
+        """Noise with an at least as informative release, which is charged instead; None for no other."""
         return None
 
     def with_multiplier(self, multiplier: float) -> "Noise":
@@ -292,14 +260,11 @@ class Noise(Part):
     def per_block(
         self, sensitivity: Sequence[SensitivitySet], reference_norm: float
     ) -> "list[tuple[Noise, float]]":
-        """Noise of each block of coordinates, with the norm that scales it.
+        """Noise of each block of coordinates, with the norm of `privatize(..., norm=norm)`.
 
         Args:
             sensitivity: Sensitivity sets of the clipping, one per block.
             reference_norm: Reference norm of the clipping.
-
-        Returns:
-            `(noise, norm)` per block, for `privatize(..., norm=norm)`.
         """
         return [(self, reference_norm)] * len(sensitivity)
 
@@ -313,24 +278,20 @@ class Noise(Part):
             location: Clipped sum; it may be overwritten and must not be used afterwards.
             norm: Clipping norm that scales the noise.
             generator: Source of all randomness.
-
-        Returns:
-            The release, in the shape of `location`.
         """
 
     def prepare(
         self, count: int, *, norm: float, generator: RandomSource, device: "torch.device"
     ) -> "Callable[[torch.Tensor], torch.Tensor]":
-        """`privatize` as a function; draws that do not depend on the location may be made now.
+        """`privatize` as a function of one flat location, to be called once.
+
+        Draws that do not depend on the location may be made now.
 
         Args:
             count: Number of entries of the location.
             norm: Clipping norm that scales the noise.
             generator: Source of all randomness.
             device: Device of the location.
-
-        Returns:
-            A function of one flat location, to be called once, with the result of `privatize`.
         """
         return lambda location: self.privatize(location, norm=norm, generator=generator)
 

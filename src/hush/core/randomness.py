@@ -196,9 +196,7 @@ def substream(source: RandomSource) -> Stream:
 def derive_source(source: RandomSource, label: bytes) -> RandomSource:
     """Source derived from another (domain separation): different labels draw unrelated numbers.
 
-    Args:
-        source: Source to derive from; the operating system's is returned itself.
-        label: Name of the use; if empty, the source itself is returned.
+    The operating system's source is returned itself, and so is any source for an empty label.
     """
     import torch
 
