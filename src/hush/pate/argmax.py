@@ -196,10 +196,14 @@ def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Quer
     """
 
     def scaled(factor: float) -> Query:
-        vote = replace(query.vote, noise=_times(query.vote.noise, factor))
+        def times(noise: Any) -> Noise:
+            changed: Noise = replace(noise, multiplier=noise.multiplier * factor)
+            return changed
+
+        vote = replace(query.vote, noise=times(query.vote.noise))
         if isinstance(query, NoisyMax):
             return vote
-        return replace(query, vote=vote, noise=_times(query.noise, factor))
+        return replace(query, vote=vote, noise=times(query.noise))
 
     def cost(precision: float) -> float:
         return compose(planned(scaled(1 / precision), queries, answers), budget.delta).epsilon.upper
@@ -213,11 +217,6 @@ def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Quer
             "with any noise considered. Ask fewer queries, or allow a larger budget."
         )
     return scaled(1 / precision)
-
-
-def _times(noise: Any, factor: float) -> Noise:
-    changed: Noise = replace(noise, multiplier=noise.multiplier * factor)
-    return changed
 
 
 def _check_proved(plan: Plan) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.errors import CheckpointError, DataError, Unsupported
-from hush.core.value import Value, check_count, number
+from hush.core.value import Value, check_count, count, number
 from hush.training import checkpoint
 from hush.training.units import Owners, owner_ids
 
@@ -62,18 +62,12 @@ def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | N
 class Lesson(Value):
     """Hyperparameters of a teacher's or student's training with Adam."""
 
-    epochs: int = 40
-    batch: int = 32
+    epochs: int = field(default=40, metadata=count("it is a number of passes over the records"))
+    batch: int = field(default=32, metadata=count("it is a number of records"))
     rate: float = field(
         default=5e-3,
         metadata=number(above=0, at_most=10, why="it is how far a step goes", example=5e-3),
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("epochs", "batch"):
-            whole = check_count(name, getattr(self, name), "it is counted", at_least=1)
-            object.__setattr__(self, name, whole)
 
 
 @contextmanager
@@ -143,18 +137,7 @@ def train_teachers(
     processes: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train the teachers without a file, each on the records assigned to it.
-
-    Args:
-        folder: Folder of the teachers' files.
-        network: Factory of new networks.
-        data: Private inputs and targets.
-        assigned: `teacher_of` of the records.
-        teachers: Number of teachers.
-        lesson: Hyperparameters.
-        processes: Number of teachers trained at once.
-        done: Callback after each finished teacher.
-    """
+    """Train the teachers without a file, each on the records assigned to it by `teacher_of`."""
     inputs, targets = data
     folder.mkdir(parents=True, exist_ok=True)
     missing = [teacher for teacher in range(teachers) if not _file(folder, teacher).exists()]
