@@ -78,6 +78,8 @@ def test_the_readme_is_short_and_leads_to_every_page() -> None:
     for name in HOW_TO:
         assert f"(docs/{name}.md)" in text
         assert f"({name}.md)" in index
+    assert "(docs/pitfalls.md)" in text
+    assert "(SECURITY.md)" in text
     results = (ROOT / "docs" / "results" / "README.md").read_text()
     for page in (ROOT / "docs" / "results").glob("*.md"):
         assert page.name == "README.md" or f"({page.name})" in results

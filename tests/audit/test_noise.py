@@ -1,12 +1,10 @@
 """Checks of a step: any parts, randomness that is not noise, and what cannot be checked."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import nn
 
 import hush
 from hush.audit.noise import ObservedNoise, noise_fresh, noise_law, noise_scale, observe
@@ -40,21 +38,13 @@ def test_other_noise_and_clipping_pass_and_fail_alike(
     assert not noise_scale(observe(step, data, STEPS // 2)).passed
 
 
-class Dropping(nn.Module):
-    """A model that draws at random for each record."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 5))
-
-    def forward(self, inputs: Tensor) -> Any:
-        return self.layers(inputs)
+DROPPING = nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 5))
 
 
 @pytest.mark.parametrize(
     ("sampling", "clipping", "model"),
     [
-        (hush.Poisson(rate=0.5), hush.L2(norm=1.0), Dropping()),
+        (hush.Poisson(rate=0.5), hush.L2(norm=1.0), DROPPING),
         (hush.Poisson(rate=0.5), hush.Importance(norm=1.0), None),
         (hush.Twice(rate=0.5, coordinate_rate=0.5), hush.L2(norm=1.0), None),
         (hush.Poisson(rate=0.5), hush.L2(norm=1.0), nn.Linear(8, 5).double()),

@@ -61,6 +61,11 @@ class Classifier(lightning.LightningModule):
         self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
 
 
+def private(kind: type) -> Any:
+    """The module with the mix-in."""
+    return type(f"Private{kind.__name__}", (PrivateModule, kind), {})
+
+
 class Private(PrivateModule, Classifier):
     pass
 
@@ -238,10 +243,7 @@ def test_low_precision_is_that_of_every_gradient() -> None:
                 seen.add(torch.is_autocast_enabled("cpu"))
             return self.loss(batch)
 
-    class PrivateWatching(PrivateModule, Watching):
-        pass
-
-    fit(PrivateWatching(), 1, precision="bf16-mixed")
+    fit(private(Watching)(), 1, precision="bf16-mixed")
     assert seen == {True}
 
 
@@ -256,10 +258,7 @@ def test_metrics_of_training_step_are_dropped(tmp_path: Path) -> None:
             self.trainer.loggers[0].experiment.log_metrics({"logged": loss.item()}, 0)  # type: ignore[attr-defined]
             return {"loss": loss}
 
-    class PrivateLogging(PrivateModule, Logging):
-        pass
-
-    module = PrivateLogging()
+    module = private(Logging)()
     with pytest.warns(PrivacyWarning, match="training_step logs ('train_loss'|'logged'|to an exp)"):
         fit(module, 1, logger=CSVLogger(tmp_path))
     assert set(module.trainer.callback_metrics) == {"epsilon", "val_loss"}
@@ -289,13 +288,10 @@ def test_a_schedule_follows_validation_and_not_the_training_loss() -> None:
                 "lr_scheduler": {"scheduler": schedule, "monitor": self.monitor},
             }
 
-    class Plateau(PrivateModule, Follow):
-        pass
-
-    module = Plateau()
+    module = private(Follow)()
     fit(module, 3)
     assert module.rates[::4] == pytest.approx([1.0, 0.1, 0.01])
-    module = Plateau()
+    module = private(Follow)()
     module.monitor = "train_loss"
     with pytest.raises(Unsupported, match="the schedule monitors 'train_loss', which is not logged"):
         fit(module, 1)
@@ -317,10 +313,6 @@ class Two(Classifier):
         return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net[0], self.net[2])]
 
 
-class PrivateTwo(PrivateModule, Two):
-    pass
-
-
 class OwnOptimizer(Private):
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -331,10 +323,6 @@ class Reduced(Classifier):
         return self.net(batch[0])  # type: ignore[no-any-return]
 
 
-class PrivateReduced(PrivateModule, Reduced):
-    pass
-
-
 @pytest.mark.parametrize(
     ("kind", "settings", "reason"),
     [
@@ -343,12 +331,12 @@ class PrivateReduced(PrivateModule, Reduced):
         (Private, {"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging cannot"),
         (OwnStep, {}, "OwnStep overrides the private training_step"),
         (OwnOptimizer, {}, "overrides the private configure_optimizers"),
-        (PrivateTwo, {}, "returns 2 optimizers"),
+        (private(Two), {}, "returns 2 optimizers"),
         (Manual, {}, "sets automatic_optimization=False"),
         (Classifier, {}, "no PrivateModule has made one"),
         (Private, {"gradient_clip_val": 1.0}, r"gradient_clip_val=1\.0 .*plan clips each record's"),
         (Private, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 .*its whole batch at once"),
-        (PrivateReduced, {}, r"loss of a batch of one record is a shape \(1, 3\)"),
+        (private(Reduced), {}, r"loss of a batch of one record is a shape \(1, 3\)"),
     ],
 )
 def test_what_would_run_another_step_is_refused_by_name(
@@ -388,12 +376,9 @@ def test_records_of_a_data_set_are_collated_one_by_one_and_padded() -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return nn.functional.cross_entropy(self.net(batch["words"]), batch["label"])
 
-    class PrivateBag(PrivateModule, Bag):
-        pass
-
     pad_to = {"words": 4, "label": None}
     loader = PoissonLoader(Words(), PLAN, BUDGET, collate_fn=collate, pad_to=pad_to, workers=1)
-    fit(PrivateBag(), 1, loader=loader, limit_val_batches=0)
+    fit(private(Bag)(), 1, loader=loader, limit_val_batches=0)
     assert not multiprocessing.active_children(), "workers end with training"
     assert loader.step is not None
     assert loader.step.steps == 4

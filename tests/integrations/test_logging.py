@@ -101,16 +101,3 @@ def test_a_library_that_is_missing_is_named_with_the_way_to_install_it(
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ImportError, match=r"mlflow is not installed.*pip install 'hush\[mlflow\]'"):
         MLflowLogger()
-
-
-def test_event_files_of_tensorboard_have_the_keys(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    logger = TensorBoardLogger(tmp_path, every=2, sensitive=["batch_size"])
-    trained(logger)
-    logger.close()
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    assert set(events.Tags()["scalars"]) == PUBLIC | HELD_OUT | {"sensitive/batch_size"}
-    assert [event.step for event in events.Scalars("epsilon")] == [2, 4, 5]

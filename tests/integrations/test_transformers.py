@@ -157,18 +157,6 @@ def test_logs_have_epsilon_and_nothing_of_the_records(tmp_path: Path) -> None:
     assert spent == pytest.approx([hush.epsilon(PLAN, steps, 1e-3).epsilon.upper for steps in (4, 8)])
 
 
-def test_nothing_moves_that_is_not_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError("no space left")
-
-    run = trainer(tmp_path)
-    before = weights(run.model).clone()
-    monkeypatch.setattr(hush.Ledger, "charge", full)
-    with pytest.raises(OSError, match="no space left"):
-        run.train()
-    assert torch.equal(weights(run.model), before)
-
-
 class PowerFailure(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step == 6:
@@ -199,11 +187,6 @@ def test_a_resumed_run_goes_on_bit_for_bit_and_pays_once(tmp_path: Path) -> None
     assert key in secret.read_bytes(), "the search is not idle"
     assert not any(key in file.read_bytes() for file in (folder / "checkpoint-8").iterdir())
 
-    # other records, and checkpoints that no private step has made, are refused
-    with pytest.raises(CheckpointError, match="records are not those that the run began with"):
-        trainer(folder, train_dataset=Words(shift=1), seed=1, **args).train(
-            resume_from_checkpoint=folder / "checkpoint-3"
-        )
     (folder / "checkpoint-3" / "private_step.json").unlink()
     with pytest.raises(CheckpointError, match="is not a complete checkpoint of a private run"):
         trainer(folder, seed=1, **args).train(resume_from_checkpoint=folder / "checkpoint-3")
