@@ -14,16 +14,14 @@ Poisson(rate=0.02)
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from hush.clipping import L2, L2Linf, Linf, Lp, Principal, Subspaces
-from hush.core.parts import Clipping, Noise, Sampling
+from hush.core.parts import Sampling
 from hush.core.plan import Plan
 from hush.core.release import Accounting, Selective, Test
 from hush.noise import Gaussian, GeneralizedGaussian, Rectified, StochasticSign, Truncated
 from hush.sampling import FullBatch, Poisson, Twice
-
-Make = TypeVar("Make", bound=Callable[..., Plan])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +41,6 @@ class NamedPlan:
 
 
 _RANKS = (250, 500, 1000, 1500)
-NAMES: dict[str, NamedPlan] = {}
-"""Named plans by their name on the command line."""
-
 _ABADI = (
     "M. Abadi, A. Chu, I. Goodfellow, H. B. McMahan, I. Mironov, K. Talwar, L. Zhang, Deep Learning "
     "with Differential Privacy, CCS 2016, arXiv 1607.00133"
@@ -74,17 +69,6 @@ _SIGN = (
 )
 
 
-def _named(paper: str, proof: str) -> Callable[[Make], Make]:
-    """Decorator that lists a function in `NAMES`."""
-
-    def listed(make: Make) -> Make:
-        NAMES[make.__name__.replace("_", "-")] = NamedPlan(make=make, paper=paper, proof=proof)
-        return make
-
-    return listed
-
-
-@_named(_ABADI, "poisson-gaussian.md")
 def dpsgd(*, rate: float = 0.01, clip_norm: float = 4.0, multiplier: float = 4.0) -> Plan:
     """DP-SGD: Poisson sampling, l2 clipping, Gaussian noise.
 
@@ -99,7 +83,6 @@ def dpsgd(*, rate: float = 0.01, clip_norm: float = 4.0, multiplier: float = 4.0
     return Plan(sampling=_sampling(rate), clipping=L2(clip_norm), noise=Gaussian(multiplier))
 
 
-@_named(_DPSUR, "selective.md")
 def dpsur(
     *,
     rate: float = 2048 / 60_000,
@@ -141,7 +124,6 @@ def dpsur(
     return Plan(sampling=_sampling(rate), clipping=clipping, noise=noise, release=release)
 
 
-@_named(_DPSUR, "selective.md")
 def dpsur_published(**options: Any) -> Plan:
     """DPSUR with the paper's accounting of accepted updates alone: for comparison, not a guarantee.
 
@@ -153,7 +135,6 @@ def dpsur_published(**options: Any) -> Plan:
     return dpsur(**options, accounting="published")
 
 
-@_named(_TWICE, "twice-sampling.md")
 def twice(
     *,
     rate: float = 0.06,
@@ -181,7 +162,6 @@ def twice(
     )
 
 
-@_named(_TWICE, "twice-sampling.md")
 def subspaces(
     *,
     parameters: int = 291_898,
@@ -232,7 +212,6 @@ def subspaces(
     return Plan(sampling=_sampling(rate, coordinate_rate), clipping=clipping, noise=noise)
 
 
-@_named(_BETA, "coordinate-wise.md")
 def beta(
     *, beta: float = 1.5, rate: float = 256 / 50_000, clip_norm: float = 0.1, multiplier: float = 1.5
 ) -> Plan:
@@ -253,7 +232,6 @@ def beta(
     return Plan(sampling=_sampling(rate), clipping=clipping, noise=noise)
 
 
-@_named(_BOUNDED, "bounded.md")
 def rectified(
     *, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0, bound: float = 32.0
 ) -> Plan:
@@ -269,10 +247,9 @@ def rectified(
         bound: End of the support of the noisy sum.
     """
     noise = Rectified(scale=multiplier * clip_norm, bound=bound)
-    return _bounded(rate, clip_norm, noise)
+    return Plan(sampling=_sampling(rate), clipping=Linf(clip_norm), noise=noise)
 
 
-@_named(_BOUNDED, "bounded.md")
 def truncated(
     *, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0, bound: float = 32.0
 ) -> Plan:
@@ -287,10 +264,9 @@ def truncated(
         bound: End of the support of the noisy sum.
     """
     noise = Truncated(scale=multiplier * clip_norm, bound=bound)
-    return _bounded(rate, clip_norm, noise)
+    return Plan(sampling=_sampling(rate), clipping=Linf(clip_norm), noise=noise)
 
 
-@_named(_SIGN, "bounded.md")
 def sign(*, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0) -> Plan:
     """Stochastic sign: one bit of each coordinate of the noisy sum is released.
 
@@ -301,15 +277,25 @@ def sign(*, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 200
         clip_norm: l-infinity clipping norm.
         multiplier: Standard deviation of the noise, in units of `clip_norm`.
     """
-    return _bounded(rate, clip_norm, StochasticSign(multiplier * clip_norm))
-
-
-def _bounded(rate: float, clip_norm: float, noise: Noise) -> Plan:
-    clipping: Clipping = Linf(clip_norm)
-    return Plan(sampling=_sampling(rate), clipping=clipping, noise=noise)
+    noise = StochasticSign(multiplier * clip_norm)
+    return Plan(sampling=_sampling(rate), clipping=Linf(clip_norm), noise=noise)
 
 
 def _sampling(rate: float, coordinate_rate: float = 1.0) -> Sampling:
     if coordinate_rate != 1:
         return Twice(rate=rate, coordinate_rate=coordinate_rate)
     return FullBatch() if rate == 1 else Poisson(rate)
+
+
+NAMES: dict[str, NamedPlan] = {
+    "dpsgd": NamedPlan(make=dpsgd, paper=_ABADI, proof="poisson-gaussian.md"),
+    "dpsur": NamedPlan(make=dpsur, paper=_DPSUR, proof="selective.md"),
+    "dpsur-published": NamedPlan(make=dpsur_published, paper=_DPSUR, proof="selective.md"),
+    "twice": NamedPlan(make=twice, paper=_TWICE, proof="twice-sampling.md"),
+    "subspaces": NamedPlan(make=subspaces, paper=_TWICE, proof="twice-sampling.md"),
+    "beta": NamedPlan(make=beta, paper=_BETA, proof="coordinate-wise.md"),
+    "rectified": NamedPlan(make=rectified, paper=_BOUNDED, proof="bounded.md"),
+    "truncated": NamedPlan(make=truncated, paper=_BOUNDED, proof="bounded.md"),
+    "sign": NamedPlan(make=sign, paper=_SIGN, proof="bounded.md"),
+}
+"""Named plans by their name on the command line."""

@@ -62,12 +62,8 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
 def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
     """Check that a test's units are drawn at its rate, independently of the training batch.
 
-    The number of units in both batches is binomial with the product of the rates, exactly.
-
-    Args:
-        step: Private step of a selective plan, which is left unchanged.
-        data: Records that the step is for.
-        draws: Number of pairs of batches.
+    The number of units in both batches is binomial with the product of the rates, exactly. The step, of
+    a selective plan, is left unchanged.
     """
     trials = trials_of(step)
     empty, overlap, tested = Batch(torch.arange(0), data, 1), 0, []
@@ -89,11 +85,8 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
     """Check that the verdict of a selective test has the noise charged.
 
     A rise of the loss by one deviation of the noise below or above the threshold is accepted with
-    probability Phi(1) or Phi(-1): the number of acceptances is binomial, exactly.
-
-    Args:
-        step: Private step of a selective plan, which is left unchanged.
-        tries: Number of verdicts on either side.
+    probability Phi(1) or Phi(-1): the number of acceptances is binomial, exactly. The step, of a
+    selective plan, is left unchanged.
     """
     trials = trials_of(step)
     release = trials.release

@@ -184,10 +184,7 @@ def best_threshold(members: Array, others: Array) -> float:
 def surest_guesses(scores: npt.ArrayLike, included: npt.ArrayLike, made: int) -> Guesses:
     """Guess "in" for the highest scores and "out" for the lowest, and abstain from the others.
 
-    Args:
-        scores: Score of each canary.
-        included: Coin of each canary.
-        made: Number of guesses, fixed beforehand as the proof requires.
+    The number of guesses made is fixed beforehand, as the proof requires.
     """
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
     if values.ndim != 1 or values.shape != truth.shape or not len(values):

@@ -65,12 +65,7 @@ def observe(step: PrivateStep, data: Data, steps: int) -> ObservedNoise:
 
 
 def observe_proposals(step: PrivateStep, batches: list[Batch]) -> ObservedNoise:
-    """Measure the noise of the private gradients of some batches; the step is left unchanged.
-
-    Args:
-        step: Private step.
-        batches: Batches of data that need no protection.
-    """
+    """Measure the noise of the private gradients of some batches; the step is left unchanged."""
     with rehearsal(step):
         return _observed(step, batches, step.private_gradient)
 

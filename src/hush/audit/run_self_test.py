@@ -191,11 +191,7 @@ def length_hidden(step: PrivateStep, data: Data) -> Check:
     """Check that an update does not depend on the private number of units.
 
     The update of an empty batch with the same noise is compared, bit for bit, on data without the last
-    unit. The step is left unchanged.
-
-    Args:
-        step: Private step for `ADD_REMOVE`, whose randomness has a state.
-        data: Records of at least two units.
+    unit. The step, for `ADD_REMOVE`, is left unchanged.
     """
     source, units = step.generator, step.units
     private = step.adjacency.neighbours is Neighbours.ADD_REMOVE

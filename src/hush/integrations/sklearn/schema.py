@@ -1,5 +1,6 @@
 """Public schema of a table: declared bounds and categories, never learned from the records."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,16 @@ _BOUND = number(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numeric(Value):
+class Column(Value, ABC):
+    """Declaration of one column. It must not depend on the values in the records."""
+
+    @abstractmethod
+    def encode(self, name: str, values: npt.NDArray[Any]) -> Array:
+        """Features in [-1, 1], one row per record, each encoded independently of the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numeric(Column):
     """Numeric column or target with public bounds. Values outside the bounds are clamped.
 
     Args:
@@ -46,7 +56,6 @@ class Numeric(Value):
             )
 
     def encode(self, name: str, values: npt.NDArray[Any]) -> Array:
-        """One feature in [-1, 1] per record, which depends on that record alone."""
         return self.scale(numbers(f"column {name!r}", values))[:, None]
 
     def scale(self, values: Array) -> Array:
@@ -65,7 +74,7 @@ class Numeric(Value):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Categorical(Value):
+class Categorical(Column):
     """Categorical column with a public list of values, encoded one-hot.
 
     Args:
@@ -80,11 +89,9 @@ class Categorical(Value):
         object.__setattr__(self, "values", distinct("values", self.values, ("red", "green")))
 
     def encode(self, name: str, values: npt.NDArray[Any]) -> Array:
-        """One-hot features, which depend on their record alone."""
         return np.eye(len(self.values))[indices(values, self.values, f"column {name!r}", "schema")]
 
 
-Column = Numeric | Categorical
 Schema = Numeric | Mapping[str, Column] | Sequence[Column]
 """One `Numeric` for all columns, a column for each name, or a column for each position."""
 
