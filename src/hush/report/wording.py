@@ -257,15 +257,16 @@ def _utility(facts: RunFacts) -> str:
 
 def reporting_lists(facts: RunFacts) -> list[Item]:
     """Answers to the reporting lists: a sentence, or the section of the report with the answer."""
-    drawn = {
-        "Every record takes part in every step."
-        if isinstance(plan.sampling, FullBatch)
-        else f"Each record takes part in a step with probability {plan.sampling.participation:.4g}, "
-        "independently.": None
-        for plan in (charge.plan for charge in facts.plans)
-    }
-    values = {"sampling": " ".join(drawn), "version": __version__, "utility": _utility(facts)}
+    drawn = " ".join(dict.fromkeys(_sampling(charge.plan) for charge in facts.plans))
+    values = {"sampling": drawn, "version": __version__, "utility": _utility(facts)}
     return [Item(term, text.format(**values)) for term, text in _REPORTING.items()]
+
+
+def _sampling(plan: Plan) -> str:
+    if isinstance(plan.sampling, FullBatch):
+        return "Every record takes part in every step."
+    share = plan.sampling.participation
+    return f"Each record takes part in a step with probability {share:.4g}, independently."
 
 
 def model_card(facts: RunFacts) -> str:
