@@ -12,13 +12,29 @@ from torch import Tensor
 import hush
 from hush.accounting.ledger import Ledger
 from hush.clipping import norms as lp
-from hush.core.parts import ClippedSum, Sampling
+from hush.core.parts import ClippedSum, Clipping, Noise, Release, Sampling
 from hush.core.randomness import Stream, bernoulli, uniform
 from hush.noise.exact import ziggurat
 from hush.training.data import Batch
 from hush.training.methods.selective import Trials
 from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
+
+
+def plan_of(
+    sampling: Sampling | None = None,
+    clipping: Clipping | None = None,
+    noise: Noise | None = None,
+    release: Release | None = None,
+) -> hush.Plan:
+    """A plan of DP-SGD with other parts."""
+    return hush.Plan(
+        sampling=sampling or hush.Poisson(rate=0.2),
+        clipping=clipping or hush.L2(norm=1.0),
+        noise=noise or hush.Gaussian(multiplier=1.0),
+        release=release or hush.Always(),
+    )
+
 
 PRIVATE, PRIVATIZE, MASKED = (
     PrivateStep.private_gradient,

@@ -11,27 +11,16 @@ import hush
 from hush.accounting.pld import analytic_gaussian
 from hush.audit.canaries import CanaryRun, directions_for, run_with_canaries
 from hush.audit.lower_bound import CanaryBound, many_runs, one_run
-from hush.core.parts import Clipping, Noise, Release, Sampling
-from tests.audit import sabotage_units
+from hush.core.parts import Sampling
+from tests.audit import sabotage, sabotage_units
 
 DELTA, ORDINARY = 1e-5, [i // 2 for i in range(20)]
 UNITS = 10
 """Owners of the ordinary records, two each."""
 
 
-def plan_of(
-    sampling: Sampling | None = None,
-    multiplier: float = 1.0,
-    clipping: Clipping | None = None,
-    noise: Noise | None = None,
-    release: Release | None = None,
-) -> hush.Plan:
-    return hush.Plan(
-        sampling=sampling or hush.FullBatch(),
-        clipping=clipping or hush.L2(norm=1.0),
-        noise=noise or hush.Gaussian(multiplier=multiplier),
-        release=release or hush.Always(),
-    )
+def plan_of(multiplier: float, sampling: Sampling | None = None) -> hush.Plan:
+    return sabotage.plan_of(sampling or hush.FullBatch(), noise=hush.Gaussian(multiplier))
 
 
 def planted(
@@ -106,7 +95,7 @@ def test_an_owner_who_is_in_moves_the_sum_by_the_clipping_norm_once(
 ) -> None:
     """Without noise to speak of, each score is 1 or 0 over the number of owners, times the steps."""
     run, included = planted(
-        plan_of(multiplier=1e-6),
+        plan_of(1e-6),
         steps=3,
         canaries=24,
         owned=5,
@@ -121,9 +110,9 @@ def test_an_owner_who_is_in_moves_the_sum_by_the_clipping_norm_once(
 
 def test_strong_canaries_find_much_of_the_charge_and_no_more() -> None:
     settings = {"canaries": 1500, "owned": 5, "per_unit": 2}
-    charge, bound = found(planted(plan_of(hush.Poisson(rate=0.8), 2.0), steps=16, **settings))
+    charge, bound = found(planted(plan_of(2.0, hush.Poisson(rate=0.8)), steps=16, **settings))
     assert 0.3 * charge < bound.epsilon <= charge
-    run, included = planted(plan_of(multiplier=2.0), steps=4, **settings)
+    run, included = planted(plan_of(2.0), steps=4, **settings)
     charge = run.charge.epsilon.upper
     assert charge == pytest.approx(analytic_gaussian.epsilon(1.0, DELTA).upper)
     # each has a coordinate and noise of its own, and takes part in every step: runs side by side
@@ -131,7 +120,7 @@ def test_strong_canaries_find_much_of_the_charge_and_no_more() -> None:
     assert 0.6 * charge < normal.gaussian_epsilon <= charge
 
 
-RARE = plan_of(hush.Poisson(rate=0.05))
+RARE = plan_of(1.0, hush.Poisson(rate=0.05))
 
 
 @pytest.mark.parametrize("kind", [planted, planted_records], ids=["directions", "records"])
@@ -146,7 +135,7 @@ RARE = plan_of(hush.Poisson(rate=0.05))
         ),
         # eight norms under noise that is charged for one
         (
-            plan_of(multiplier=4.0),
+            plan_of(4.0),
             {"steps": 1, "canaries": 300, "owned": 8, "per_unit": 8},
             sabotage_units.records_clipped_one_by_one,
         ),

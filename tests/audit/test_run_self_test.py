@@ -13,10 +13,10 @@ import hush
 from hush.audit import self_test
 from hush.cli.main import app
 from hush.core.errors import Unsupported
-from hush.core.parts import Clipping, Noise, Release, Sampling
 from hush.core.plan import Plan
 from hush.training.loop import Run
 from tests.audit import sabotage
+from tests.audit.sabotage import plan_of
 
 RECORDS = 60
 SELECTIVE = hush.Selective(rate=0.5, clip=1e-2, multiplier=1.0, threshold=0.0, test="mean")
@@ -25,20 +25,6 @@ SELECTIVE = hush.Selective(rate=0.5, clip=1e-2, multiplier=1.0, threshold=0.0, t
 def records(seed: int = 0) -> tuple[Tensor, Tensor]:
     source = torch.Generator().manual_seed(seed)
     return 3 * torch.randn(RECORDS, 8, generator=source), torch.arange(RECORDS) % 5
-
-
-def plan_of(
-    sampling: Sampling | None = None,
-    clipping: Clipping | None = None,
-    noise: Noise | None = None,
-    release: Release | None = None,
-) -> Plan:
-    return hush.Plan(
-        sampling=sampling or hush.Poisson(rate=0.2),
-        clipping=clipping or hush.L2(norm=1.0),
-        noise=noise or hush.Gaussian(multiplier=1.0),
-        release=release or hush.Always(),
-    )
 
 
 def step_of(plan: Plan, **options: Any) -> hush.PrivateStep:

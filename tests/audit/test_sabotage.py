@@ -17,10 +17,11 @@ import hush
 from hush.audit.draws import LEVEL, Check, draws_independent, fresh_test_batches, noisy_verdicts
 from hush.audit.noise import noise_at_any_size, noise_fresh, noise_law, noise_scale, observe
 from hush.audit.run_self_test import charged, influence, nothing_kept
-from hush.core.parts import Always, Clipping, Noise, Release, Sampling
+from hush.core.parts import Clipping, Noise, Release, Sampling
 from hush.training.step import PrivateStep
 from hush_recipes.audit.checks import masks_independent, no_change_measured, rollback_complete
 from tests.audit import sabotage
+from tests.audit.sabotage import plan_of
 
 RECORDS, RATE, STEPS, NUMBERS = 40, 0.25, 16, 45
 SEEDS = 300
@@ -45,12 +46,7 @@ def problem(
             3 * torch.randn(RECORDS, numbers[0], dtype=dtype),
             torch.randint(0, numbers[1], (RECORDS,)),
         )
-    plan = hush.Plan(
-        sampling=sampling or hush.Poisson(rate=RATE),
-        clipping=clipping or hush.L2(norm=1.0),
-        noise=noise or hush.Gaussian(multiplier=1.0),
-        release=release or Always(),
-    )
+    plan = plan_of(sampling or hush.Poisson(rate=RATE), clipping, noise, release)
     step = hush.PrivateStep(
         model,
         nn.CrossEntropyLoss(),

@@ -21,7 +21,7 @@ from hush.audit.run_self_test import influence, length_hidden
 from hush.core.errors import Unsupported
 from hush.core.parts import Release
 from tests.audit import sabotage, sabotage_units
-from tests.audit.sabotage import Sabotage
+from tests.audit.sabotage import Sabotage, plan_of
 
 OWNERS = [owner for owner in range(30) for _ in range(1 + owner % 4)]
 ROWS, PER_UNIT = len(OWNERS), 3
@@ -40,18 +40,12 @@ def step_of(seed: int = 0, release: Release | None = None, **options: Any) -> hu
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Dropout(0.3), nn.Linear(8, 5))
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.2),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=1.0),
-        release=release or hush.Always(),
-    )
     settings = {"units": UNITS, "execution": hush.Execution(physical_batch=8), **options}
     return hush.PrivateStep(
         model,
         nn.CrossEntropyLoss(),
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        plan,
+        plan_of(release=release),
         randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
         **settings,
     )

@@ -22,7 +22,7 @@ def extensions(kind: str) -> dict[str, EntryPoint]:
 
 
 def choices(kind: str, *own: str) -> str:
-    """hush's own names and those of a group, and how to install more if the group is empty."""
+    """Names of hush and of a group. If the group is empty, they end with how to install it."""
     others = extensions(kind)
     names = ", ".join((*own, *others)) or "none that is installed"
     return f"{names}." if others else f"{names}. {INSTALL}"

@@ -174,7 +174,7 @@ class PrivateTrainer(Trainer):
         return DataLoader(range(items), batch_size=1, collate_fn=lambda _: {})  # type: ignore[arg-type]
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
-        """Number of records; for the empty training loader, that of the training data."""
+        """Number of records of a loader. The empty training loader stands for the training data."""
         if isinstance(dataloader.dataset, range):
             return self._records
         return int(super().num_examples(dataloader))
@@ -331,7 +331,7 @@ def _contents(trainer: Trainer) -> dict[str, Any]:
 
 
 def _charged(metrics: dict[str, float]) -> dict[str, float]:
-    """Metrics without those of training records and without training times, which no charge covers."""
+    """Metrics that a charge covers: no losses of training records and no training times."""
     return {
         name: value
         for name, value in metrics.items()

@@ -47,7 +47,7 @@ _PATE = ("hush pate --beta 1", "docs/pate.md")
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A method: its plan at the budget, and the number of its own that the table has."""
+    """A method: its plan at the budget, and a number of its run for the table."""
 
     name: str
     plan: Plan

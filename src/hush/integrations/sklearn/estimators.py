@@ -335,7 +335,7 @@ def _check_callers(epsilon: float, *, own_ledger: bool) -> None:
 
     Args:
         epsilon: Epsilon of this fit.
-        own_ledger: Whether this fit has a ledger of its own.
+        own_ledger: Whether no other fit uses the ledger of this fit.
     """
     several, frame = set(), sys._getframe(1).f_back
     while frame is not None:
