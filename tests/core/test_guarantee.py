@@ -81,36 +81,32 @@ def test_a_delta_above_a_tenth_is_refused_everywhere(delta: float) -> None:
     assert hush.Budget(epsilon=1.0, delta=0.1).delta == 0.1
 
 
-def test_a_delta_above_one_over_the_records_is_warned_of() -> None:
-    with pytest.warns(PrivacyWarning, match=r"delta=1e-05 is above 1/100000000 = 1e-08: .*e\.g\. 1e-09"):
-        assert check_delta(1e-5, records=10**8) == 1e-5
-    assert check_delta(1e-5, records=10**5) == 1e-5, "1/n itself is not above"
-
-
-def test_the_units_of_a_guarantee_are_those_its_delta_is_held_against() -> None:
-    users = Adjacency(per_unit=3).unit
-    with pytest.warns(
-        PrivacyWarning, match=r"publishing everything of one user of the 500 users .*e\.g\. 0\.0002\."
-    ):
-        check_delta(0.01, 500, users)
-    stated = hush.Guarantee(epsilon=hush.Bound(lower=1, upper=2), delta=0.01, unit=users, records=500)
-    assert "delta: above 1/500, one user of 500 published" in str(stated)
-    with pytest.warns(PrivacyWarning, match="follows the private number: do not publish it"):
-        check_delta(0.01, 400, private=True)
-
-
-@pytest.mark.parametrize(("per_unit", "one"), [(None, "one record"), (3, "everything of one user")])
-def test_of_a_group_one_unit_is_published_at_its_share(per_unit: int | None, one: str) -> None:
+@pytest.mark.parametrize(
+    ("adjacency", "one"),
+    [
+        (Adjacency(), "one record"),
+        (Adjacency(per_unit=3), "everything of one user"),
+        (Adjacency(group=5), "one record"),
+        (Adjacency(per_unit=3, group=5), "everything of one user"),
+    ],
+    ids=str,
+)
+def test_a_delta_is_compared_with_one_unit_published_at_random(adjacency: Adjacency, one: str) -> None:
     """One of 240 units, published at random, is among 5 of them with probability 5/240."""
-    unit = Adjacency(per_unit=per_unit, group=5).unit
-    noun = one.split()[-1]
+    unit, group, noun = adjacency.unit, adjacency.group, one.split()[-1]
+    share, together = f"{group / 240:.2g}", f", for {group} of them together" * (group > 1)
     with pytest.warns(
         PrivacyWarning,
-        match=rf"delta=0\.05 is above 5/240 = 0\.021: publishing {one} of the 240 {noun}s outright, "
-        r"drawn at random, would satisfy it at epsilon 0, for 5 of them together\. .*e\.g\. 0\.0004",
+        match=rf"delta=0\.05 is above {group}/240 = {share}: publishing {one} of the 240 {noun}s "
+        rf"outright, drawn at random, would satisfy it at epsilon 0{together}\. .*e\.g\. 0\.0004",
     ):
-        check_delta(0.05, 240, unit)
-    assert check_delta(5 / 240, 240, unit) == 5 / 240, "5/n itself is not above"
+        assert check_delta(0.05, 240, unit) == 0.05
+    assert check_delta(group / 240, 240, unit) == group / 240, "1/n itself is not above"
     stated = hush.Guarantee(epsilon=hush.Bound(lower=1, upper=2), delta=0.05, unit=unit, records=240)
-    assert f"delta: above 5/240, one {noun} of 240 published" in str(stated)
-    assert "published" not in str(replace(stated, delta=5 / 240))
+    assert f"delta: above {group}/240, one {noun} of 240 published" in str(stated)
+    assert "published" not in str(replace(stated, delta=group / 240))
+
+
+def test_a_warning_that_follows_a_private_number_is_marked() -> None:
+    with pytest.warns(PrivacyWarning, match="follows the private number: do not publish it"):
+        check_delta(0.01, 400, private=True)

@@ -41,10 +41,6 @@ def test_the_law_is_the_one_charged(noise: Noise, beta: float, dtype: torch.dtyp
     assert stats.kstest(standard, law.cdf).pvalue > (1e-6 if source == "secure" else 1e-3)
     for wrong in (0.95, 1.05):
         assert stats.kstest(standard * wrong, law.cdf).pvalue < 1e-6
-    # a change of beta moves the cdf little but the likelihood much: exp(14) is a million to one
-    for wrong in (beta - 0.1, beta + 0.1) if source == "seeded" else ():
-        likelier = law.logpdf(standard) - stats.gennorm.logpdf(standard, wrong)
-        assert likelier.sum() > 14
 
 
 @pytest.mark.parametrize(("beta", "sigma"), [(1.0, 3.0), (1.5, 0.4), (2.0, 8.0), (4.0, 50.0)])

@@ -171,7 +171,7 @@ def source_for(
     if secure and (generator is not None or arithmetic == "assumed"):
         raise InvalidValue(
             "secure=True takes all randomness from the operating system, and a generator or "
-            'arithmetic="assumed" was passed as well: whoever knows its state could repeat its draws. '
+            'arithmetic="assumed" was passed as well: the draws could be repeated from their state. '
             "Pass one of the two.",
             key="secure",
         )

@@ -12,7 +12,7 @@ from scipy import stats
 from scipy.special import gamma
 
 import hush
-from hush.core.randomness import Stream, SystemSource, random_words, source_for
+from hush.core.randomness import Stream, random_words, source_for
 from hush.noise.exact import ziggurat
 from hush.noise.exact.exact_draw import exact_sum
 from hush.noise.exact.layers import LAYERS, PLACE_SHIFT, Integers, layers, layers_beyond
@@ -137,12 +137,6 @@ def test_prepared_noise_is_the_same_noise() -> None:
         at_once = noise.privatize(location.clone(), norm=0.5, generator=stream())
         prepared = noise.prepare(3000, norm=0.5, generator=stream(), device=CPU)(location.clone())
         assert torch.equal(at_once, prepared)
-
-
-def test_the_system_s_source_gives_the_same_law() -> None:
-    values = add_noise(torch.zeros(200_000), 3.0, 1.0, SystemSource(CPU)).numpy()
-    assert stats.kstest(values, stats.gennorm(3.0).cdf).pvalue > 1e-6
-    assert stats.kstest(values * 1.05, stats.gennorm(3.0).cdf).pvalue < 1e-6
 
 
 def test_prepared_noise_hides_one_sum() -> None:
