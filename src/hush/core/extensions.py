@@ -17,7 +17,7 @@ INSTALL = (
 
 
 def extensions(kind: str) -> dict[str, EntryPoint]:
-    """Entry points of the group `hush.KIND` by name; loading one imports its module."""
+    """Entry points of a kind by name; loading one imports its module."""
     return {point.name: point for point in sorted(entry_points(group=f"hush.{kind}"))}
 
 
