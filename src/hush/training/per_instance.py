@@ -111,7 +111,7 @@ class PerInstance:
 
     def state(self) -> dict[str, Tensor]:
         """The accumulated numbers (sensitive), to continue a run."""
-        numbers: dict[str, npt.ArrayLike] = {
+        numbers = {
             "steps": self.steps,
             "orders": self.orders,
             "slots": np.zeros(0, dtype=np.int64) if self.slots is None else self.slots,
@@ -123,18 +123,14 @@ class PerInstance:
         return {name: torch.from_numpy(np.array(value)) for name, value in numbers.items()}
 
     def restore(self, state: Mapping[str, Tensor] | None, steps: int) -> None:
-        """Continue from the numbers of an interrupted run.
-
-        Args:
-            state: Result of `state` of an object with the same arguments; None: none was stored.
-            steps: Steps that the run has done.
-        """
-        stored = {name: value.numpy() for name, value in (state or {"steps": torch.tensor(0)}).items()}
+        """Continue from the `state` of an interrupted run of so many steps; None: it stored none."""
+        stored = {name: value.numpy() for name, value in (state or {}).items()}
         mine = {name: value.numpy() for name, value in self.state().items()}
         same = all(np.array_equal(mine[name], stored.get(name, 0)) for name in ("orders", "slots"))
-        if not same or stored["steps"] != steps or mine["spent"].shape != stored["spent"].shape:
+        done = int(stored.get("steps", 0))
+        if not same or done != steps or mine["spent"].shape != stored["spent"].shape:
             raise CheckpointError(
-                f"the stored per-instance charges cover {stored['steps']} steps, and the run has done "
+                f"the stored per-instance charges cover {done} steps, and the run has done "
                 f"{steps}; or orders, slots or guard differ. Pass the arguments of the interrupted run, "
                 "or leave out per_instance=."
             )
@@ -144,12 +140,7 @@ class PerInstance:
             self.guard.restore(stored["spent"])
 
     def check(self, step: PrivateStep, slots: int) -> None:
-        """Raise if the step's charges cannot be computed.
-
-        Args:
-            step: Step to observe.
-            slots: Number of slots of its data.
-        """
+        """Raise if the charges of a step on data of so many slots cannot be computed."""
         individual_rdp(step.plan, [0.0], self.orders)  # raises if it is not proved
         check_always_released(step.plan)
         if step.reducer.size > 1 or step.units is not None or step.gradients.views is not None:
@@ -187,7 +178,14 @@ class PerInstance:
         plan = step.plan
         self.check(step, len(batch))
         if self.guard is not None:
-            batch = step.pending_batch = self._admitted(step, batch)
+            norms = np.zeros(len(batch))
+            for gradients, rows, *_ in self._clipped(step, batch):
+                norms[rows] = np.linalg.norm(gradients, axis=1)
+            _, scale = unit_law(plan.noise, plan.clipping.reference_norm)
+            admitted = self.guard.admit(individual_gaussian_rdp(norms, scale, self.guard.orders))
+            mask = torch.from_numpy(admitted)
+            present = mask if batch.present is None else mask & batch.present
+            batch = step.pending_batch = dataclasses.replace(batch, present=present)
         location, again = np.zeros(step.size), np.zeros(step.size)
         for gradients, *_ in self._clipped(step, batch):
             location += gradients.sum(0)
@@ -206,7 +204,7 @@ class PerInstance:
             if eta is not None:
                 chosen = torch.from_numpy(np.flatnonzero(kept)).to(targets.device)
                 few = tree_map((inputs, targets), partial(torch.index_select, dim=0, index=chosen))
-                self.information[places] += self._eigenvalues(step, few[0], few[1], eta)
+                self.information[places] += self._eigenvalues(step, *few, eta)
         if np.linalg.norm(again - location) > _ROUNDING * max(1e-12, float(np.linalg.norm(location))):
             raise Unsupported(
                 "two passes over the records gave other gradients: forward passes draw at random, and "
@@ -215,19 +213,6 @@ class PerInstance:
         self.any_record += individual_rdp(plan, location, self.orders)
         self.steps += 1
         return batch
-
-    def _admitted(self, step: PrivateStep, batch: Batch) -> Batch:
-        """The batch without the records whose filter is used up."""
-        assert self.guard is not None
-        norms = np.zeros(len(batch))
-        for gradients, rows, *_ in self._clipped(step, batch):
-            norms[rows] = np.linalg.norm(gradients, axis=1)
-        _, scale = unit_law(step.plan.noise, step.plan.clipping.reference_norm)
-        admitted = self.guard.admit(individual_gaussian_rdp(norms, scale, self.guard.orders))
-        mask = torch.from_numpy(admitted)
-        return dataclasses.replace(
-            batch, present=mask if batch.present is None else mask & batch.present
-        )
 
     def _clipped(
         self, step: PrivateStep, batch: Batch
@@ -284,12 +269,7 @@ class PerInstance:
 
 
 def clip_rows(clipping: Clipping, rows: Tensor) -> Tensor:
-    """Gradients clipped by `L2`, `Linf` or `L2Linf`, a row each.
-
-    Args:
-        clipping: Clipping rule.
-        rows: Finite gradients.
-    """
+    """Finite gradients clipped by `L2`, `Linf` or `L2Linf`, a row each."""
     if isinstance(clipping, L2 | L2Linf):
         norm = clipping.norm if isinstance(clipping, L2) else clipping.l2
         rows = rows * (norm / rows.norm(dim=1, keepdim=True).clamp(min=norm))
@@ -303,12 +283,9 @@ def power_iteration_error(dimension: int, iterations: int, failure: float) -> fl
     """Relative error that a random start of the power method exceeds with probability `failure`."""
     if dimension == 1:
         return 0.0
-
-    def log_probability(error: float) -> float:
-        power = (iterations + 0.5) * math.log1p(-error) - math.log(error * (2 * iterations + 1)) / 2
-        return math.log(2 * dimension / math.pi) / 2 + power
-
+    start, power = math.log(2 * dimension / math.pi) / 2, iterations + 0.5
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if log_probability(middle) > math.log(failure) else (low, middle)
+        chance = start + (power * math.log1p(-middle) - math.log(middle * 2 * power) / 2)
+        low, high = (middle, high) if chance > math.log(failure) else (low, middle)
     return high

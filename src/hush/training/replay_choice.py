@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hush.core.errors import InvalidValue, Unsupported, short_repr
+from hush.core.errors import Unsupported
 from hush.gradients.cuda_graph import Replay
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.data import Data, count, held_slots, take
@@ -31,15 +31,8 @@ _MEMORY_SHARE = 0.5
 
 
 def check_replay(step: "PrivateStep") -> None:
-    """Raise if `replay` is no choice, or is True and the plan, units or device rule it out."""
-    replay = step.gradients.execution.replay
-    if replay is not None and not isinstance(replay, bool):
-        raise InvalidValue(
-            f"replay={short_repr(replay)} must be True, False or None: whether physical batches "
-            "are replayed as CUDA graphs. Leave it out, and they are if that is possible and faster.",
-            key="replay",
-        )
-    reason = why_not(step) if replay else None
+    """Raise if `replay` is True and the plan, units or device rule it out."""
+    reason = why_not(step) if step.gradients.execution.replay else None
     if reason is not None:
         raise Unsupported(f"replay=True records the work of a physical batch, and {reason}")
 
@@ -71,13 +64,9 @@ def why_not(step: "PrivateStep") -> str | None:
 
 
 def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | None) -> Replay | None:
-    """Replay of the step's physical batches; None: they are computed without.
+    """Replay of the step's physical batches, for so many steps or many; None: computed without.
 
-    Args:
-        step: Step after its probe. It stores the decision for later calls and checkpoints.
-        data: Only shapes and types count, unless the model does not accept synthetic records.
-        physical: Number of records of a physical batch.
-        steps: Number of steps to come; None: many.
+    It is called after the probe. The step stores the decision for later calls and checkpoints.
     """
     gradients = step.gradients
     required, changing = gradients.execution.replay, gradients.probed.changing_buffers
@@ -95,7 +84,7 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
         step.plan.clipping,
         gradients.views,
         most_records=physical,
-        required=required is True,
+        required=bool(required),
     )
     if required:
         gradients.replayed = True
@@ -116,15 +105,33 @@ def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> boo
     records = tree_map(take(data, torch.arange(min(2, count(data)))), step.gradients.to_device)
     generator = step.generator if isinstance(step.generator, torch.Generator) else None
     state = None if generator is None else generator.get_state()
+    mask = step.coordinate_mask()
     cuda = step.device.type == "cuda"
+
+    def clip(pair: tuple[Any, Any]) -> None:
+        present = torch.ones(len(next(tree_leaves(pair))), dtype=torch.bool, device=step.device)
+        replay.clip_padded(*pair, present, mask)
+
+    def clip_again() -> None:
+        replay(*batch, mask, generator if mask else None, verify=not replay.captured)
+        replay.failed()
+
     with torch.random.fork_rng([step.device] if cuda else []):
         try:
             pair = synthetic_records(*records)
             try:
-                replay.clip_padded(*pair, _all(pair, step.device), None)
+                clip(pair)
             except Exception:  # any error of the model for an input that it does not accept
                 pair = records
-            return _faster(step, replay, pair, size)
+            batch = tree_map(pair, lambda rows: rows[torch.arange(size, device=rows.device) % len(rows)])
+            two = tree_map(batch, lambda rows: rows[:2])
+            few, every = seconds(lambda: clip(two)), seconds(lambda: clip(batch))
+            if few <= _HOST_BOUND * every:  # the GPU does not wait for Python
+                return False
+            free, _ = torch.cuda.mem_get_info(step.device)
+            replayed = seconds(clip_again)
+            kept = free - torch.cuda.mem_get_info(step.device)[0]
+            return replay.captured and replayed < _GAIN * every and kept < _MEMORY_SHARE * free
         except torch.cuda.OutOfMemoryError:
             return False
         finally:
@@ -132,31 +139,6 @@ def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> boo
                 generator.set_state(state)
             if cuda:  # the graphs' own memory would come on top of the measurement's
                 torch.cuda.empty_cache()
-
-
-def _faster(step: "PrivateStep", replay: Replay, pair: tuple[Any, Any], size: int) -> bool:
-    mask = step.coordinate_mask()
-    generator = step.generator if mask and isinstance(step.generator, torch.Generator) else None
-
-    def repeated(rows: Tensor) -> Tensor:
-        return rows[torch.arange(size, device=rows.device) % len(rows)]
-
-    def clip(pair: tuple[Any, Any]) -> None:
-        replay.clip_padded(*pair, _all(pair, step.device), mask)
-
-    def clip_again() -> None:
-        replay(*batch, mask, generator, verify=not replay.captured)
-        replay.failed()
-
-    batch: tuple[Any, Any] = tree_map(pair, repeated)
-    two = tree_map(batch, lambda rows: rows[:2])
-    few, every = seconds(lambda: clip(two)), seconds(lambda: clip(batch))
-    if few <= _HOST_BOUND * every:  # the GPU does not wait for Python
-        return False
-    free, _ = torch.cuda.mem_get_info(step.device)
-    replayed = seconds(clip_again)
-    kept = free - torch.cuda.mem_get_info(step.device)[0]
-    return replay.captured and replayed < _GAIN * every and kept < _MEMORY_SHARE * free
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -170,8 +152,3 @@ def seconds(work: Callable[[], object]) -> float:
         torch.cuda.synchronize()
         spans.append(time.perf_counter() - start)
     return min(spans)
-
-
-def _all(pair: tuple[Any, Any], device: torch.device) -> Tensor:
-    """Mask of slots that all hold a record."""
-    return torch.ones(len(next(tree_leaves(pair))), dtype=torch.bool, device=device)
