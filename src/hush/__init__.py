@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from hush.training.loop import train
     from hush.training.methods.least_squares import NoisyLeastSquares
     from hush.training.methods.moments import NoisyMoments, NoisyWhitening
-    from hush.training.methods.statistics import NoisyQuantile, individual_mean, mean
     from hush.training.methods.public_bases import public_thresholds
+    from hush.training.methods.statistics import NoisyQuantile, individual_mean, mean
     from hush.training.options import (
         Checkpoints,
         Distributed,

@@ -30,6 +30,8 @@ from hush.training.step import PrivateStep
 _ROUNDING = 1e-4
 """Relative distance of two sums of the same records beyond which forward passes draw."""
 _ORDERS = (2.0, 4.0, 8.0, 16.0, 32.0)
+_FAILURE = 1e-6
+"""Probability that an eigenvalue exceeds the number added for it."""
 _ENTRIES = 2**20
 """Entries of clipped gradients that are held at a time."""
 
@@ -60,7 +62,6 @@ class PerInstance:
         orders: Rényi orders, each above 1.
         slots: Slots of the data to watch, chosen without looking at the records; None: all.
         iterations: Power iterations of the information; 0: no information is computed.
-        failure: Probability that an eigenvalue exceeds the number added for it.
         guard: Filter of as many records as the data has slots. A record takes part only while its own
             Gaussian cost fits the filter's budget, so `guarantee` holds for every record.
     """
@@ -71,13 +72,12 @@ class PerInstance:
         *,
         slots: npt.ArrayLike | None = None,
         iterations: int = 0,
-        failure: float = 1e-6,
         guard: RenyiFilter | None = None,
     ) -> None:
         self.orders = checked_orders(orders)
         self.slots = None if slots is None else np.unique(np.asarray(slots, dtype=np.int64))
         self.iterations = check_count("iterations", iterations, "they are counted", at_least=0)
-        self.failure, self.guard = failure, guard
+        self.guard = guard
         self.steps = 0
         self.any_record: Array = np.zeros(len(self.orders))
         self.charges: Array = np.zeros((0, len(self.orders)))
@@ -264,7 +264,7 @@ class PerInstance:
                 products = transposed(eta * forward(vectors.view_as(inputs))[0])[0].flatten(1)
                 quotients = (vectors * products).sum(1).clamp(min=0)
                 vectors = products
-        error = power_iteration_error(vectors.shape[1], self.iterations, self.failure)
+        error = power_iteration_error(vectors.shape[1], self.iterations, _FAILURE)
         return np.asarray(quotients.double().cpu()) / (1 - error)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from hush.core.errors import Unsupported
 from hush.gradients.cuda_graph import Replay

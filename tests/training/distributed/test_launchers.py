@@ -9,7 +9,6 @@ import pytest
 
 import hush
 from hush.core.errors import Unsupported
-from hush.training.distributed.processes import process_group
 from tests.training.distributed import launched
 from tests.training.distributed.problems import step_of
 
@@ -70,10 +69,10 @@ def test_a_script_of_the_page_is_one_run_of_two_processes(tmp_path: Path) -> Non
 def test_processes_that_have_not_met_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert process_group(None) is None
+    assert step_of().reducer.processes is False
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(Unsupported, match="WORLD_SIZE=8: a launcher started 8 processes"):
         step_of()
     assert step_of(distributed=hush.Distributed(processes=False)).reducer.processes is False
     monkeypatch.delenv("RANK")
-    assert process_group(None) is None
+    assert step_of().reducer.processes is False

@@ -78,7 +78,7 @@ def test_a_sum_without_the_weight_moves_by_more(monkeypatch: pytest.MonkeyPatch)
 
 def released(solver: NoisyLeastSquares, seed: int, records: tuple[Tensor, Tensor]) -> np.ndarray:
     """Noisy sum as drawn, in the order of `_clipped_sum`."""
-    actual = solver._statistics(*records, hush.Ledger(), generator=seeded(seed))
+    actual = solver._statistics(*records, hush.Ledger(), seeded(seed))
     size = len(actual.gram)
     first, second = np.triu_indices(size)
     triangle = actual.gram[first, second] * np.where(first == second, 1.0, 2**0.5)
@@ -93,7 +93,7 @@ def test_the_noise_is_the_noise_that_is_charged() -> None:
     deviation = SOLVER.multiplier * BOUND
     assert stats.kstest(draws / deviation, "norm").pvalue > 1e-3
     assert stats.kstest(draws / (0.7 * deviation), "norm").pvalue < 1e-6
-    both = SOLVER._statistics(*records, hush.Ledger(), generator=seeded())
+    both = SOLVER._statistics(*records, hush.Ledger(), seeded())
     assert both.gram == pytest.approx(both.gram.T, abs=0)
     assert both.gram_deviation == pytest.approx(deviation, rel=1e-4)
     assert both.moment_deviation == pytest.approx(deviation / 3, rel=1e-4)

@@ -1,6 +1,5 @@
 """Facts that must be equal on all ranks, and their comparison: the step, the data, the draw."""
 
-import hashlib
 import zlib
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from hush.core.errors import DataError, ProcessFailed, shorten
+from hush.core.errors import DataError
 from hush.core.plan import plan_text
 from hush.core.randomness import SystemSource
 from hush.training.checkpoint import run_facts, settings_digest
@@ -27,7 +26,7 @@ from hush.training.data import (
     held_slots,
     pair_of,
 )
-from hush.training.distributed.processes import Processes
+from hush.training.distributed.processes import Facts, Processes
 from hush.training.fingerprint import fingerprint
 from hush.training.records import base_dataset
 from hush.training.reducer import Placement
@@ -35,45 +34,9 @@ from hush.training.reducer import Placement
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
 
-Facts = dict[str, Any]
-"""Values that must be equal on all ranks, by name; private ones are bytes, which no message shows."""
-
-
-def check_same(processes: Processes, phase: str, facts: Facts, content: Any = None) -> list[Any]:
-    """Content of each rank, after a comparison of the hashes of all facts.
-
-    Args:
-        processes: Ranks that run the step.
-        phase: Name of the place in the program.
-        facts: Facts of this rank.
-        content: Small plain data of this rank.
-
-    Raises:
-        ProcessFailed: On every rank, if a fact differs.
-    """
-    hashes = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in facts.values()]
-    said = processes.exchange(phase, [hashes, content])
-    for rank, (other, _) in enumerate(said):
-        for (name, value), first, own in zip(facts.items(), said[0][0], other, strict=True):
-            if first != own:
-                private = isinstance(value, bytes)
-                shown = "it is private and not shown" if private else shorten(f"here it is {value}", 400)
-                raise ProcessFailed(
-                    f"ranks 0 and {rank} differ in {name} ({shown}) at {phase}: the ranks run one step "
-                    "together, charged once. Nothing was charged for it. Pass and do the same on every "
-                    "rank, resume all of them from one checkpoint, or pass processes=False for "
-                    "independent runs."
-                )
-    return [each for _, each in said]
-
 
 def step_facts(step: "PrivateStep", generator: torch.Generator | None) -> Facts:
-    """Facts of a new step.
-
-    Args:
-        step: Step before its first draw.
-        generator: Generator passed to it.
-    """
+    """Facts of a new step, before its first draw."""
     from hush import __version__
 
     parameters = [
@@ -109,13 +72,7 @@ def state_facts(step: "PrivateStep") -> Facts:
 
 
 def draw_facts(step: "PrivateStep", batch: Batch, *, adopted: bool) -> Facts:
-    """Facts of a draw, and of the step's state before the sum.
-
-    Args:
-        step: Step of the batch.
-        batch: Slots drawn.
-        adopted: Whether weights were set outside of the step since the ranks compared theirs.
-    """
+    """Facts of a draw, and of the step's state before the sum; `adopted`: weights were set since."""
     source = step.generator
     state = b"" if isinstance(source, SystemSource) else fingerprint([source.get_state()]).encode()
     modes = bytes(module.training for module in step.model.modules())
@@ -157,14 +114,8 @@ def _describe_loss(loss: Any) -> str:
 def place(data: Data, processes: Processes, *, shard: bool) -> Placement:
     """Place of this rank's data among all slots, after a comparison of the data of all ranks.
 
-    Args:
-        data: Data of this rank.
-        processes: Ranks that run the step.
-        shard: Whether each rank holds its own part; otherwise all hold the same data.
-
-    Raises:
-        DataError: On every rank, if parts share records or cannot train one model.
-        ProcessFailed: On every rank, if data that should be equal differ.
+    All ranks raise if data that should be equal differ, or if parts (`shard`) have a common record or
+    cannot train one model.
     """
     held = held_slots(data) if shard else count(data)
     described, digest = (describe_record(data), data_digest(data, held)) if held else (None, None)
@@ -174,7 +125,7 @@ def place(data: Data, processes: Processes, *, shard: bool) -> Placement:
             "the kind of record": described,
             "which record is in which slot": str(digest).encode(),
         }
-        check_same(processes, "comparing the data", facts)
+        processes.agree("comparing the data", facts)
         return Placement(0, held, held)
     numbers = subset_numbers(data) if held else None
     parts = processes.gather("comparing the data", (held, described, digest, numbers))

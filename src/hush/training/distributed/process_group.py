@@ -4,6 +4,7 @@ docs/guarantees/distributed.md proves that the noisy gradient has the law of one
 """
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from hush.accounting.ledger import Ledger
-from hush.core.errors import InvalidValue, LedgerError, Unsupported
+from hush.core.errors import InvalidValue, LedgerError, Unsupported, short_repr
 from hush.core.guarantee import Adjacency
 from hush.core.plan import Plan
 from hush.core.randomness import (
@@ -30,14 +32,8 @@ from hush.core.randomness import (
 )
 from hush.core.value import check_kind
 from hush.training.data import Batch, Data
-from hush.training.distributed.handshake import (
-    check_same,
-    draw_facts,
-    place,
-    state_facts,
-    step_facts,
-)
-from hush.training.distributed.processes import Processes, group_initialized, process_group
+from hush.training.distributed.handshake import draw_facts, place, state_facts, step_facts
+from hush.training.distributed.processes import Processes, group_initialized
 from hush.training.fingerprint import fingerprint
 from hush.training.noisy_mean import BlockNoise, NoisyMean
 from hush.training.options import Distributed
@@ -57,34 +53,57 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False, users: bool =
         users: Whether units of privacy own several records.
     """
     check_kind("distributed", distributed, Distributed)
-    processes, shard = process_group(distributed.processes, sharded=sharded), distributed.shard
+    processes, shard = distributed.processes, distributed.shard
     if shard and users:
         raise Unsupported(
             "shard=True with units: an owner with records on two ranks would be drawn, clipped and "
             "counted on each of them, and cost more than is charged. Let every rank read all records "
             "(leave shard out)."
         )
-    if shard and processes is None and not group_initialized():
+    if isinstance(processes, Processes):  # of the run that makes the step
+        return ProcessGroup(processes, shard=shard)
+    if processes is False or (processes is None and not group_initialized()):
+        _check_alone(distributed)
+        return Local()
+    group = dist.group.WORLD if processes is None else processes
+    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        raise InvalidValue(
+            f"processes={short_repr(processes)} must be a torch.distributed process group that this "
+            "process is in. Pass e.g. torch.distributed.group.WORLD, False for a step of this process "
+            "alone, or leave it out.",
+            key="processes",
+        )
+    # the part of the only rank is all of the data
+    several = sharded or dist.get_world_size(group) > 1
+    return ProcessGroup(Processes(group), shard=shard) if several else Local()
+
+
+def _check_alone(distributed: Distributed) -> None:
+    """Raise if `torch.distributed` is not initialised, and the options or a launcher require it."""
+    if group_initialized():
+        return
+    if distributed.shard:
         raise InvalidValue(
             "shard=True and torch.distributed is not initialised: a part of the data would be trained "
             "on as all of it. Call torch.distributed.init_process_group first (one process will do), or "
             "leave shard out.",
             key="shard",
         )
-    # the part of the only rank is all of the data
-    return Local() if processes is None else ProcessGroup(processes, shard=shard)
+    launched = os.environ.get("WORLD_SIZE", "1")
+    several = "RANK" in os.environ and launched.isdecimal() and int(launched) > 1
+    if several and distributed.processes is None:
+        raise Unsupported(
+            f"WORLD_SIZE={launched}: a launcher started {launched} processes, and torch.distributed "
+            "is not initialised: each would train a model of its own on the same records, charged "
+            "as if it were the only one. Call torch.distributed.init_process_group() before making "
+            "the step (accelerate.Accelerator() does), or pass processes=False for independent runs."
+        )
 
 
 class ProcessGroup(Local):
     """Reducer of several ranks that all hold the whole model."""
 
     def __init__(self, processes: Processes, *, shard: bool) -> None:
-        """A reducer before the handshake.
-
-        Args:
-            processes: Ranks that run the step together.
-            shard: Whether each rank holds its own part of the data.
-        """
         self.processes = processes
         self.rank, self.size, self.shard = processes.rank, processes.size, shard
         self.propagate_errors = processes.propagate_errors  # type: ignore[method-assign]
@@ -92,7 +111,7 @@ class ProcessGroup(Local):
         self.gather = processes.gather  # type: ignore[method-assign]
         self.broadcast = processes.broadcast  # type: ignore[method-assign]
         self.copy_of_first = processes.copy_of_first  # type: ignore[method-assign]
-        self.agree = partial(check_same, processes)  # type: ignore[method-assign]
+        self.agree = processes.agree  # type: ignore[method-assign]
         self._adopted = False
         """Whether weights were set outside of the step since the ranks last compared theirs."""
 
@@ -108,11 +127,7 @@ class ProcessGroup(Local):
     def open_ledger(self, ledger: LedgerOrPath, plan: Plan, adjacency: Adjacency) -> Ledger:
         """Ledger of rank 0; on the other ranks a copy in memory that counts the charges of rank 0.
 
-        Args:
-            ledger: Ledger of rank 0. On other ranks: None, the same path, or an empty ledger in memory,
-                which becomes the copy.
-            plan: Plan of the step.
-            adjacency: Adjacency relation of the step.
+        Other ranks pass None, the same path, or an empty ledger in memory, which becomes the copy.
         """
         on_disk = ledger.path is not None if isinstance(ledger, Ledger) else ledger is not None
         said = self.exchange("the ledger's path", on_disk)
@@ -122,15 +137,15 @@ class ProcessGroup(Local):
                 "alone writes charges, so none would be on disk. Pass ledger= on every rank, rank 0 "
                 "first."
             )
-        first: list[Ledger] = []
+        opened = ledger if isinstance(ledger, Ledger) else Ledger()
 
-        def opened_by_first() -> list[bytes]:
-            first.append(open_ledger(ledger, plan, adjacency))
-            return first[0].snapshot()
+        def open_first() -> list[bytes]:
+            nonlocal opened
+            opened = open_ledger(ledger, plan, adjacency)
+            return opened.snapshot()
 
-        snapshot = self.broadcast("opening the ledger", opened_by_first)
-        opened = first[0] if first else ledger if isinstance(ledger, Ledger) else Ledger()
-        if not first:
+        snapshot = self.broadcast("opening the ledger", open_first)
+        if self.rank:
             opened.mirror(snapshot)
         self.processes.ledger = opened
         return opened

@@ -1,9 +1,9 @@
 """Ranks of a private step: process group, messages, sums, and propagation of errors."""
 
+import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hush.accounting.ledger import Ledger
-from hush.core.errors import InvalidValue, ProcessFailed, Unsupported, short_repr, shorten
+from hush.core.errors import ProcessFailed, Unsupported, shorten
 
 _MESSAGE = 4096
 """Bytes of a message that every rank sends to every other: one collective of a known size."""
@@ -23,6 +23,8 @@ _WAY_OUT = (
     "Start all ranks again and resume from the last checkpoint (load_state_dict, or "
     "hush.Checkpoints(resume=True)): steps that were charged since are repeated and not paid again."
 )
+Facts = dict[str, Any]
+"""Values that must be equal on all ranks, by name; private ones are bytes, which no message shows."""
 
 
 class Processes:
@@ -51,16 +53,8 @@ class Processes:
         """Small plain data of each rank, by rank.
 
         Every other collective follows one of these, so a rank that cannot continue meets the others
-        here, wherever it stopped.
-
-        Args:
-            phase: Name of the place in the program; all ranks must be at the same one.
-            content: Plain data, a few hundred characters. With an error, why the ledger is void.
-            error: Error that stops this rank, which raises it afterwards.
-
-        Raises:
-            ProcessFailed: On every rank without an error if another has one, or on all if they are at
-                different phases.
+        here, wherever it stopped. A rank with an error sends it, with the reason why its ledger is void,
+        and raises it afterwards. All other ranks raise here, and all do if their phases differ.
         """
         self._propagated = error or self._propagated
         why = error and shorten(f"{type(error).__name__}: {error}", _LONGEST_ERROR)
@@ -103,6 +97,23 @@ class Processes:
             )
         return list(contents)
 
+    def agree(self, phase: str, facts: Facts, content: Any = None) -> list[Any]:
+        """Like `exchange`; all ranks raise if a fact differs, by the hashes of all facts."""
+        hashes = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in facts.values()]
+        said = self.exchange(phase, [hashes, content])
+        for rank, (other, _) in enumerate(said):
+            for (name, value), first, own in zip(facts.items(), said[0][0], other, strict=True):
+                if first != own:
+                    private = isinstance(value, bytes)
+                    shown = "it is private and not shown" if private else f"here it is {value}"
+                    raise ProcessFailed(
+                        f"ranks 0 and {rank} differ in {name} ({shorten(shown, 400)}) at {phase}: the "
+                        "ranks run one step together, charged once. Nothing was charged for it. Pass "
+                        "and do the same on every rank, resume all of them from one checkpoint, or pass "
+                        "processes=False for independent runs."
+                    )
+        return [each for _, each in said]
+
     def gather(self, phase: str, content: Any) -> list[Any]:
         """Any object of each rank, by rank; for content that is too long for `exchange`."""
         self.exchange(phase)
@@ -112,13 +123,7 @@ class Processes:
         return received
 
     def broadcast(self, phase: str, make: Callable[[], Any], *, short: bool = False) -> Any:
-        """Object that rank 0 makes; its errors propagate to all ranks.
-
-        Args:
-            phase: Name of the place in the program.
-            make: Function that rank 0 calls.
-            short: Whether the object is small plain data, sent without another collective.
-        """
+        """Object of rank 0, or its error on all ranks; `short` plain data take one collective."""
         made: list[Any] = [None]
         failure = None
         if self.rank == 0:
@@ -142,10 +147,8 @@ class Processes:
     def sum_slices(self, padded: Tensor) -> Tensor:
         """This rank's slice of the sum of all ranks' vectors.
 
-        Added in the order of ranks, so a repeated step rounds alike.
-
-        Args:
-            padded: Consecutive slices, one for each rank.
+        The vectors consist of one slice for each rank. They are added in the order of ranks, so a
+        repeated step rounds alike.
         """
         sent = self._movable(padded)
         received = torch.empty_like(sent)
@@ -185,12 +188,12 @@ class Processes:
             self.broken = self.broken or f"rank {self.rank} stopped between two collectives ({error})."
             raise
 
-    def propagate_errors(self) -> AbstractContextManager[None]:
-        """Context that propagates its errors to the other ranks, which would wait for this one."""
-        return nullcontext() if self._propagating else self._propagate()
-
     @contextmanager
-    def _propagate(self) -> Iterator[None]:
+    def propagate_errors(self) -> Iterator[None]:
+        """Context that propagates its errors to the other ranks, which would wait for this one."""
+        if self._propagating:
+            yield
+            return
         self._propagating = True
         try:
             yield
@@ -262,49 +265,8 @@ def group_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def process_group(processes: Group, *, sharded: bool = False) -> Processes | None:
-    """Ranks that run a step together; None if this process runs it alone.
-
-    Args:
-        processes: Process group; None: all processes if a group was initialized; False: none.
-        sharded: Whether parameters are split over the ranks; then one rank is a group as well.
-    """
-    if processes is False or isinstance(processes, Processes):
-        return processes or None
-    if not group_initialized():
-        launched = os.environ.get("WORLD_SIZE", "1")
-        if processes is not None:
-            raise InvalidValue(
-                f"processes={short_repr(processes)} and torch.distributed is not initialised. Call "
-                "torch.distributed.init_process_group first (torchrun sets what it needs), or leave "
-                "processes out.",
-                key="processes",
-            )
-        if "RANK" in os.environ and launched.isdecimal() and int(launched) > 1:
-            raise Unsupported(
-                f"WORLD_SIZE={launched}: a launcher started {launched} processes, and torch.distributed "
-                "is not initialised: each would train a model of its own on the same records, charged "
-                "as if it were the only one. Call torch.distributed.init_process_group() before making "
-                "the step (accelerate.Accelerator() does), or pass processes=False for independent runs."
-            )
-        return None
-    group = dist.group.WORLD if processes is None else processes
-    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
-        raise InvalidValue(
-            f"processes={short_repr(processes)} must be a torch.distributed process group that this "
-            "process is in. Pass e.g. torch.distributed.group.WORLD, False for a step of this process "
-            "alone, or leave it out.",
-            key="processes",
-        )
-    return Processes(group) if sharded or dist.get_world_size(group) > 1 else None
-
-
 def check_first_rank(what: str) -> None:
-    """Raise on every rank but 0 of an initialized process group: a release is made once.
-
-    Args:
-        what: Name of the release.
-    """
+    """Raise on every rank but 0 of an initialized process group: a release of this name is made once."""
     if not group_initialized() or dist.get_rank() == 0:
         return
     raise Unsupported(

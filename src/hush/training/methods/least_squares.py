@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +78,7 @@ class NoisyLeastSquares(Value):
     sqrt(2) row_norm^2, and smaller otherwise. Records within both norms have weight 1.
 
     Args:
-        multiplier: noise multiplier.
+        multiplier: Noise multiplier.
         row_norm: Largest Euclidean norm of a row, with the constant, that keeps weight 1.
         target_norm: Largest Euclidean norm of a record's targets that keeps weight 1.
 
@@ -120,26 +119,22 @@ class NoisyLeastSquares(Value):
         ledger: Ledger,
         *,
         generator: torch.Generator | None = None,
-        secure: bool = False,
     ) -> LinearFit:
         """Empirical-Bayes fit of the noisy statistics, charged before it is returned.
 
         Args:
-            inputs: records of shape (records, columns), without a constant.
-            targets: targets of shape (records, targets).
-            ledger: ledger to charge, once.
-            generator: seed of the noise, for tests.
-            secure: draw noise from the operating system.
+            inputs: Records of shape (records, columns), without a constant.
+            targets: Targets of shape (records, targets).
+            ledger: Ledger to charge, once.
+            generator: Seed of the noise, for tests.
 
         Returns:
             Coefficients and intercept that may be published with the guarantee.
         """
-        return posterior_mean(
-            self._statistics(inputs, targets, ledger, generator=generator, secure=secure)
-        )
+        return posterior_mean(self._statistics(inputs, targets, ledger, generator))
 
     def _statistics(
-        self, inputs: Tensor, targets: Tensor, ledger: Ledger, **randomness: Any
+        self, inputs: Tensor, targets: Tensor, ledger: Ledger, generator: torch.Generator | None
     ) -> SufficientStatistics:
         """Noisy sufficient statistics, charged before they are returned."""
         shapes = tuple(inputs.shape), tuple(targets.shape)
@@ -158,17 +153,17 @@ class NoisyLeastSquares(Value):
         size, outputs = rows.shape[1] + 1, values.shape[1]
         norm = self.plan.clipping.reference_norm * (1 + ROUNDING)
         sums = ((norm, self._clipped_sum(*part)) for part in [(rows, values)])
-        (noisy,) = release(self, self.plan, sums, ledger, records=len(rows), **randomness)
+        (noisy,) = release(self, self.plan, sums, ledger, records=len(rows), generator=generator)
         triangle, moments = np.split(noisy.numpy(), [size * (size + 1) // 2])
         upper = np.zeros((size, size))
         upper[np.triu_indices(size)] = triangle
         gram = np.triu(upper, 1) / math.sqrt(2)
-        deviation = self.multiplier * norm
+        deviation, factor = self.multiplier * norm, self.row_norm / self.target_norm
         return SufficientStatistics(
             gram=gram + gram.T + np.diag(np.diag(upper)),
-            moments=moments.reshape(size, outputs) / self._target_weight,
+            moments=moments.reshape(size, outputs) / factor,
             gram_deviation=deviation,
-            moment_deviation=deviation / self._target_weight,
+            moment_deviation=deviation / factor,
             records=len(rows),
             target_norm=self.target_norm,
         )
@@ -185,7 +180,7 @@ class NoisyLeastSquares(Value):
         moments = torch.zeros(size, targets.shape[1], dtype=torch.float64)
         for some, values in zip(inputs.split(_AT_ONCE), targets.split(_AT_ONCE), strict=True):
             rows = torch.cat([torch.ones(len(some), 1, dtype=torch.float64), some], 1)
-            scaled = values * self._target_weight
+            scaled = values * (self.row_norm / self.target_norm)  # both halves have the same bound
             lengths = torch.linalg.vector_norm(rows, dim=1)
             norms = lengths * torch.linalg.vector_norm(torch.cat([rows, scaled], 1), dim=1)
             weighted = (clipping_weights(limit, norms)[:, None] * rows).T
@@ -195,11 +190,6 @@ class NoisyLeastSquares(Value):
         isometry = torch.full((len(first),), math.sqrt(2), dtype=torch.float64)
         isometry[first == second] = 1.0
         return torch.cat([gram[first, second] * isometry, moments.flatten()])
-
-    @property
-    def _target_weight(self) -> float:
-        """Factor of the targets that gives both halves of a record's vector the same bound."""
-        return self.row_norm / self.target_norm
 
 
 def posterior_mean(statistics: SufficientStatistics) -> LinearFit:
@@ -213,11 +203,7 @@ def posterior_mean(statistics: SufficientStatistics) -> LinearFit:
     is ridge regression without privacy noise. Both variances maximise the marginal likelihood of the
     released moments (empirical Bayes).
 
-    Args:
-        statistics: as released.
-
-    Returns:
-        Coefficients and intercept, a function of the release alone.
+    The result is a function of the release alone.
     """
     noise = statistics.gram_deviation**2 / 2
     total = min(max(statistics.gram[0, 0], statistics.gram_deviation, 1.0), statistics.records)

@@ -80,7 +80,6 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         ledger: Ledger,
         *,
         generator: torch.Generator | None = None,
-        secure: bool = False,
     ) -> Statistics:
         """Statistics of the inputs, charged before they are returned.
 
@@ -88,7 +87,6 @@ class NoisySums(Value, ABC, Generic[Statistics]):
             inputs: Records of shape (records, channels, places...).
             ledger: Ledger to charge, twice.
             generator: Seed of the noise, for tests.
-            secure: Draw noise from the operating system.
 
         Returns:
             Statistics that may be published with the guarantee.
@@ -106,7 +104,6 @@ class NoisySums(Value, ABC, Generic[Statistics]):
             ledger,
             records=len(inputs),
             generator=generator,
-            secure=secure,
             divisor=len(inputs),
         )
         return self._statistics(means, inputs.shape)

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,10 @@ from hush.accounting.per_instance import individual_rdp
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 from hush.clipping import Entries
 from hush.core.errors import DataError, InvalidValue, Unsupported
-from hush.core.guarantee import Arithmetic, Bound, Guarantee, Secrecy, check_delta
+from hush.core.guarantee import Bound, Guarantee, check_delta
 from hush.core.parts import Always
 from hush.core.plan import Plan
-from hush.core.randomness import RandomSource, cryptographic, derive_source, source_for
+from hush.core.randomness import RandomSource, derive_source, source_for
 from hush.core.value import Range, Value, check_count, check_kind, number
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
@@ -48,8 +49,7 @@ def release(
     ledger: Ledger,
     *,
     records: int,
-    generator: torch.Generator | None = None,
-    secure: bool = False,
+    generator: torch.Generator | None,
     divisor: float = 1.0,
 ) -> list[Tensor]:
     """Noisy sums, each charged to the ledger before it is returned.
@@ -62,13 +62,11 @@ def release(
         ledger: Ledger to charge, once per sum.
         records: Number of records.
         generator: Seed of the noise; None: fresh randomness.
-        secure: Draw noise from the operating system.
         divisor: Public number that each noisy sum is divided by.
     """
     check_first_rank(type(owner).__name__)
     check_kind("ledger", ledger, Ledger).check_adjacency()
-    source = source_for(torch.device("cpu"), generator, secure=secure)
-    source = derive_source(source, ledger.stream_label())
+    source = derive_source(source_for(torch.device("cpu"), generator), ledger.stream_label())
     run, released = secrets.token_hex(8), []
     for step, (norm, total) in enumerate(sums, start=1):
         noisy = plan.noise.privatize(total, norm=norm, generator=source).div_(divisor)
@@ -99,8 +97,6 @@ def mean(
     *,
     delta: float,
     generator: torch.Generator | None = None,
-    secure: bool = False,
-    arithmetic: Arithmetic = "proved",
 ) -> PrivateMean:
     """Differentially private mean of the records, a row each, under any plan.
 
@@ -111,12 +107,10 @@ def mean(
     number of rows is public; the row of an absent record is zero.
 
     Args:
-        records: a row of finite numbers each.
-        plan: sampling and clipping of the rows, and the noise.
-        delta: delta of the guarantee.
-        generator: seed of the draws, for tests.
-        secure: draw from the operating system.
-        arithmetic: `assumed` draws noise with torch's own, faster generator.
+        records: A row of finite numbers each.
+        plan: Sampling and clipping of the rows, and the noise.
+        delta: Delta of the guarantee.
+        generator: Seed of the draws, for tests.
 
     Returns:
         The noisy mean and its guarantee.
@@ -135,11 +129,13 @@ def mean(
     rows = _mean_rows(records, plan)
     check_delta(delta, len(rows))
     guarantee = epsilon(plan, 1, delta, dimension=rows.shape[1])
-    source = source_for(rows.device, generator, secure=secure, arithmetic=arithmetic)
-    if not cryptographic(source) or len(rows) > MOST_RECORDS:
-        guarantee = replace(guarantee, arithmetic="assumed")
-    secrecy: Secrecy = "secret" if generator is None else "seeded"
-    guarantee = replace(guarantee, randomness=secrecy, records=len(rows))
+    source = source_for(rows.device, generator)
+    guarantee = replace(
+        guarantee,
+        arithmetic="assumed" if len(rows) > MOST_RECORDS else guarantee.arithmetic,
+        randomness="secret" if generator is None else "seeded",
+        records=len(rows),
+    )
     taken = rows[plan.sampling.draw(len(rows), source).to(rows.device)]
     with own_randomness(source, rows.device):
         total = clipped_row_sum(taken, plan, source).mul_(1 - ROUNDING)
@@ -160,9 +156,9 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
     **Guarantee** (per-instance). docs/guarantees/bounded.md; for full batches.
 
     Args:
-        records: a row of finite numbers each.
-        plan: full-batch plan of the mean.
-        delta: delta of the guarantee.
+        records: A row of finite numbers each.
+        plan: Full-batch plan of the mean.
+        delta: Delta of the guarantee.
     """
     rows = _mean_rows(records, plan)
     delta = check_delta(delta, len(rows))
@@ -181,14 +177,10 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
 
 def clipped_row_sum(rows: Tensor, plan: Plan, source: "RandomSource | None") -> Tensor:
     """Sum of the clipped rows, coordinates masked from the source if there is one (sensitive)."""
-    tape = GradientTape(terms={"rows": Dense(rows)}, device=rows.device)
-    if source is None or plan.sampling.coordinate_participation == 1:
-        return plan.clipping.clip(tape).total["rows"]
-
-    def mask(values: Tensor) -> Tensor:
-        return plan.sampling.mask_coordinates(values, source)
-
-    return plan.clipping.clip(tape, mask).total["rows"]
+    mask = None
+    if source is not None and plan.sampling.coordinate_participation < 1:
+        mask = partial(plan.sampling.mask_coordinates, generator=source)
+    return plan.clipping.clip(GradientTape({"rows": Dense(rows)}, rows.device), mask).total["rows"]
 
 
 def _mean_rows(records: npt.ArrayLike, plan: Plan) -> Tensor:
@@ -208,9 +200,10 @@ def _mean_rows(records: npt.ArrayLike, plan: Plan) -> Tensor:
     try:
         rows = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
     except (TypeError, ValueError):
-        raise DataError(f"records of type {type(values).__name__} {_WANTED}") from None
-    if rows.is_complex():
-        raise DataError(f"records of type {rows.dtype} {_WANTED}")
+        rows = None
+    if rows is None or rows.is_complex():
+        kind = type(values).__name__ if rows is None else rows.dtype
+        raise DataError(f"records of type {kind} {_WANTED}")
     rows = rows.detach().cpu().double().clone()
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2 or not rows.numel() or not bool(rows.isfinite().all()):
@@ -226,10 +219,10 @@ class NoisyQuantile(Value):
     first or the last bin. A quantile is the upper edge of its bin.
 
     Args:
-        multiplier: noise multiplier of the counts.
-        low: lower end of the first bin.
-        high: upper end of the last bin.
-        bins: number of bins.
+        multiplier: Noise multiplier of the counts.
+        low: Lower end of the first bin.
+        high: Upper end of the last bin.
+        bins: Number of bins.
 
     **Guarantee.** One record adds 1 to one count of each block, for any norm, so the noisy counts
     cost what `plan(blocks)` costs, and the quantiles are functions of them:
@@ -259,11 +252,7 @@ class NoisyQuantile(Value):
         return (ends[0] + (ends[1] - ends[0]) * shares).exp()
 
     def plan(self, blocks: int) -> Plan:
-        """Plan of the noisy histogram, as charged to a ledger.
-
-        Args:
-            blocks: number of norms per record.
-        """
+        """Plan of the noisy histogram of so many norms per record, as charged to a ledger."""
         return Plan(
             sampling=FullBatch(),
             clipping=Entries(changed=blocks),
@@ -294,16 +283,14 @@ class NoisyQuantile(Value):
         ledger: Ledger,
         *,
         generator: torch.Generator | None = None,
-        secure: bool = False,
     ) -> tuple[float, ...]:
         """Noisy quantile of each block's norms, charged before it is returned.
 
         Args:
-            norms: norms of shape (records, blocks).
-            quantile: share of the records below it.
-            ledger: ledger to charge, once for all blocks.
-            generator: seed of the noise, for tests.
-            secure: draw noise from the operating system.
+            norms: Norms of shape (records, blocks).
+            quantile: Share of the records below it.
+            ledger: Ledger to charge, once for all blocks.
+            generator: Seed of the noise, for tests.
 
         Returns:
             One quantile per block, which may be published with the guarantee.
@@ -316,9 +303,7 @@ class NoisyQuantile(Value):
             )
         plan = self.plan(norms.shape[1])
         sums = ((plan.clipping.reference_norm, self._counts(part)) for part in [norms])
-        (noisy,) = release(
-            self, plan, sums, ledger, records=len(norms), generator=generator, secure=secure
-        )
+        (noisy,) = release(self, plan, sums, ledger, records=len(norms), generator=generator)
         below = noisy.cumsum(1)
         reached = below >= quantile * below[:, -1:]
         reached[:, -1] = True
