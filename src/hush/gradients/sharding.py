@@ -6,7 +6,7 @@ replace them: they gather a module's weights before its forward and its backward
 afterwards.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,15 +35,13 @@ class ShardedModules:
 
         Args:
             model: Model with `fully_shard` applied to it, to some of its modules, or both.
-            guarded: Context of a collective of the given name, which explains its failure.
+            guarded: Context of a collective with a name; it explains its failure.
         """
         self.modules = {
             name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)
         }
         self.whole: set[str] = set()
         """Names of the modules whose parameters this rank has gathered now."""
-        self.largest = 0
-        """Maximum number of entries of gathered parameters at one time."""
         self._guarded = guarded
         self._gathering = False
         self._hooks: list[tuple[dict[int, Any], int, Any, Any]] = []
@@ -99,36 +97,19 @@ class ShardedModules:
         path = [
             other for other in self.modules if not other or name == other or name.startswith(f"{other}.")
         ]
-        with (
-            torch._C.DisableTorchFunction(),  # the recording would take the calls for the model's
-            temporarily_clear_interpreter_stack(),
-            torch.no_grad(),
-            self._guarded("gathering the weights"),
-        ):
-            for other in self.whole.difference(path):
-                self._free(other)
+        self.release(self.whole.difference(path))
+        with _outside_transforms(), self._guarded("gathering the weights"):
             for other in path:
                 if other not in self.whole:
                     self.modules[other].unshard()
                     self.whole.add(other)
-        held = sum(
-            value.numel() for part, value in self.gathered.items() if self.module_of[part] in self.whole
-        )
-        self.largest = max(self.largest, held)
 
-    def release(self) -> None:
-        """Free the gathered parameters of all modules, also those that FSDP's own hooks gathered."""
-        for name in self.modules:
-            self._free(name)
-
-    def _free(self, name: str) -> None:
-        with (
-            torch._C.DisableTorchFunction(),
-            temporarily_clear_interpreter_stack(),
-            torch.no_grad(),
-        ):
-            self.modules[name].reshard()
-        self.whole.discard(name)
+    def release(self, names: Iterable[str] | None = None) -> None:
+        """Free the gathered parameters of modules, or of all: also if FSDP's own hooks gathered them."""
+        with _outside_transforms():
+            for name in self.modules if names is None else names:
+                self.modules[name].reshard()
+                self.whole.discard(name)
 
     def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.enter(name)
@@ -144,7 +125,14 @@ class ShardedModules:
                     value.register_hook(_Entering(self, name))
         recomputed = torch._C._current_graph_task_id() != -1  # its backward pass is next
         if name and not recomputed:
-            self._free(name)
+            self.release([name])
+
+
+@contextmanager
+def _outside_transforms() -> Iterator[None]:
+    """Context of FSDP's own work, which recordings would take for the model's."""
+    with torch._C.DisableTorchFunction(), temporarily_clear_interpreter_stack(), torch.no_grad():
+        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,11 +150,8 @@ def _outputs(output: Any, name: str) -> Iterator[Tensor]:
     """Tensors of a module's output; raises if it may contain others."""
     if isinstance(output, Tensor):
         yield output
-    elif isinstance(output, (list, tuple)):
-        for part in output:
-            yield from _outputs(part, name)
-    elif isinstance(output, dict):
-        for part in output.values():
+    elif isinstance(output, (list, tuple, dict)):
+        for part in output.values() if isinstance(output, dict) else output:
             yield from _outputs(part, name)
     elif output is not None and not isinstance(output, (bool, int, float, str)):
         raise Unsupported(

@@ -22,6 +22,7 @@ import hush
 from hush.audit.noise import noise_fresh, noise_law, noise_scale, observe
 from hush.audit.run_self_test import charged, influence
 from hush.core.randomness import derive_source
+from hush.gradients.sharding import ShardedModules
 from hush.training.data import Batch
 from hush.training.distributed import sharded_checkpoint
 from hush.training.distributed.process_group import ProcessGroup
@@ -120,14 +121,21 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 def trains_without_noise(folder: Path) -> dict[str, Any]:
     step = step_on(sharded_model(), SILENT, ledger=folder / "ledger.jsonl")
-    draws = trained(step, STEPS)
-    assert step.reducer.modules is not None
+    gathered, enter = [], ShardedModules.enter
+
+    def counted(self: ShardedModules, name: str) -> None:
+        enter(self, name)
+        whole = [value for part, value in self.gathered.items() if self.module_of[part] in self.whole]
+        gathered.append(sum(value.numel() for value in whole))
+
+    with mock.patch.object(ShardedModules, "enter", counted):
+        draws = trained(step, STEPS)
     assert step.update is not None
     return {
         "draws": draws,
         "weights": weights_of(step.model),
         "held": sum(value.to_local().numel() for value in step.model.parameters()),  # type: ignore[attr-defined]
-        "largest": step.reducer.modules.largest,
+        "largest": max(gathered),
         "update": step.update.numel(),
         "sharded": all(isinstance(value, DTensor) for value in step.model.parameters()),
         "state": [

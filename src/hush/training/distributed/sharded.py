@@ -176,12 +176,7 @@ def local_values(parameters: Any) -> list[Tensor]:
 def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules | None:
     """Sharded modules of the step's model; None if it has none. Every rank calls it.
 
-    Args:
-        step: Step on the model.
-        processes: Ranks that run the step.
-
-    Raises:
-        Unsupported: On every rank, for a plan, an option or a placement that is not proved.
+    All ranks raise for a plan, an option or a placement that is not proved.
     """
     if not any(isinstance(module, FSDPModule) for module in step.model.modules()):
         return None
