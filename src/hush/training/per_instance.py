@@ -203,8 +203,10 @@ class PerInstance:
             self.charges[places] += individual_rdp(plan, location, self.orders, change=-gradients[kept])
             if eta is not None:
                 chosen = torch.from_numpy(np.flatnonzero(kept)).to(targets.device)
-                few = tree_map((inputs, targets), partial(torch.index_select, dim=0, index=chosen))
-                self.information[places] += self._eigenvalues(step, *few, eta)
+                few = partial(torch.index_select, dim=0, index=chosen)
+                self.information[places] += self._eigenvalues(
+                    step, tree_map(inputs, few), few(targets), eta
+                )
         if np.linalg.norm(again - location) > _ROUNDING * max(1e-12, float(np.linalg.norm(location))):
             raise Unsupported(
                 "two passes over the records gave other gradients: forward passes draw at random, and "

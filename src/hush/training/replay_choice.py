@@ -106,6 +106,7 @@ def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> boo
     state = None if generator is None else generator.get_state()
     mask = step.coordinate_mask()
     cuda = step.device.type == "cuda"
+    batch: tuple[Any, Any]
 
     def clip(pair: tuple[Any, Any]) -> None:
         present = torch.ones(len(next(tree_leaves(pair))), dtype=torch.bool, device=step.device)

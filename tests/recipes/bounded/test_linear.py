@@ -10,7 +10,8 @@ from torch import nn
 import hush
 from hush.accounting.filters import RenyiFilter
 from hush.accounting.ledger import Ledger
-from hush.core.errors import HushError
+from hush.core.errors import HushError, LedgerError
+from hush.core.guarantee import Adjacency
 from hush.core.parts import Noise
 from hush_recipes.bounded.linear import LinearDescent
 
@@ -107,3 +108,12 @@ def test_a_filter_says_nothing_of_other_steps_on_the_ledger() -> None:
     for each in (first, descent(RenyiFilter(orders=ORDERS, budget=0.01 * ORDERS, records=len(X)))):
         assert each.spent(1e-5) == ledger.epsilon(1e-5)
         assert each.spent(1e-5).epsilon.lower > own.guarantee(1e-5).epsilon.upper
+
+
+def test_a_ledger_of_users_is_refused() -> None:
+    ledger, noisy = Ledger(), plan(hush.Gaussian(multiplier=10.0))
+    users = Adjacency(per_unit=2)
+    ledger.charge(noisy, run="a", step=1, release="x", dimension=24, adjacency=users)
+    with pytest.raises(LedgerError, match="do not add up"):
+        next(LinearDescent(X, Y, noisy, classes=3, lr=0.1, ledger=ledger).run(steps=1))
+    assert sum(ledger.counts.values()) == 1

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.errors import LedgerError
+from hush.core.guarantee import Adjacency
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent, clip_loss_changes
 from tests.gradients.oracle import one_at_a_time
+from tests.training.helpers import plan_of
 
 BUDGET = hush.Budget(epsilon=2.0, delta=1e-5)
 SETTINGS = Adaptive(clip=0.5, loss_clip=1.0, sizes=4, splits=6)
@@ -149,3 +151,12 @@ def test_the_whole_budget_is_on_the_ledger_before_anything_is_drawn() -> None:
     with pytest.raises(LedgerError):
         next(refused.run())
     assert all(map(torch.equal, before, refused.step.model.parameters()))
+
+
+def test_a_ledger_of_users_is_refused() -> None:
+    ledger = hush.Ledger()
+    adjacency = Adjacency(per_unit=2)
+    ledger.charge(plan_of(), run="a", step=1, release="x", adjacency=adjacency)
+    with pytest.raises(LedgerError, match="do not add up"):
+        next(descent(*data(), ledger=ledger).run())
+    assert sum(ledger.counts.values()) == 1

@@ -422,24 +422,21 @@ def test_the_weights_are_those_of_one_process_with_the_same_draws() -> None:
     assert not close(weights_of(whole_model()), expected)
 
 
-def test_no_rank_holds_the_whole_model_or_gradient() -> None:
+def test_no_rank_holds_the_whole_model_or_gradient_of_one_charged_run() -> None:
+    ranks = result(trains_without_noise)
     size = sum(value.numel() for value in whole_model().parameters())
     block = sum(value.numel() for value in Block().parameters())
     root = size - 3 * block
-    for rank in result(trains_without_noise):
+    one = step_on(whole_model(), SILENT)
+    trained(one, STEPS)
+    for rank in ranks:
         assert rank["sharded"]
         assert rank["state"] == ["DTensor"] * len(rank["weights"])
         # whole: what is in no block, and one block at a time
         assert rank["largest"] == root + block < size - block
         assert rank["held"] == rank["update"] < 0.6 * size
-    assert sum(rank["held"] for rank in result(trains_without_noise)) == size
-
-
-def test_the_charge_is_that_of_one_process() -> None:
-    ranks = result(trains_without_noise)
-    one = step_on(whole_model(), SILENT)
-    trained(one, STEPS)
-    assert {rank["charge"] for rank in ranks} == {str(one.spent(1e-3))}
+        assert rank["charge"] == str(one.spent(1e-3))
+    assert sum(rank["held"] for rank in ranks) == size
     assert ranks[0]["ledger"][0] == ranks[1]["ledger"][0] is not None
     assert [rank["ledger"][1] for rank in ranks] == [False, True]
 
@@ -451,13 +448,10 @@ def test_the_model_may_be_evaluated_between_steps() -> None:
         assert rank["charge"] == result(trains_without_noise)[0]["charge"]
 
 
-def test_activations_may_be_recomputed() -> None:
+def test_activations_may_be_recomputed_and_ranks_have_different_numbers_of_records() -> None:
     draws = result(trains_without_noise)[0]["draws"]
     for weights in result(trains_with_recomputed_activations):
         assert close(weights, without_noise(draws))
-
-
-def test_ranks_with_fewer_records_run_as_many_passes() -> None:
     for rank in result(trains_on_parts):
         assert close(rank["weights"], without_noise(rank["draws"]))
 
@@ -467,12 +461,9 @@ def test_the_sums_of_other_layers_are_those_of_one_process() -> None:
         assert all(distance < 1e-5 for distance in apart.values()), apart
 
 
-def test_the_audit_passes() -> None:
+def test_the_audit_passes_and_catches_sabotages() -> None:
     for checks in result(audits):
         assert all(checks.values()), checks
-
-
-def test_sabotages_are_caught() -> None:
     caught = {"norm_of_own_shard": False, "noise_of_one_stream": False}
     assert result(sabotaged) == [caught, caught]
 

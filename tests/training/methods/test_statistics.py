@@ -1,8 +1,8 @@
 """The private mean under every mechanism; the noisy histogram, its noise and its charge."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from scipy import stats
 from torch import Tensor
 
 import hush
-from hush.core.errors import DataError, Unsupported
+from hush.core.errors import DataError, LedgerError, Unsupported
+from hush.core.guarantee import Adjacency, Neighbours
 from hush.core.parts import Clipping, Noise, Sampling
 from hush.training.methods.statistics import NoisyQuantile, individual_mean
 from tests.training.helpers import plan_of, seeded
@@ -220,19 +221,46 @@ def test_quantiles_are_off_by_a_bin_and_the_noise_of_the_counts(share: float) ->
     assert wild != actual
 
 
-def test_the_charge_is_on_disk_even_if_the_caller_fails_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    quantile = NoisyQuantile(multiplier=8.0)
-    ledger = hush.Ledger(path)
-    with pytest.raises(ZeroDivisionError):
-        quantile(torch.rand(10, 2), 0.5, ledger)[0] / 0
-    ledger.close()
-    repeated = hush.Ledger(path, read_only=True)
-    assert repeated.counts == {quantile.plan(2): 1}
-
-
 def test_every_estimate_is_charged() -> None:
     ledger, quantile = hush.Ledger(), NoisyQuantile(multiplier=8.0)
     for seed in (0, 0, 1):
         quantile(torch.rand(10, 2), 0.5, ledger, generator=seeded(seed))
     assert ledger.counts == {quantile.plan(2): 3}
+
+
+RECORDS = torch.ones(20, 3, 2)
+RELEASES: dict[str, Callable[[hush.Ledger], Any]] = {
+    "moments": lambda ledger: hush.NoisyMoments(multiplier=9.0)(RECORDS, ledger),
+    "whitening": lambda ledger: hush.NoisyWhitening(multiplier=9.0)(RECORDS, ledger),
+    "quantile": lambda ledger: NoisyQuantile(multiplier=9.0)(RECORDS[:, :, 0], 0.5, ledger),
+    "least squares": lambda ledger: hush.NoisyLeastSquares(multiplier=9.0, row_norm=1.5)(
+        RECORDS[:, 0], RECORDS[:, 0], ledger
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize(
+    "adjacency", [Adjacency(per_unit=2), Adjacency(neighbours=Neighbours.ADD_REMOVE)], ids=str
+)
+def test_a_ledger_of_users_or_other_neighbours_raises_before_any_draw(
+    name: str, adjacency: Adjacency, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each statistic adds up records one by one: a guarantee for users would not cover its release."""
+    ledger, draws = hush.Ledger(), []
+    privatize = hush.Gaussian.privatize
+
+    def watched(*arguments: Any, **options: Any) -> Tensor:
+        draws.append(name)
+        return privatize(*arguments, **options)
+
+    monkeypatch.setattr(hush.Gaussian, "privatize", watched)
+    ledger.charge(plan_of(noise=5.0), run="a", step=1, release="x", adjacency=adjacency)
+    with pytest.raises(LedgerError, match="do not add up") as error:
+        RELEASES[name](ledger)
+    for part in (f"protects {adjacency}", "for one record (zero-out)", "separate ledger"):
+        assert part in str(error.value)
+    assert not draws
+    assert sum(ledger.counts.values()) == 1
+    RELEASES[name](hush.Ledger())
+    assert draws
