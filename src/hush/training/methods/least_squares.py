@@ -38,28 +38,6 @@ _NORM = number(
 
 
 @dataclass(frozen=True, kw_only=True)
-class SufficientStatistics:
-    """Noisy Gram matrix X^T W X and moments X^T W T of weighted records; both may be published.
-
-    The first column of X is 1, so the first row holds the sum of the weights and the weighted sums of
-    the columns and targets.
-    """
-
-    gram: Array
-    """Symmetric, of shape (1 + columns, 1 + columns); with noise it need not be positive definite."""
-    moments: Array
-    """Array of shape (1 + columns, targets)."""
-    gram_deviation: float
-    """Standard deviation of the noise on the diagonal; off it, smaller by sqrt(2)."""
-    moment_deviation: float
-    """Standard deviation of the noise of the moments."""
-    records: int
-    """Number of slots."""
-    target_norm: float
-    """Largest Euclidean norm of a record's targets."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class LinearFit:
     """Affine function `inputs @ coefficients + intercept`, which may be published."""
 
@@ -131,12 +109,6 @@ class NoisyLeastSquares(Value):
         Returns:
             Coefficients and intercept that may be published with the guarantee.
         """
-        return posterior_mean(self._statistics(inputs, targets, ledger, generator))
-
-    def _statistics(
-        self, inputs: Tensor, targets: Tensor, ledger: Ledger, generator: torch.Generator | None
-    ) -> SufficientStatistics:
-        """Noisy sufficient statistics, charged before they are returned."""
         shapes = tuple(inputs.shape), tuple(targets.shape)
         matrices = inputs.ndim == targets.ndim == 2 and len(inputs) == len(targets)
         if not matrices or not inputs.numel() or not targets.numel():
@@ -157,10 +129,10 @@ class NoisyLeastSquares(Value):
         triangle, moments = np.split(noisy.numpy(), [size * (size + 1) // 2])
         upper = np.zeros((size, size))
         upper[np.triu_indices(size)] = triangle
-        gram = np.triu(upper, 1) / math.sqrt(2)
+        above = np.triu(upper, 1) / math.sqrt(2)
         deviation, factor = self.multiplier * norm, self.row_norm / self.target_norm
-        return SufficientStatistics(
-            gram=gram + gram.T + np.diag(np.diag(upper)),
+        return posterior_mean(
+            gram=above + above.T + np.diag(np.diag(upper)),
             moments=moments.reshape(size, outputs) / factor,
             gram_deviation=deviation,
             moment_deviation=deviation / factor,
@@ -192,8 +164,21 @@ class NoisyLeastSquares(Value):
         return torch.cat([gram[first, second] * isometry, moments.flatten()])
 
 
-def posterior_mean(statistics: SufficientStatistics) -> LinearFit:
+def posterior_mean(
+    *,
+    gram: Array,
+    moments: Array,
+    gram_deviation: float,
+    moment_deviation: float,
+    records: int,
+    target_norm: float,
+) -> LinearFit:
     """Posterior mean of the coefficients given noisy sufficient statistics (post-processing).
+
+    `gram` is X^T W X (1 + columns, 1 + columns) and `moments` X^T W T (1 + columns, targets), with
+    weights W. The first column of X is 1, so the first row holds the sum of the weights and the weighted
+    sums of the columns and targets. Noise on the diagonal of `gram` has the deviation `gram_deviation`,
+    and off it one smaller by sqrt(2).
 
     The columns and targets are centred by their noisy means, so the intercept is not shrunk. In the
     eigenbasis of the centred Gram matrix, with eigenvalues a (negative ones count 0), the moments are
@@ -205,19 +190,17 @@ def posterior_mean(statistics: SufficientStatistics) -> LinearFit:
 
     The result is a function of the release alone.
     """
-    noise = statistics.gram_deviation**2 / 2
-    total = min(max(statistics.gram[0, 0], statistics.gram_deviation, 1.0), statistics.records)
-    means, target_means = statistics.gram[0, 1:] / total, statistics.moments[0] / total
-    centred = statistics.gram[1:, 1:] - total * np.outer(means, means)
-    moments = statistics.moments[1:] - total * np.outer(means, target_means)
-    eigenvalues, directions = np.linalg.eigh(centred)
+    noise = gram_deviation**2 / 2
+    total = min(max(gram[0, 0], gram_deviation, 1.0), records)
+    means, target_means = gram[0, 1:] / total, moments[0] / total
+    eigenvalues, directions = np.linalg.eigh(gram[1:, 1:] - total * np.outer(means, means))
     along = np.maximum(eigenvalues, 0.0)
-    rotated = directions.T @ moments
+    rotated = directions.T @ (moments[1:] - total * np.outer(means, target_means))
     squares = float(np.mean(means**2))
-    moment_noise = statistics.moment_deviation**2 * (1 + squares) + noise * np.mean(target_means**2)
+    moment_noise = moment_deviation**2 * (1 + squares) + noise * np.mean(target_means**2)
     gram_noise = noise * (1 + 2 * squares)
     grid = np.meshgrid(_PRIORS, _RESIDUALS, indexing="ij")
-    prior, residual = (statistics.target_norm**2 * variances.ravel() for variances in grid)
+    prior, residual = (target_norm**2 * variances.ravel() for variances in grid)
     error = np.outer(residual, along) + (moment_noise + gram_noise * len(along) * prior)[:, None]
     variance = np.outer(prior, along**2) + error
     likelihood = -(rotated.shape[1] * np.log(variance) + (rotated**2).sum(1) / variance).sum(1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hush.core.errors import InvalidValue, Unsupported
-from hush.core.randomness import RandomSource, random_bits
+from hush.core.randomness import random_bits
 from hush.core.release import Selective
 from hush.gradients.probe import Probed, buffers_restored, probe
 from hush.gradients.recording import per_sample_losses
@@ -38,11 +38,6 @@ class Trials(EveryUpdate):
     """
 
     def __init__(self, step: "PrivateStep") -> None:
-        """Trials of a new step.
-
-        Args:
-            step: Step of a plan with `release=Selective(...)`.
-        """
         release = step.plan.release
         assert isinstance(release, Selective)
         if release.most_trials > _MAX_HIDDEN_TRIALS:
@@ -121,49 +116,37 @@ class Trials(EveryUpdate):
 
     @torch.no_grad()
     def losses(self, tested: PhysicalBatches) -> Tensor:
-        """Per-sample losses at the present weights, in double precision, without dropout (sensitive)."""
+        """Losses at the present weights, in double precision, without dropout (sensitive).
+
+        One per record, 0 for an empty slot; means over units that own several records.
+        """
         step = self.step
         source = step.reducer.own_source(step.generator, "losses of the test")
         changing = {*step.gradients.probed.changing_buffers, *self._probed.changing_buffers}
+        values = [torch.zeros(0, dtype=torch.float64, device=step.device)]
         with buffers_restored(step.model, tuple(changing)), evaluation_mode(step.model):
-            values = [self._per_sample_losses(source, *part) for part in tested]
-        empty = torch.zeros(0, dtype=torch.float64, device=step.device)
-        return torch.cat([empty, *(value.double().reshape(-1) for value in values)])
-
-    def _per_sample_losses(
-        self,
-        source: RandomSource,
-        inputs: Any,
-        targets: Any,
-        present: Tensor | None,
-        counts: Tensor | None,
-    ) -> Tensor:
-        """Per-sample losses, 0 for an empty slot; means over units that own several records."""
-        gradients = self.step.gradients
-        with own_randomness(source, self.step.device):
-            losses = per_sample_losses(
-                gradients.model,
-                gradients.loss,
-                inputs,
-                targets,
-                one_by_one=gradients.probed.one_by_one or self._probed.one_by_one,
-            )
-        if present is not None:
-            losses = losses.where(present, torch.zeros_like(losses))
-        if counts is None:
-            return losses
-        sizes = counts.tolist()
-        filled = (
-            counts if present is None else torch.stack([part.sum() for part in present.split(sizes)])
-        )
-        sums = torch.stack([part.double().sum() for part in losses.split(sizes)])
-        return sums / filled.to(sums.device).clamp(min=1)
+            for inputs, targets, present, counts in tested:
+                with own_randomness(source, step.device):
+                    losses = per_sample_losses(
+                        step.gradients.model,
+                        step.gradients.loss,
+                        inputs,
+                        targets,
+                        one_by_one=step.gradients.probed.one_by_one or self._probed.one_by_one,
+                    )
+                filled = torch.ones_like(losses, dtype=torch.bool) if present is None else present
+                losses = losses.double().where(filled, 0.0)
+                if counts is not None:
+                    sizes = counts.tolist()
+                    pairs = zip(losses.split(sizes), filled.split(sizes), strict=True)
+                    losses = torch.stack([own.sum() / kept.sum().clamp(min=1) for own, kept in pairs])
+                values.append(losses.reshape(-1))
+        return torch.cat(values)
 
     def bounded_rise(self, new: Tensor, old: Tensor) -> Tensor:
         """Bounded rise of the loss of all ranks (sensitive); a rise that is not finite is the worst."""
-        worst = torch.full_like(new, torch.inf)
-        new, old = torch.where(new.isfinite(), new, worst), torch.where(old.isfinite(), old, worst)
-        rises = torch.where(new == old, torch.zeros_like(new), new - old)
+        new, old = (losses.where(losses.isfinite(), torch.inf) for losses in (new, old))
+        rises = (new - old).where(new != old, 0.0)
         clip = self.release.clip
         own = rises.clamp(-clip, clip).sum() if self.release.test == "summed" else rises.sum()
         shares = self.step.reducer.exchange("the test", float(own))
@@ -173,7 +156,7 @@ class Trials(EveryUpdate):
             return total
         mean = total / self.sampling.expected(self.step.records)
         # both a loss that became infinite and one that ceased to be: worst
-        return torch.where(mean.isnan(), torch.full_like(mean, clip), mean).clamp(-clip, clip)
+        return mean.where(~mean.isnan(), clip).clamp(-clip, clip)
 
     def noisy_verdict(self, rise: Tensor) -> bool:
         """Whether the proposal is accepted, by a bounded rise of the loss under Gaussian noise."""
@@ -202,11 +185,7 @@ class Trials(EveryUpdate):
 
 
 def trials_of(step: "PrivateStep") -> Trials:
-    """Trials of a selective step.
-
-    Args:
-        step: Step of a plan with `release=Selective(...)`.
-    """
+    """Trials of a step of a plan with `release=Selective(...)`."""
     if not isinstance(step.rule, Trials):
         raise Unsupported("this step is not selective: pass a step of a plan with release=Selective.")
     return step.rule
