@@ -8,7 +8,6 @@ afterwards.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -50,7 +49,7 @@ class ShardedModules:
         for name, module in sharded.items():
             state = module._get_fsdp_state()
             pairs = (
-                (module._forward_pre_hooks, state._pre_forward_hook_handle, self._before_forward),
+                (module._forward_pre_hooks, state._pre_forward_hook_handle, self.enter),
                 (module._forward_hooks, state._post_forward_hook_handle, self._after_forward),
             )
             for table, handle, hook in pairs:
@@ -92,7 +91,7 @@ class ShardedModules:
                 table[place] = original
             self.release()
 
-    def enter(self, name: str) -> None:
+    def enter(self, name: str, *_: Any) -> None:
         """Gather a module's parameters, and free those of modules that do not contain it."""
         path = [
             other for other in self.modules if not other or name == other or name.startswith(f"{other}.")
@@ -111,9 +110,6 @@ class ShardedModules:
                 self.modules[name].reshard()
                 self.whole.discard(name)
 
-    def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.enter(name)
-
     def _after_forward(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         for value in _outputs(output, name):
             while is_batchedtensor(value):
@@ -122,7 +118,7 @@ class ShardedModules:
             hooks = (value._backward_hooks or {}).values()
             if value.requires_grad and not any(isinstance(hook, _Entering) for hook in hooks):
                 with torch._C.DisableTorchFunction():
-                    value.register_hook(_Entering(self, name))
+                    value.register_hook(_Entering(self.enter, name))
         recomputed = torch._C._current_graph_task_id() != -1  # its backward pass is next
         if name and not recomputed:
             self.release([name])
@@ -135,15 +131,8 @@ def _outside_transforms() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True, eq=False)
-class _Entering:
+class _Entering(partial[None]):
     """Hook of a module's output, which gathers the module when the output's gradient is known."""
-
-    modules: ShardedModules
-    name: str
-
-    def __call__(self, gradient: Tensor) -> None:
-        self.modules.enter(self.name)
 
 
 def _outputs(output: Any, name: str) -> Iterator[Tensor]:

@@ -3,7 +3,7 @@
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -121,14 +121,14 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 def trains_without_noise(folder: Path) -> dict[str, Any]:
     step = step_on(sharded_model(), SILENT, ledger=folder / "ledger.jsonl")
-    gathered, enter = [], ShardedModules.enter
+    gathered, release = [], ShardedModules.release
 
-    def counted(self: ShardedModules, name: str) -> None:
-        enter(self, name)
+    def counted(self: ShardedModules, names: Iterable[str] | None = None) -> None:
         whole = [value for part, value in self.gathered.items() if self.module_of[part] in self.whole]
         gathered.append(sum(value.numel() for value in whole))
+        release(self, names)
 
-    with mock.patch.object(ShardedModules, "enter", counted):
+    with mock.patch.object(ShardedModules, "release", counted):
         draws = trained(step, STEPS)
     assert step.update is not None
     return {

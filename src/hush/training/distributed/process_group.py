@@ -33,7 +33,7 @@ from hush.core.randomness import (
 from hush.core.value import check_kind
 from hush.training.data import Batch, Data
 from hush.training.distributed.handshake import draw_facts, place, state_facts, step_facts
-from hush.training.distributed.processes import Processes, group_initialized
+from hush.training.distributed.processes import Processes
 from hush.training.fingerprint import fingerprint
 from hush.training.noisy_mean import BlockNoise, NoisyMean
 from hush.training.options import Distributed
@@ -62,7 +62,7 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False, users: bool =
         )
     if isinstance(processes, Processes):  # of the run that makes the step
         return ProcessGroup(processes, shard=shard)
-    if processes is False or (processes is None and not group_initialized()):
+    if processes is False or (processes is None and not dist.is_initialized()):
         _check_alone(distributed)
         return Local()
     group = dist.group.WORLD if processes is None else processes
@@ -80,7 +80,7 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False, users: bool =
 
 def _check_alone(distributed: Distributed) -> None:
     """Raise if `torch.distributed` is not initialised, and the options or a launcher require it."""
-    if group_initialized():
+    if dist.is_initialized():
         return
     if distributed.shard:
         raise InvalidValue(

@@ -171,13 +171,9 @@ class Processes:
 
     def copy_of_first(self, phase: str, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with rank 0's."""
-        self.exchange(phase)
-        for tensor in tensors:
-            moved = self._movable(tensor)
-            with self.guarded(phase):
-                dist.broadcast(moved, group=self.group, group_src=0)
-            if moved is not tensor:
-                tensor.copy_(moved)
+        first = self.broadcast(phase, lambda: [tensor.cpu() for tensor in tensors])
+        for tensor, value in zip(tensors, first, strict=True):
+            tensor.copy_(value)
 
     @contextmanager
     def moving(self) -> Iterator[None]:
@@ -260,14 +256,9 @@ Group = dist.ProcessGroup | Processes | Literal[False] | None
 """Ranks to run a step with, as a caller passes them: None is all processes, False this one alone."""
 
 
-def group_initialized() -> bool:
-    """Whether `torch.distributed` is initialized, with one process or several."""
-    return dist.is_available() and dist.is_initialized()
-
-
 def check_first_rank(what: str) -> None:
     """Raise on every rank but 0 of an initialized process group: a release of this name is made once."""
-    if not group_initialized() or dist.get_rank() == 0:
+    if not dist.is_initialized() or dist.get_rank() == 0:
         return
     raise Unsupported(
         f"{what} on rank {dist.get_rank()} of {dist.get_world_size()} processes: each would release "

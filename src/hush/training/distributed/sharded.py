@@ -178,17 +178,10 @@ def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules
 
     All ranks raise for a plan, an option or a placement that is not proved.
     """
-    if not any(isinstance(module, FSDPModule) for module in step.model.modules()):
+    model, plan = step.model, step.plan
+    if not any(isinstance(module, FSDPModule) for module in model.modules()):
         return None
-    _check_parts(step)
-    _check_placement(step.model, processes)
-    return ShardedModules(step.model, processes.guarded)
-
-
-def _check_parts(step: "PrivateStep") -> None:
-    """Raise for a plan or an option that is not proved for sharded parameters."""
-    plan = step.plan
-    refused = {
+    unproved = {
         f"clipping by {type(plan.clipping).__name__}": type(plan.clipping) is not L2,
         f"{type(plan.noise).__name__} noise": type(plan.noise) is not Gaussian,
         "sampling of coordinates": plan.sampling.coordinate_participation < 1,
@@ -198,11 +191,16 @@ def _check_parts(step: "PrivateStep") -> None:
         "replay=True": step.gradients.execution.replay is True,
         "an override of clip_physical_batch": step.overrides("clip_physical_batch"),
     }
-    for name in (name for name, true in refused.items() if true):
+    for part in (part for part, true in unproved.items() if true):
         raise Unsupported(
-            f"{name} with parameters that are sharded over ranks: the proof is for L2 clipping of "
+            f"{part} with parameters that are sharded over ranks: the proof is for L2 clipping of "
             "single records and Gaussian noise on every update. Leave it out, or leave fully_shard out."
         )
+    _check_placement(model, processes)
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            _check_options(name, module._get_fsdp_state())
+    return ShardedModules(model, processes.guarded)
 
 
 def _check_placement(model: nn.Module, processes: Processes) -> None:
@@ -223,25 +221,21 @@ def _check_placement(model: nn.Module, processes: Processes) -> None:
             f"of the {processes.size} ranks that run the step. Apply fully_shard to the model itself, "
             "over these ranks, without shard_placement_fn, ignored_params or a second mesh dimension."
         )
-    for name, module in model.named_modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        state: Any = module._get_fsdp_state()
-        policy = state._mp_policy
-        refused = {
-            "mp_policy": policy.param_dtype or policy.reduce_dtype or policy.output_dtype,
-            "offload_policy": any(part.offload_to_cpu for part in _fsdp_parameters(state)),
-            "several modules in one call": len(state._modules) > 1,
-        }
-        for what in (what for what, true in refused.items() if true):
-            raise Unsupported(
-                f"fully_shard of {name or 'the model'!r} with {what}: per-sample gradients would be "
-                "computed with other weights. Leave it out."
-            )
 
 
-def _fsdp_parameters(state: Any) -> list[Any]:
-    """Sharded parameters of an FSDP module; older versions of torch have one group of them."""
+def _check_options(name: str, state: Any) -> None:
+    """Raise for options of `fully_shard` that compute gradients with other weights."""
+    policy = state._mp_policy
+    # older versions of torch have one group of parameters
     single = getattr(state, "_fsdp_param_group", None)
     groups = getattr(state, "_fsdp_param_groups", [single] * (single is not None))
-    return [part for group in groups for part in group.fsdp_params]
+    unproved = {
+        "mp_policy": policy.param_dtype or policy.reduce_dtype or policy.output_dtype,
+        "offload_policy": any(part.offload_to_cpu for group in groups for part in group.fsdp_params),
+        "several modules in one call": len(state._modules) > 1,
+    }
+    for option in (option for option, true in unproved.items() if true):
+        raise Unsupported(
+            f"fully_shard of {name or 'the model'!r} with {option}: per-sample gradients would be "
+            "computed with other weights. Leave it out."
+        )

@@ -112,19 +112,14 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         """Clipping norm and clipped sum of either vector (sensitive)."""
         norms = self.norm, self.square_norm
         totals = [torch.zeros((), dtype=torch.float64)] * 2
-        for values in finite_records(inputs):
+        for some in inputs.split(_AT_ONCE):
+            flat = some.to(torch.float64).reshape(*some.shape[:2], -1)
+            finite = flat.flatten(1).isfinite().all(1)
+            values = flat.where(finite[:, None, None], 0.0)
             for place, rows in enumerate(self._vectors(values)):
                 tape = GradientTape({"rows": rows}, values.device)
                 totals[place] = totals[place] + L2(norm=norms[place]).clip(tape).total["rows"].cpu()
         yield from zip(norms, totals, strict=True)
-
-
-def finite_records(inputs: Tensor) -> Iterator[Tensor]:
-    """Some records at a time, channels x places each; a record that is not finite counts 0."""
-    for some in inputs.split(_AT_ONCE):
-        flat = some.to(torch.float64).reshape(*some.shape[:2], -1)
-        whole = flat.flatten(1).isfinite().all(1)
-        yield flat.where(whole[:, None, None], 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
