@@ -37,7 +37,7 @@ _ENTRIES = 2**20
 
 
 class PerInstance:
-    """Costs of the records at hand, accumulated over the steps of a full-batch plan (sensitive).
+    """Per-instance costs of records, accumulated over the steps of a full-batch plan (sensitive).
 
     `observe` recomputes the clipped sum of a batch and each record's clipped gradient g_i, a few at a
     time. With the sum as location t it adds, for each order a:
@@ -48,10 +48,10 @@ class PerInstance:
     - to `information[i]`, the largest eigenvalue of J_i^T diag(eta^2) J_i, J_i the Jacobian of g_i with
       respect to the record's inputs.
 
-    **Guarantee** (per-instance, of one step given those before it). docs/guarantees/bounded.md and
-    fisher.md. A sum over steps is an odometer of one run and no guarantee of the run, which is what
-    `step.spent` states: docs/guarantees/filter.md. Every number depends on the records and is private:
-    this class prints and stores none.
+    **Guarantee** (per-instance, of one step given the steps before it). docs/guarantees/bounded.md and
+    fisher.md. A sum over steps is an odometer of one run. The guarantee of the run is `step.spent`:
+    docs/guarantees/filter.md. Every number depends on the records and is private: this class prints and
+    stores none.
 
         watched = hush.PerInstance(orders=[2.0, 8.0])
         for batch in step.batches(data, steps=100):
@@ -145,8 +145,8 @@ class PerInstance:
         check_always_released(step.plan)
         if step.reducer.size > 1 or step.units is not None or step.gradients.views is not None:
             raise Unsupported(
-                "per-instance charges are of single records whose gradients one process computes. Leave "
-                "out units= and views=, and pass processes=False."
+                "per-instance charges are computed for single records, in one process. Leave out units= "
+                "and views=, and pass processes=False."
             )
         if self.slots is not None and len(self.slots) and not 0 <= self.slots[-1] < slots:
             raise InvalidValue(

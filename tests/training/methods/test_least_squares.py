@@ -1,7 +1,6 @@
 """Noisy sufficient statistics: what one record can change, the noise that is charged, the solution."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,19 +76,14 @@ def test_a_sum_without_the_weight_moves_by_more(monkeypatch: pytest.MonkeyPatch)
     assert float((moved - SOLVER._clipped_sum(inputs, targets)).norm()) > 4 * BOUND
 
 
-@pytest.fixture
-def statistics(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """Noisy sufficient statistics of records, instead of the fit."""
+def test_the_noise_is_the_noise_that_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(least_squares, "posterior_mean", dict)
-    return lambda records, seed: SOLVER(*records, hush.Ledger(), generator=seeded(seed))  # type: ignore[return-value]
-
-
-def test_the_noise_is_the_noise_that_is_charged(statistics: Callable[..., dict[str, Any]]) -> None:
+    solve: Any = SOLVER  # returns the arguments of `posterior_mean`
     records = table(50, columns=20, targets=3)
     location, draws = SOLVER._clipped_sum(*records).numpy(), []
     first, second = np.triu_indices(21)
     for seed in range(8):
-        noisy = statistics(records, seed)
+        noisy = solve(*records, hush.Ledger(), generator=seeded(seed))
         assert noisy["gram"] == pytest.approx(noisy["gram"].T, abs=0)
         triangle = noisy["gram"][first, second] * np.where(first == second, 1.0, 2**0.5)
         draws += [*(np.concatenate([triangle, 3 * noisy["moments"].ravel()]) - location)]

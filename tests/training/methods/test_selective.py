@@ -79,15 +79,11 @@ def begin(
 
 
 def everything(step: PrivateStep) -> dict[str, Any]:
-    """A deep copy of all that a trial may move."""
-    return copy.deepcopy(
-        {
-            "weights": list(step.model.parameters()),
-            "gradients": [p.grad for p in step.model.parameters()],
-            "buffers": list(step.model.buffers()),
-            "optimizer": step.optimizer.state_dict(),
-        }
-    )
+    """A deep copy of the state that a trial may change."""
+    parameters = list(step.model.parameters())
+    state = {"weights": parameters, "gradients": [value.grad for value in parameters]}
+    state |= {"buffers": list(step.model.buffers()), "optimizer": step.optimizer.state_dict()}  # type: ignore[dict-item]
+    return copy.deepcopy(state)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -127,31 +123,31 @@ def test_an_accepted_trial_is_a_plain_step() -> None:
         assert same(everything(step)["optimizer"], everything(plain)["optimizer"])
 
 
-def after_a_rejection(keep: Callable[[Snapshot], None] | None = None) -> tuple[Any, Any]:
+def after_a_rejection() -> tuple[Any, Any]:
     """The state after an accepted trial that follows rejected ones, and without these."""
     step, data = begin(plan(multiplier=0.7), seed=3)
-    last_accepted = everything(step), copy.deepcopy(step.model), step.optimizer.state_dict()
+    weights, optimizer = _copies(step)
     rejected = 0
     batches = step.batches(data)
     while True:
         generator = step.generator.get_state()  # type: ignore[union-attr]
         moved = step(next(batches))
-        if moved and rejected >= 2 and last_accepted[2]["state"]:
+        if moved and rejected >= 2 and optimizer["state"]:
             break
         rejected = 0 if moved else rejected + 1
         if moved:
-            last_accepted = (
-                everything(step),
-                copy.deepcopy(step.model),
-                copy.deepcopy(step.optimizer.state_dict()),
-            )
+            weights, optimizer = _copies(step)
     fresh, _ = begin(plan(multiplier=0.7))
-    fresh.model.load_state_dict(last_accepted[1].state_dict())
-    fresh.optimizer.load_state_dict(last_accepted[2])
+    fresh.model.load_state_dict(weights)
+    fresh.optimizer.load_state_dict(optimizer)
     fresh.generator.set_state(generator)  # type: ignore[union-attr]
     fresh.adopt_weights()
     accepted = fresh(next(fresh.batches(data)))
     return everything(step) | {"accepted": True}, everything(fresh) | {"accepted": accepted}
+
+
+def _copies(step: PrivateStep) -> tuple[Any, Any]:
+    return copy.deepcopy((step.model.state_dict(), step.optimizer.state_dict()))
 
 
 def test_after_a_rejection_it_goes_on_as_if_it_had_never_been() -> None:

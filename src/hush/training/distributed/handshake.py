@@ -152,8 +152,8 @@ def _check_parts(parts: list[tuple[Any, ...]]) -> None:
     for (rank, ours), (other, theirs) in combinations(filled, 2):
         if ours[1] != theirs[1]:
             raise DataError(
-                f"records of rank {rank} are {ours[1]} and those of rank {other} {theirs[1]}: they "
-                "cannot train one model. Pass parts of one data set."
+                f"ranks {rank} and {other} have records of {ours[1]} and {theirs[1]}: they cannot train "
+                "one model. Pass parts of one data set."
             )
         same = ours[2] is not None and ours[:3] == theirs[:3] and ours[0] > 1
         subsets = ours[3], theirs[3]
@@ -161,8 +161,8 @@ def _check_parts(parts: list[tuple[Any, ...]]) -> None:
             same = same or len(np.intersect1d(subsets[0][1], subsets[1][1])) > 0
         if same:
             raise DataError(
-                f"ranks {rank} and {other} hold the same records, and shard=True says that each rank "
-                "has its own: such a record would count several times and cost more than is charged. "
+                f"ranks {rank} and {other} hold the same records, and with shard=True each rank must "
+                "have its own: such a record would count several times and cost more than is charged. "
                 "Cut the data once, without repeating records to make parts equal (as "
                 "DistributedSampler does), e.g. data[rank::ranks]; or leave shard out."
             )

@@ -47,10 +47,8 @@ if TYPE_CHECKING:
 def reducer_of(distributed: Distributed, *, sharded: bool = False, users: bool = False) -> Local:
     """Reducer of a step or a run, before any handshake.
 
-    Args:
-        distributed: Options of the caller.
-        sharded: Whether parameters are split over the ranks; then one rank is a group as well.
-        users: Whether units of privacy own several records.
+    `sharded` parameters are split over the ranks, so one rank is a group as well. `users` are units of
+    privacy that own several records.
     """
     check_kind("distributed", distributed, Distributed)
     processes, shard = distributed.processes, distributed.shard
@@ -101,7 +99,7 @@ def _check_alone(distributed: Distributed) -> None:
 
 
 class ProcessGroup(Local):
-    """Reducer of several ranks that all hold the whole model."""
+    """Reducer of several ranks that all have the whole model."""
 
     def __init__(self, processes: Processes, *, shard: bool) -> None:
         self.processes = processes
@@ -174,8 +172,8 @@ class ProcessGroup(Local):
     def share(self, batch: Batch) -> Batch:
         """Slots of a batch that this rank processes: a function of the draw and of public numbers.
 
-        The slots that the rank holds, or a run of slots as long as those of other ranks (to one slot, or
-        one unit).
+        With `shard` these are slots of the rank's own data. Otherwise they are consecutive, and ranks
+        have equally many, up to one slot or one unit.
         """
         if self.shard:
             placement = self.place(batch.data)

@@ -1,9 +1,8 @@
 """Reducer for parameters that `fully_shard` has split over ranks: each sums, noises and moves its shard.
 
-A record's gradient is computed whole by the rank that processes the record, layer by layer, so that its
-norm is known there. Clipped sums are formed module by module and added up over ranks straight into
-shards: no rank ever holds the whole gradient, nor all weights (docs/guarantees/distributed.md, Sharded
-parameters).
+The rank that processes a record computes its whole gradient, layer by layer, so it knows its norm.
+Clipped sums are formed module by module and added up over ranks straight into shards: no rank ever has
+the whole gradient, nor all weights (docs/guarantees/distributed.md, Sharded parameters).
 """
 
 import hashlib

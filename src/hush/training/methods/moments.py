@@ -196,8 +196,8 @@ class NoisyWhitening(NoisySums[FrozenWhitening]):
 
     **Guarantee.** See `NoisySums`: the layer is post-processing of the two noisy sums.
 
-    Eigenvalues of the covariance below the noise level are raised to it, so that their directions are
-    not amplified.
+    Eigenvalues of the covariance below the noise level are raised to it: otherwise their directions
+    would be amplified.
     """
 
     def _vectors(self, values: Tensor) -> tuple[Term, Term]:

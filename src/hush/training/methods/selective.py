@@ -32,9 +32,9 @@ PhysicalBatches = Sequence[tuple[Any, Any, Tensor | None, Tensor | None]]
 class Trials(EveryUpdate):
     """Trials of a private step with a selective plan (DPSUR): propose, test, accept or restore.
 
-    **Guarantee.** docs/guarantees/selective.md. A trial's charge is on disk before its test. After a
-    rejection nothing is left of the proposal: weights, buffers, gradients and optimizer state are those
-    before it. The work and the random numbers drawn are the same whatever the verdict.
+    **Guarantee.** docs/guarantees/selective.md. A trial's charge is on disk before its test. A rejection
+    restores weights, buffers, gradients and optimizer state. The work and the random numbers drawn are
+    independent of the verdict.
     """
 
     def __init__(self, step: "PrivateStep") -> None:
@@ -81,8 +81,8 @@ class Trials(EveryUpdate):
     def masked_fingerprint(self, update: Tensor, tested: PhysicalBatches) -> str:
         """Label of the trial on the ledger, independent of a proposal that may be rejected.
 
-        The mask is uniform and used once. A trial that is repeated has the same mask, so that another
-        proposal or other records under the same noise are still noticed.
+        The mask is uniform and used once. A repeated trial has the same mask, so another proposal or
+        other records under the same noise are still noticed.
         """
         mask = int(random_bits(1, self.step.generator)) % 2**64
         name = fingerprint([update, *tree_leaves(tested)])

@@ -52,17 +52,10 @@ def release(
     generator: torch.Generator | None,
     divisor: float = 1.0,
 ) -> list[Tensor]:
-    """Noisy sums, each charged to the ledger before it is returned.
+    """Noisy sums, divided by a public number, each charged to the ledger before it is returned.
 
-    Args:
-        owner: Statistic that is computed, for messages.
-        plan: Plan of one release.
-        sums: Norm that the noise is scaled for, and the clipped sum, of each release; computed after the
-            ledger was verified.
-        ledger: Ledger to charge, once per sum.
-        records: Number of records.
-        generator: Seed of the noise; None: fresh randomness.
-        divisor: Public number that each noisy sum is divided by.
+    `sums` has the norm that the noise is scaled for and the clipped sum of each release of the plan,
+    computed after the ledger was verified. `owner` is the statistic, for messages.
     """
     check_first_rank(type(owner).__name__)
     check_kind("ledger", ledger, Ledger).check_adjacency()
