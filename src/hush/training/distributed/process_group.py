@@ -106,7 +106,6 @@ class ProcessGroup(Local):
         self.rank, self.size, self.shard = processes.rank, processes.size, shard
         self.propagate_errors = processes.propagate_errors  # type: ignore[method-assign]
         self.exchange = processes.exchange  # type: ignore[method-assign]
-        self.gather = processes.gather  # type: ignore[method-assign]
         self.broadcast = processes.broadcast  # type: ignore[method-assign]
         self.copy_of_first = processes.copy_of_first  # type: ignore[method-assign]
         self.agree = processes.agree  # type: ignore[method-assign]

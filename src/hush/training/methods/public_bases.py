@@ -8,7 +8,6 @@ weights, so bases and thresholds cost no privacy.
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -182,7 +181,7 @@ def basis_schedule(
             "public=(inputs, targets), records that need no protection and are not in the private set "
             "(hush train: --public-records N)."
         )
-    check_enough(model, public, clipping.ranks, clipping.bases)
+    _split_into_groups(model, public, clipping.ranks, clipping.bases)
     return BasisSchedule(model, loss, public, clipping)
 
 
@@ -199,7 +198,7 @@ def principal_basis(
     `ranks` has the rank of each subspace, then of the residual; they add up to the number of parameters.
     Deterministic for a given model and generator state. Only one group's gradients are in memory.
     """
-    groups, columns = check_enough(model, public, ranks, principal)
+    groups, columns = _split_into_groups(model, public, ranks, principal)
     seed = seed_from(generator)
     own = torch.Generator(next(model.parameters()).device).manual_seed(seed)
     parts = []
@@ -216,7 +215,7 @@ def principal_basis(
     return PublicBasis(tuple(parts))
 
 
-def check_enough(
+def _split_into_groups(
     model: nn.Module, public: Data, ranks: Sequence[int], principal: Principal
 ) -> tuple[list[tuple[str, ...]], list[tuple[int, ...]]]:
     """The groups of parameters and the ranks in each; raise if the records are too few for them."""
@@ -342,8 +341,7 @@ def gradient_rows(
     rows = torch.empty(count(data), sum(sizes), dtype=dtype, device=device)
     at_once = _GRADIENTS_AT_ONCE[device.type]
     for batch, tape in zip(rows.split(at_once), tapes(model, loss, data), strict=True):
-        own = replace(tape, terms={name: tape.terms[name] for name in names})
-        for chunk, gradients in own.chunks():
+        for chunk, gradients in tape.select(list(names)).chunks():
             for part, columns in zip(gradients.values(), batch.split(sizes, 1), strict=True):
                 columns[chunk] = part.unsqueeze(-1).flatten(1).to(dtype)
     return rows
