@@ -123,7 +123,12 @@ class PerInstance:
         return {name: torch.from_numpy(np.array(value)) for name, value in numbers.items()}
 
     def restore(self, state: Mapping[str, Tensor] | None, steps: int) -> None:
-        """Continue from the `state` of an interrupted run of so many steps; None: it stored none."""
+        """Continue from the numbers of an interrupted run.
+
+        Args:
+            state: Result of `state` of an object with the same arguments; None: none was stored.
+            steps: Number of steps of the run.
+        """
         stored = {name: value.numpy() for name, value in (state or {}).items()}
         mine = {name: value.numpy() for name, value in self.state().items()}
         same = all(np.array_equal(mine[name], stored.get(name, 0)) for name in ("orders", "slots"))
@@ -140,7 +145,12 @@ class PerInstance:
             self.guard.restore(stored["spent"])
 
     def check(self, step: PrivateStep, slots: int) -> None:
-        """Raise if the charges of a step on data of so many slots cannot be computed."""
+        """Raise if the step's charges cannot be computed.
+
+        Args:
+            step: Step to observe.
+            slots: Number of slots of its data.
+        """
         individual_rdp(step.plan, [0.0], self.orders)  # raises if it is not proved
         check_always_released(step.plan)
         if step.reducer.size > 1 or step.units is not None or step.gradients.views is not None:

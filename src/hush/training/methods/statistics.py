@@ -245,7 +245,11 @@ class NoisyQuantile(Value):
         return (ends[0] + (ends[1] - ends[0]) * shares).exp()
 
     def plan(self, blocks: int) -> Plan:
-        """Plan of the noisy histogram of so many norms per record, as charged to a ledger."""
+        """Plan of the noisy histogram, as charged to a ledger.
+
+        Args:
+            blocks: Number of norms per record.
+        """
         return Plan(
             sampling=FullBatch(),
             clipping=Entries(changed=blocks),
