@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, is_batchedtensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._pytree import tree_leaves
 
 from hush.core.errors import Unsupported
 from hush.core.value import with_article
@@ -111,7 +112,16 @@ class ShardedModules:
                 self.whole.discard(name)
 
     def _after_forward(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        for value in _outputs(output, name):
+        for value in tree_leaves(output):
+            if not isinstance(value, Tensor | bool | int | float | str | None):
+                raise Unsupported(
+                    f"the sharded module {name!r} returns {with_article(type(value).__name__)}: its "
+                    "weights are gathered again when the gradient of its output is known, and tensors "
+                    "in such an object are not found. Return tensors, or tuples, lists and "
+                    "dictionaries of them."
+                )
+            if not isinstance(value, Tensor):
+                continue
             while is_batchedtensor(value):
                 value = get_unwrapped(value)
             # the output of an inner module may also be this module's: its hook gathers both
@@ -133,18 +143,3 @@ def _outside_transforms() -> Iterator[None]:
 
 class _Entering(partial[None]):
     """Hook of a module's output, which gathers the module when the output's gradient is known."""
-
-
-def _outputs(output: Any, name: str) -> Iterator[Tensor]:
-    """Tensors of a module's output; raises if it may contain others."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, (list, tuple, dict)):
-        for part in output.values() if isinstance(output, dict) else output:
-            yield from _outputs(part, name)
-    elif output is not None and not isinstance(output, (bool, int, float, str)):
-        raise Unsupported(
-            f"the sharded module {name!r} returns {with_article(type(output).__name__)}: its weights "
-            "are gathered again when the gradient of its output is known, and tensors in such an object "
-            "are not found. Return tensors, or tuples, lists and dictionaries of them."
-        )

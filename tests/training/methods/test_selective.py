@@ -82,7 +82,7 @@ def everything(step: PrivateStep) -> dict[str, Any]:
     """A deep copy of the state that a trial may change."""
     parameters = list(step.model.parameters())
     state = {"weights": parameters, "gradients": [value.grad for value in parameters]}
-    state |= {"buffers": list(step.model.buffers()), "optimizer": step.optimizer.state_dict()}  # type: ignore[dict-item]
+    state |= {"buffers": list(step.model.buffers()), "optimizer": step.optimizer.state_dict()}
     return copy.deepcopy(state)
 
 

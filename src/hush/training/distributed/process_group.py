@@ -37,7 +37,7 @@ from hush.training.distributed.processes import Processes
 from hush.training.fingerprint import fingerprint
 from hush.training.noisy_mean import BlockNoise, NoisyMean
 from hush.training.options import Distributed
-from hush.training.reducer import LedgerOrPath, Local, Placement, StepStreams
+from hush.training.reducer import LedgerOrPath, Local, StepStreams
 from hush.training.run_folder import open_ledger
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ class ProcessGroup(Local):
         self.exchange = processes.exchange  # type: ignore[method-assign]
         self.broadcast = processes.broadcast  # type: ignore[method-assign]
         self.copy_of_first = processes.copy_of_first  # type: ignore[method-assign]
+        self.gather = processes.gather  # type: ignore[method-assign]
         self.agree = processes.agree  # type: ignore[method-assign]
+        self._compare = partial(place, processes=processes, shard=shard)  # type: ignore[method-assign]
         self._adopted = False
         """Whether weights were set outside of the step since the ranks last compared theirs."""
 
@@ -164,9 +166,6 @@ class ProcessGroup(Local):
         self.agree("comparing the weights and steps", facts)
         self._adopted, self._placed = False, None
         return self.place(data).slots
-
-    def _compare(self, data: Data) -> Placement:
-        return place(data, self.processes, shard=self.shard)
 
     def share(self, batch: Batch) -> Batch:
         """Slots of a batch that this rank processes: a function of the draw and of public numbers.
