@@ -62,15 +62,6 @@ def step_facts(step: "PrivateStep", generator: torch.Generator | None) -> Facts:
     }
 
 
-def state_facts(step: "PrivateStep") -> Facts:
-    """Weights, buffers and optimizer state; shards are on one rank each and not compared."""
-    entries = step.optimizer.state_dict()["state"].values()
-    return {
-        "weights": weights_digest(step.model),
-        "states of the optimizer": _fingerprint(v for entry in entries for v in entry.values()),
-    }
-
-
 def draw_facts(step: "PrivateStep", batch: Batch, *, adopted: bool) -> Facts:
     """Facts of a draw, and of the step's state before the sum; `adopted`: weights were set since."""
     source = step.generator
@@ -92,10 +83,11 @@ def draw_facts(step: "PrivateStep", batch: Batch, *, adopted: bool) -> Facts:
 
 def weights_digest(model: nn.Module) -> str:
     """Hash of the weights and of all buffers."""
-    return _fingerprint({**model.state_dict(), **dict(model.named_buffers())}.values())
+    return tensors_digest({**model.state_dict(), **dict(model.named_buffers())}.values())
 
 
-def _fingerprint(values: Iterable[Any]) -> str:
+def tensors_digest(values: Iterable[Any]) -> str:
+    """Hash of the tensors among the values; shards are on one rank each and not included."""
     tensors = (value for value in values if isinstance(value, Tensor))
     return fingerprint(value.cpu() for value in tensors if not hasattr(value, "placements"))
 
@@ -107,7 +99,7 @@ def _describe_loss(loss: Any) -> str:
     plain = (bool, int, float, str)
     settings = {name: value for name, value in vars(loss).items() if isinstance(value, plain)}
     state = loss.state_dict()
-    hashed = fingerprint(value.cpu() for value in state.values())
+    hashed = tensors_digest(state.values())
     return f"{type(loss).__qualname__} {settings} with {', '.join(state)} of hash {hashed}"
 
 

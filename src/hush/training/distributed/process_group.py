@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 from hush.accounting.ledger import Ledger
 from hush.core.errors import InvalidValue, LedgerError, Unsupported, short_repr
@@ -32,8 +33,14 @@ from hush.core.randomness import (
 )
 from hush.core.value import check_kind
 from hush.training.data import Batch, Data
-from hush.training.distributed.handshake import draw_facts, place, state_facts, step_facts
-from hush.training.distributed.processes import Processes
+from hush.training.distributed.handshake import (
+    draw_facts,
+    place,
+    step_facts,
+    tensors_digest,
+    weights_digest,
+)
+from hush.training.distributed.processes import Facts, Processes
 from hush.training.fingerprint import fingerprint
 from hush.training.noisy_mean import BlockNoise, NoisyMean
 from hush.training.options import Distributed
@@ -60,8 +67,23 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False, users: bool =
         )
     if isinstance(processes, Processes):  # of the run that makes the step
         return ProcessGroup(processes, shard=shard)
-    if processes is False or (processes is None and not dist.is_initialized()):
-        _check_alone(distributed)
+    alone = processes is False or (processes is None and not dist.is_initialized())
+    launched = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
+    if alone and processes is None and launched.isdecimal() and int(launched) > 1:
+        raise Unsupported(
+            f"WORLD_SIZE={launched}: a launcher started {launched} processes, and torch.distributed "
+            "is not initialised: each would train a model of its own on the same records, charged "
+            "as if it were the only one. Call torch.distributed.init_process_group() before making "
+            "the step (accelerate.Accelerator() does), or pass processes=False for independent runs."
+        )
+    if alone and shard and not dist.is_initialized():
+        raise InvalidValue(
+            "shard=True and torch.distributed is not initialised: a part of the data would be trained "
+            "on as all of it. Call torch.distributed.init_process_group first (one process will do), or "
+            "leave shard out.",
+            key="shard",
+        )
+    if alone:
         return Local()
     group = dist.group.WORLD if processes is None else processes
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
@@ -74,28 +96,6 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False, users: bool =
     # the part of the only rank is all of the data
     several = sharded or dist.get_world_size(group) > 1
     return ProcessGroup(Processes(group), shard=shard) if several else Local()
-
-
-def _check_alone(distributed: Distributed) -> None:
-    """Raise if `torch.distributed` is not initialised, and the options or a launcher require it."""
-    if dist.is_initialized():
-        return
-    if distributed.shard:
-        raise InvalidValue(
-            "shard=True and torch.distributed is not initialised: a part of the data would be trained "
-            "on as all of it. Call torch.distributed.init_process_group first (one process will do), or "
-            "leave shard out.",
-            key="shard",
-        )
-    launched = os.environ.get("WORLD_SIZE", "1")
-    several = "RANK" in os.environ and launched.isdecimal() and int(launched) > 1
-    if several and distributed.processes is None:
-        raise Unsupported(
-            f"WORLD_SIZE={launched}: a launcher started {launched} processes, and torch.distributed "
-            "is not initialised: each would train a model of its own on the same records, charged "
-            "as if it were the only one. Call torch.distributed.init_process_group() before making "
-            "the step (accelerate.Accelerator() does), or pass processes=False for independent runs."
-        )
 
 
 class ProcessGroup(Local):
@@ -159,7 +159,12 @@ class ProcessGroup(Local):
         self._adopted = True
 
     def begin(self, step: "PrivateStep", data: Data, present: Tensor | None, steps: int | None) -> int:
-        facts = state_facts(step) | {"the number of steps to take": steps}
+        entries = step.optimizer.state_dict()["state"].values()
+        facts: Facts = {
+            "weights": weights_digest(step.model),
+            "states of the optimizer": tensors_digest(v for entry in entries for v in entry.values()),
+            "the number of steps to take": steps,
+        }
         if not self.shard:
             empty = "" if present is None else fingerprint([present])
             facts["which slots are empty"] = empty.encode()
@@ -229,7 +234,7 @@ class ProcessGroup(Local):
         return self.agree(f"the sum of step {step.steps + 1}", facts, content)
 
     def whole_sum(self, total: Tensor) -> Tensor:
-        whole = self._padded(total)
+        whole = pad(total, (0, -len(total) % self.size))  # one slice a rank
         self.processes.gather_slices(self.processes.sum_slices(whole), whole)
         return whole[: len(total)]
 
@@ -240,13 +245,13 @@ class ProcessGroup(Local):
             with own.early() as drawn:
                 total = compute()
                 with self.processes.moving():
-                    whole = self._padded(total)
+                    whole = pad(total, (0, -len(total) % self.size))
                     held, ready = self.processes.sum_slices(whole), drawn()
             return self._gathered(own, held, whole, mean, ready)
 
     def privatize(self, total: Tensor, mean: NoisyMean) -> Tensor:
         self.exchange("the noise")
-        whole = self._padded(total)
+        whole = pad(total, (0, -len(total) % self.size))
         held = whole.view(self.size, -1)[self.rank].clone()
         return self._gathered(self._own(mean), held, whole, mean, None)
 
@@ -272,12 +277,6 @@ class ProcessGroup(Local):
             self.processes.gather_slices(held, whole)
         total = whole[: sum(mean.layout.block_sizes)]
         return total if mean.basis is None else mean.basis.to_parameters(total)
-
-    def _padded(self, vector: Tensor) -> Tensor:
-        """Copy of a vector, padded with zeros to as many slices as there are ranks."""
-        whole = vector.new_zeros(self.processes.slice_size(len(vector)) * self.size)
-        whole[: len(vector)] = vector
-        return whole
 
     def charge(self, ledger: Ledger, plan: Plan, **details: Any) -> None:
         """Charge a step to the ledger of rank 0 on disk, and then to the copies of the other ranks.
