@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,19 +223,13 @@ def test_the_verdict_is_that_of_the_same_records_on_both_models(test: str) -> No
 def accepts_as_charged(test: str, multiplier: float, charged: float) -> bool:
     """Whether the share of accepted trials fits the chance at both ends of the clip."""
     step, _ = begin(plan(test=test, multiplier=multiplier, threshold=-0.5))
-    trials = trials_of(step)
-    assert isinstance(trials, Trials)
+    trials, release = trials_of(step), step.plan.release
+    assert isinstance(release, hush.Selective)
     repeats, fits = 4000, True
     for end in (-1.0, 1.0):
         number = torch.tensor(end * 0.01, dtype=torch.float64)
         observed = sum(trials.noisy_verdict(number.clone()) for _ in range(repeats))
-        lowest, highest = hush.Selective(
-            rate=0.5,
-            clip=0.01,
-            multiplier=charged,
-            threshold=-0.5,
-            test=test,  # type: ignore[arg-type]
-        ).acceptance(1.0)
+        lowest, highest = replace(release, multiplier=charged).acceptance(1.0)
         chance = highest if end < 0 else lowest
         fits &= bool(1e-4 < stats.binom.cdf(observed, repeats, chance) < 1 - 1e-4)
     return fits
@@ -439,8 +434,7 @@ def test_impossible_acceptance_is_refused_beforehand(tmp_path: Path) -> None:
 
 
 def test_what_is_not_proved_is_refused() -> None:
-    bads: list[dict[str, Any]] = [{"accounting": "free"}, {"test": "median"}]
-    for bad in bads:
+    for bad in ({"accounting": "free"}, {"test": "median"}):
         with pytest.raises(InvalidValue, match="must be one of"):
             plan(**bad)
     with pytest.raises(InvalidPlan, match="is not proved for test"):
