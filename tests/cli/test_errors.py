@@ -50,7 +50,7 @@ HUGE = "9" * 400
         ("train --batch-size 5000", "<= the 1437 records"),
         ("train --epsilon 0", "epsilon=0"),
         ("train --noise 0.3 --epsilon 0.1", "below the cost of one step"),
-        ("train --lr -1", "--lr=-1.0 must be"),
+        ("train --lr -1", "learning_rate=-1.0 must be"),
         ("train --steps -1 --noise 1.0 --rate 0.1", "--steps=-1 must be"),
         (f"train --steps {HUGE} --noise 1.0 --rate 0.1", "400 characters"),
         ("train --plan p.toml --clip 1", "--plan and --clip"),
@@ -61,7 +61,7 @@ HUGE = "9" * 400
         ("tune --steps 1 --trials 2 --run-dir file", "--run-dir=file must be a folder"),
         ("pate --run-dir file", "--run-dir=file must be a folder"),
         ("demo --out file", "--out=file must be a folder"),
-        ("train --views 0", "--views=0 must be"),
+        ("train --views 0", "views=0 must be"),
         ("train --views 1000000", "<= 1024"),
         ("train --features scattering --views 2", "is for images, and scattering features are none"),
         (

@@ -49,8 +49,8 @@ def test_resuming_under_another_plan_says_how_to_continue(tmp_path: Path) -> Non
         refused = call(*asked, *other, "--resume", cwd=tmp_path)
         assert refused.returncode == 2
         assert re.search(r"noise\.multiplier is \d.* there and \d.* here", refused.stderr)
-        assert "the noise is chosen for --epsilon, --delta and the steps" in refused.stderr
-        assert "Continue under it with --plan run/plan.toml" in refused.stderr
+        assert "calibrated noise depends on the budget and the steps" in refused.stderr
+        assert "(--plan run/plan.toml)" in refused.stderr
     more = ("train", "--run-dir", "run", "--plan", "run/plan.toml", "--seed", "1", "--resume")
     assert answer(*more, "--steps", "8", "--epsilon", "6", cwd=tmp_path)["steps"] == 8
 

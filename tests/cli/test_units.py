@@ -117,7 +117,7 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
     [
         ("--per-unit 2", "--per-unit N limits the records of one owner"),
         ("--units IDS", "e.g. with --per-unit 1"),
-        ("--units IDS --per-unit 0", "--per-unit=0 must be a whole number >= 1"),
+        ("--units IDS --per-unit 0", "per_unit=0 must be a whole number >= 1"),
         ("--units IDS --per-unit 7", "no unit has more than 6 records"),
         ("--units IDS --per-unit 2 --records 7", "records=7 and the ids are of 240 units"),
         (
@@ -131,7 +131,7 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
         ("--units IDS --per-unit 3 --public-records 62", "62 makes some records of an owner"),
         ("--units SHORT --per-unit 2", "there are 1437 training records"),
         ("--units missing.txt --per-unit 2", "missing.txt cannot be read"),
-        ("--neighbours add/remove", "--neighbours add/remove keeps the number of records"),
+        ("--neighbours add/remove", "a public constant near the private number"),
         ("--neighbours both", "must be one of zero-out, add/remove, replace"),
         ("--records 12", "neighbours=hush.Neighbours.ADD_REMOVE"),
     ],

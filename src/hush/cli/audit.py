@@ -1,6 +1,7 @@
 """`hush audit`: training with canaries, one run with many or many runs with one."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,9 +25,12 @@ _FEW_RUNS = 32
 _FEW_CANARIES = 8
 
 
-def audit(
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run of `hush train`.")],
-    canaries: Annotated[int | None, about("Number of canaries; at most 256 by default.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Options of `hush audit`."""
+
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run of `hush train`.")]
+    canaries: Annotated[int | None, about("Number of canaries; at most 256 by default.")] = None
     kind: Annotated[
         str,
         opt.chosen(
@@ -35,16 +39,35 @@ def audit(
             *("gradient", "input"),
             why="canaries are made in these two ways",
         ),
-    ] = "gradient",
-    others: Annotated[bool, about("With the run's own records, or canaries alone.")] = True,
-    runs: Annotated[int, about("1, or many with a canary in every other one.")] = 1,
-    confidence: Annotated[float, about("Confidence of the bound.")] = 0.95,
-    data_dir: opt.DataDir = None,
-    device: opt.Device = None,
-    seed: opt.Seed = None,
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
-) -> None:
+    ] = "gradient"
+    others: Annotated[bool, about("With the run's own records, or canaries alone.")] = True
+    runs: Annotated[int, about("1, or many with a canary in every other one.")] = 1
+    confidence: Annotated[float, about("Confidence of the bound.")] = 0.95
+    data_dir: opt.DataDir = None
+    device: opt.Device = None
+    seed: opt.Seed = None
+    quiet: opt.Quiet = False
+    as_json: opt.AsJson = False
+
+    def __post_init__(self) -> None:
+        from hush.audit.lower_bound import CONFIDENCE
+
+        CONFIDENCE.check("--confidence", self.confidence)
+        check_count("--runs", self.runs, "each trains a model", at_least=1)
+        if self.canaries is not None:
+            # all right by chance must be rarer than a share of 1 - confidence
+            smallest = 1 if self.runs > 1 else _FEW_CANARIES
+            check_count("--canaries", self.canaries, "fewer refute no charge", at_least=smallest)
+        if 1 < self.runs < _FEW_RUNS or (self.runs > 1 and self.canaries not in (None, 1)):
+            raise InvalidValue(
+                f"--runs {self.runs} with --canaries {self.canaries or 1}: pass one run with many "
+                f"canaries, or at least {_FEW_RUNS} runs with one, because fewer refute no charge and "
+                "canaries of one run are no independent trials. One run is cheaper."
+            )
+
+
+@opt.takes(Audit)
+def audit(asked: Audit) -> None:
     """Lower bound on epsilon: train again as a run did, with canaries, and try to detect them.
 
     This audits hush under the run's plan, not the released weights. The result depends on the records
@@ -53,21 +76,9 @@ def audit(
     Example: hush audit runs/digits-1 --no-others
     """
     from hush.accounting.ledger import Ledger
-    from hush.audit.lower_bound import CONFIDENCE
     from hush.training.progress import Progress
 
-    CONFIDENCE.check("--confidence", confidence)
-    check_count("--runs", runs, "each trains a model", at_least=1)
-    if canaries is not None:
-        # all right by chance must be rarer than a share of 1 - confidence
-        smallest = 1 if runs > 1 else _FEW_CANARIES
-        check_count("--canaries", canaries, "fewer refute no charge", at_least=smallest)
-    if 1 < runs < _FEW_RUNS or (runs > 1 and canaries not in (None, 1)):
-        raise InvalidValue(
-            f"--runs {runs} with --canaries {canaries or 1}: pass one run with many canaries, or at "
-            f"least {_FEW_RUNS} runs with one, because fewer refute no charge and canaries of one run "
-            "are no independent trials. One run is cheaper."
-        )
+    run_dir, kind, others, runs = asked.run_dir, asked.kind, asked.others, asked.runs
     settings, plan = Settings.read(run_dir), read_plan(run_dir / "plan.toml")
     if settings.per_unit is not None:
         raise Unsupported(
@@ -82,23 +93,12 @@ def audit(
             f"{run_dir} has no ledger.jsonl with a step of its plan.toml: the charge is unknown. Name "
             "the folder of a finished run of `hush train`."
         )
-    experiment = build_experiment(settings, data_dir, opt.device_of(device))
-    with Progress("training with canaries", runs * steps, visible=not quiet) as progress:
-        bound, run, count = _lower_bound(
-            experiment,
-            plan,
-            steps=steps,
-            kind=kind,
-            others=others,
-            runs=runs,
-            canaries=canaries,
-            confidence=confidence,
-            seed=seed,
-            done=progress.advance,
-        )
+    experiment = build_experiment(settings, asked.data_dir, opt.device_of(asked.device))
+    with Progress("training with canaries", runs * steps, visible=not asked.quiet) as progress:
+        bound, run, count = _lower_bound(asked, experiment, plan, steps, progress.advance)
     charge, guesses = run.charge, bound.guesses
     exceeded = bound.epsilon > charge.epsilon.upper
-    if as_json:
+    if asked.as_json:
         print_json(
             {
                 "lower_bound": bound.epsilon,
@@ -106,7 +106,7 @@ def audit(
                 "run_neighbours": str(settings.relation),
                 "exceeded": exceeded,
                 "sensitive": True,
-                "confidence": confidence,
+                "confidence": asked.confidence,
                 "gaussian": {"separation": bound.separation, "epsilon": bound.gaussian_epsilon},
                 "kind": kind,
                 "canaries": count,
@@ -139,7 +139,7 @@ def audit(
     print(
         f"charge       {charge}\n"
         f"lower bound  epsilon >= {at_least(bound.epsilon)} at delta {settings.delta:g} "
-        f"({charge.neighbours} {charge.unit}), for any mechanism, with confidence {confidence:g}\n"
+        f"({charge.neighbours} {charge.unit}), for any mechanism, with confidence {asked.confidence:g}\n"
         f"             epsilon >= {at_least(bound.gaussian_epsilon)} if the trade-off is a Gaussian's, "
         f"an estimate if records are sampled\n{verdict}\n"
         "sensitive: this used the records again and is not charged to a ledger; do not publish it"
@@ -148,17 +148,7 @@ def audit(
 
 
 def _lower_bound(
-    experiment: Experiment,
-    plan: Plan,
-    *,
-    steps: int,
-    kind: str,
-    others: bool,
-    runs: int,
-    canaries: int | None,
-    confidence: float,
-    seed: int | None,
-    done: Callable[[], None],
+    asked: Audit, experiment: Experiment, plan: Plan, steps: int, done: Callable[[], None]
 ) -> "tuple[CanaryBound, CanaryRun, int]":
     """The bound from training as a run did, the last training, and its number of canaries.
 
@@ -170,21 +160,21 @@ def _lower_bound(
     from hush.audit.lower_bound import many_runs, one_run
     from hush.core.randomness import fresh_generator, seed_from
 
-    settings, coins = experiment.settings, fresh_generator()
+    settings, coins, seed = experiment.settings, fresh_generator(), asked.seed
     if seed is not None:
         torch.manual_seed(seed)
         coins = torch.Generator().manual_seed(seed)
     scores: dict[bool, list[float]] = {True: [], False: []}
     made: Any = None
-    for number in range(runs):
+    for number in range(asked.runs):
         model, optimizer = experiment.initialise()
         included = torch.tensor([number % 2 == 0])
-        if runs == 1:
+        if asked.runs == 1:
             weights = sum(value.numel() for value in model.parameters() if value.requires_grad)
-            room = weights if kind == "gradient" else len(experiment.test[1])
-            count = max(1, min(_CANARIES, room // 2)) if canaries is None else canaries
+            room = weights if asked.kind == "gradient" else len(experiment.test[1])
+            count = max(1, min(_CANARIES, room // 2)) if asked.canaries is None else asked.canaries
             included = torch.rand(count, generator=coins) < 0.5
-        if made is None and kind == "input":
+        if made is None and asked.kind == "input":
             made = mislabelled(*experiment.test, len(included), experiment.classes, coins)
         elif made is None:
             loss = torch.nn.CrossEntropyLoss(reduction="none")
@@ -202,7 +192,7 @@ def _lower_bound(
             included,
             steps=steps,
             delta=settings.delta,
-            others=others,
+            others=asked.others,
             generator=generator,
             secure=settings.secure,
             views=experiment.views,
@@ -210,9 +200,10 @@ def _lower_bound(
             done=done,
         )
         scores[bool(included[0])].append(float(run.scores[0]))
-    if runs > 1:
-        bound = many_runs(scores[True], scores[False], delta=settings.delta, confidence=confidence)
+    delta, confidence = settings.delta, asked.confidence
+    if asked.runs > 1:
+        bound = many_runs(scores[True], scores[False], delta=delta, confidence=confidence)
     else:
         found = run.scores.numpy(), included.numpy()
-        bound = one_run(*found, delta=settings.delta, confidence=confidence)
+        bound = one_run(*found, delta=delta, confidence=confidence)
     return bound, run, len(included)

@@ -6,15 +6,15 @@
 import json
 import math
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count as integers
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hush.core.atomic_files import check_folder
-from hush.core.errors import CheckpointError, InvalidPlan, InvalidValue, shorten
+from hush.core.errors import CheckpointError, InvalidValue, shorten
 from hush.core.guarantee import DELTA, Neighbours
-from hush.core.plan import Plan, read_plan
-from hush.core.value import Value, number
+from hush.core.plan import Plan
+from hush.core.value import Value, count, number
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hush.training.options import Units
 
 _LEARNING_RATE = number(above=0, at_most=1e6, why="it is the length of a step", example=1.0)
+_VIEWS = count("each is a pass over the record, clipped once for all", at_most=1024, example=4)
 _MOMENTUM = number(at_least=0, below=1, why="at 1 no update decays", example=0.9)
 LEARNING_RATE, MOMENTUM = _LEARNING_RATE["range"], _MOMENTUM["range"]
 
@@ -38,14 +39,14 @@ class Settings(Value):
     learning_rate: float = field(metadata=_LEARNING_RATE)
     momentum: float = field(default=0.0, metadata=_MOMENTUM)
     features: str | None = None
-    views: int | None = None
-    public_records: int = 0
+    views: int | None = field(default=None, metadata=_VIEWS)
+    public_records: int = field(default=0, metadata=count("they have no protection", at_least=0))
     secure: bool = False
-    per_unit: int | None = None
+    per_unit: int | None = field(default=None, metadata=count("a sampled owner has a record"))
     """Records of one owner per step, for user-level privacy. The owners are in no published file."""
     neighbours: Neighbours | None = None
     """None: zero-out."""
-    records: int | None = None
+    records: int | None = field(default=None, metadata=count("the divisor of the update is public"))
     """Public constant in place of a private number of records."""
 
     @property
@@ -84,11 +85,10 @@ class Experiment:
         """Number of units of privacy, or the public constant in place of it."""
         from hush.training.units import public_count, units_of
 
-        settings, relation = self.settings, self.settings.relation
-        units = units_of(self.units, relation)
-        if settings.records is None and units is None:
-            return len(self.train[1])
-        return public_count(settings.records, units, relation)
+        relation, records = self.settings.relation, self.settings.records
+        if records is None and self.units is None and relation is not Neighbours.ADD_REMOVE:
+            records = len(self.train[1])
+        return public_count(records, units_of(self.units, relation), relation)
 
     def initialise(self) -> "tuple[nn.Module, torch.optim.Optimizer]":
         """A new model on the records' device, and its optimizer."""
@@ -108,11 +108,7 @@ def build_experiment(
 ) -> Experiment:
     """The experiment of these settings; raises if they do not fit the data.
 
-    Args:
-        settings: Settings of the run.
-        data_dir: Folder with the data files; None: HUSH_DATA.
-        device: Device of the records.
-        units: File with the owner of each training record; None: each record is a unit.
+    `units` is the file with the owner of each training record.
     """
     from hush.data import flips_and_shifts, load, read_owners, tensors, with_features
     from hush.training.options import Units
@@ -157,23 +153,9 @@ def build_experiment(
     )
 
 
-def check_same_plan(folder: Path, plan: Plan) -> None:
-    """Raise if the run in a folder has another plan than the options, and say how to continue it."""
-    from hush.training.run_folder import differences
-
-    file = folder / "plan.toml"
-    if file.exists() and (charged := read_plan(file)) != plan:
-        raise InvalidPlan(
-            f"{file} is another plan than these options stand for ({differences(charged, plan)}): "
-            "without --noise or --plan the noise is chosen for --epsilon, --delta and the steps. "
-            f"Continue under it with --plan {file}, and --steps and --epsilon for all steps together; "
-            "or name another --run-dir."
-        )
-
-
 def folder_of(run_dir: Path | None, name: str) -> Path:
     """The folder of a run, which can be written to; by default a new one of this name, below runs."""
-    new = (Path("runs") / f"{name}-{number}" for number in count(1))
+    new = (Path("runs") / f"{name}-{number}" for number in integers(1))
     folder = run_dir or next(path for path in new if not path.exists())
     # before any work, and without making a folder for a run that fails
     check_folder("--run-dir", next(p for p in (folder, *folder.absolute().parents) if p.exists()))

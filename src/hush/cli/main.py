@@ -7,10 +7,12 @@ import typer
 
 from hush import __version__
 from hush.cli.audit import audit
+from hush.cli.options import about
 from hush.cli.output import run_app
 from hush.cli.questions import account, calibrate, compare, explain, plans
 from hush.cli.run_commands import pate, report
 from hush.cli.train import train, tune
+from hush.core.atomic_files import check_folder
 from hush.core.errors import Unsupported
 from hush.core.extensions import INSTALL, extensions
 
@@ -28,14 +30,13 @@ def hush(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the runs and their reports.")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[Path, about("Folder for the runs and their reports.")] = Path("runs/demo"),
 ) -> None:
     """Run the methods of four papers on bundled data at epsilon 3: table, figure and report.
 
     Example: hush demo --out runs/demo
     """
+    check_folder("--out", out)
     from hush.report.demo import demo as run_demo
 
     run_demo(out)

@@ -2,7 +2,9 @@
 
 import inspect
 import re
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,25 +60,16 @@ def _seed(value: int | None) -> int | None:
 def chosen(
     panel: Any, description: str, *names: str, why: str = "", flag: tuple[str, ...] = (), kind: str = ""
 ) -> Any:
-    """Option with few values, in its help, which are checked before torch is imported.
-
-    Args:
-        panel: Function of the option's panel.
-        description: Help.
-        names: hush's own values.
-        why: Reason of the limit.
-        flag: Name of the option; by default the parameter's.
-        kind: Values are also the entry points of `hush.<kind>`.
-    """
-    others = tuple(extensions(kind)) if kind else ()
+    """Option with few values: `names`, and the entry points of `hush.<kind>`; checked without torch."""
+    known = (*names, *(extensions(kind) if kind else ()))
 
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
-        if value is not None and value not in (*names, *others):
+        if value is not None and value not in known:
             listed = choices(kind, *names) if kind else f"{', '.join(names)}: {why}."
             raise InvalidValue(f"{parameter.opts[0]} {value} must be one of {listed}")
         return value
 
-    listed = ", ".join((*names, *others)) or "of other distributions"
+    listed = ", ".join(known) or "of other distributions"
     return panel(f"{description}: {listed}.", *flag, callback=check)
 
 
@@ -127,6 +120,26 @@ UnitsFile = Annotated[
 ]
 
 
+def takes(group: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator of a command that adds the options of a dataclass, which it receives first."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        shared = inspect.signature(group).parameters
+        own = list(inspect.signature(command).parameters.values())[1:]
+
+        @wraps(command)
+        def run(**options: Any) -> None:
+            common = {name: options.pop(name) for name in shared if name in options}
+            command(group(**common), **options)
+
+        listed = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*shared.values(), *own)]
+        run.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in listed}
+        return run
+
+    return decorate
+
+
 def refuse_together(**options: object) -> None:
     """Raise if more than one of these options is given, because one would be ignored."""
     passed = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
@@ -134,17 +147,35 @@ def refuse_together(**options: object) -> None:
         raise InvalidPlan(f"{' and '.join(passed)} say the same thing twice. Pass one of them.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Sampling rate and number of steps."""
+
+    rate: Rate = None
+    batch_size: BatchSize = None
+    steps: Steps = None
+    epochs: Epochs = None
+
+    def __post_init__(self) -> None:
+        refuse_together(rate=self.rate, batch_size=self.batch_size)
+        refuse_together(steps=self.steps, epochs=self.epochs)
+
+    def count(self, plan: Plan, epochs: float | None = None) -> int:
+        """Number of steps; without an option, of this many epochs."""
+        if self.steps is not None:
+            return check_count("--steps", self.steps, "the cost of each step is added up")
+        passes = epochs if self.epochs is None else self.epochs
+        if passes is None:
+            raise InvalidValue("the number of steps is not given. Pass --steps or --epochs.")
+        if not 0 < passes < 1e9:
+            raise InvalidValue(f"--epochs {passes} must be > 0 and below 1e9. Pass e.g. --epochs 10.")
+        return max(1, round(passes / plan.sampling.participation))
+
+
 def sampling_of(
     rate: float | None, records: int | None, batch_size: int | None, unit: str = "record"
 ) -> Sampling:
-    """Poisson sampling at `rate`, or at `batch_size` / `records`; a full batch at rate 1.
-
-    Args:
-        rate: Probability that a unit of privacy takes part.
-        records: Number of units of privacy.
-        batch_size: Expected number of them in a batch.
-        unit: Name of one of them.
-    """
+    """Poisson sampling of units of privacy at `rate` or `batch_size` / `records`; at 1, a full batch."""
     if rate is None:
         if records is None or batch_size is None:
             raise InvalidPlan(
@@ -172,7 +203,7 @@ def plan_of(sampling: Sampling, noise: float, clip: float = 1.0, release: Releas
     return Plan(sampling=sampling, clipping=L2(norm=clip), noise=noisy, release=release or Always())
 
 
-_HYPERPARAMETERS = {
+HYPERPARAMETERS = {
     "rate": ("sampling", "rate"),
     "coordinate-rate": ("sampling", "coordinate_rate"),
     "clip": ("clipping", "clip_norm"),
@@ -202,12 +233,9 @@ def is_named(plan: str | None) -> bool:
 
 
 def plan_at(plan: str, options: dict[str, Any], parameters: int | None = None) -> Plan:
-    """The plan of a file, or a named plan with other hyperparameters.
+    """The plan of a file, or a named plan with the options that are not None in place of its own.
 
-    Args:
-        plan: Name or file.
-        options: Values by option, see `_HYPERPARAMETERS`; None: the default. A file takes none.
-        parameters: Number of parameters of the model, for plans that depend on it.
+    `parameters` is the number of parameters of the model, for plans that depend on it.
     """
     from hush.plans import NAMES
 
@@ -218,7 +246,7 @@ def plan_at(plan: str, options: dict[str, Any], parameters: int | None = None) -
         return read_plan(Path(plan))
     known, arguments = inspect.signature(NAMES[plan].make).parameters, {}
     for name, value in passed.items():
-        part, argument = _HYPERPARAMETERS[name]
+        part, argument = HYPERPARAMETERS[name]
         if argument not in known:
             kind = type(getattr(NAMES[plan].make(), part)).__name__
             raise InvalidPlan(
@@ -231,40 +259,9 @@ def plan_at(plan: str, options: dict[str, Any], parameters: int | None = None) -
     return NAMES[plan].make(**arguments)
 
 
-def priced_plan(
-    plan: str | None,
-    noise: float | None,
-    rate: float | None,
-    records: int | None,
-    batch_size: int | None,
-) -> Plan:
-    """The plan of that name or file, or DP-SGD's plan by its options; noise of 1 by default."""
-    if plan is not None:
-        return plan_at(plan, {})
-    return plan_of(sampling_of(rate, records, batch_size), 1.0 if noise is None else noise)
-
-
-def steps_of(steps: int | None, epochs: float | None, plan: Plan) -> int:
-    """The number of steps; an epoch is as many as sample each record once in expectation."""
-    if steps is not None:
-        return check_count("--steps", steps, "the cost of each step is added up")
-    if epochs is None:
-        raise InvalidValue("the number of steps is not given. Pass --steps or --epochs.")
-    if not 0 < epochs < 1e9:
-        raise InvalidValue(f"--epochs {epochs} must be > 0 and below 1e9. Pass e.g. --epochs 10.")
-    return max(1, round(epochs / plan.sampling.participation))
-
-
 def release_of(records: int, unit: str, batch: int | None, tests: dict[str, Any]) -> Release:
-    """The release rule of the `--test...` options; without a test batch, every update is released.
-
-    Args:
-        records: Number of units of privacy.
-        unit: Name of a unit of privacy.
-        batch: Expected number of units in a test.
-        tests: Options by name; None: the default.
-    """
-    passed = {name: value for name, value in tests.items() if value is not None}
+    """The release rule of the `--test...` options; without a test batch, every update is released."""
+    passed = {name: value for name, value in tests.items() if name[:4] == "test" and value is not None}
     if batch is None:
         for name in passed:
             raise InvalidPlan(

@@ -1,21 +1,16 @@
-"""JSON, errors and warnings of all commands."""
+"""JSON, text, errors and warnings of all commands."""
 
 import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from hush.core.errors import HushError, shorten
 from hush.core.guarantee import Guarantee
 from hush.core.value import finite_or_none
-
-SEED_NOTICE = (
-    "the noise came from a known seed: the guarantee holds only while the seed stays secret and serves "
-    "no other run"
-)
 
 
 def counted(number: int, noun: str) -> str:
@@ -28,22 +23,33 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(finite_or_none(value)))
 
 
-def print_run(guarantee: Guarantee, facts: dict[str, Any], seed: int | None, folder: Path) -> None:
-    """Print the result of a run as JSON.
-
-    Args:
-        guarantee: Guarantee of the run.
-        facts: Other results.
-        seed: Seed that was passed.
-        folder: Folder of the run.
-    """
-    where = {"seeded": seed is not None, "directory": str(folder)}
-    print_json({"guarantee": guarantee.to_plain(), **facts, **where})
+def print_run(
+    guarantee: Guarantee,
+    facts: dict[str, Any],
+    lines: Sequence[str],
+    *,
+    seed: int | None,
+    folder: Path,
+    as_json: bool,
+) -> None:
+    """Print the result of a run: the guarantee and `facts` as JSON, or `lines`."""
+    if as_json:
+        where = {"seeded": seed is not None, "directory": str(folder)}
+        print_json({"guarantee": guarantee.to_plain(), **facts, **where})
+        return
+    print(*lines, sep="\n")
+    if seed is not None:
+        print(
+            "the noise came from a known seed: the guarantee holds only while the seed stays secret and "
+            "serves no other run"
+        )
 
 
 def run_app(app: Callable[[], object]) -> None:
     """Run a command line; errors of hush and warnings are printed as a line, without a traceback."""
-    warnings.showwarning = _print_warning
+    warnings.showwarning = lambda message, *_, **__: print_error(
+        f"warning: {' '.join(str(message).split())}"
+    )
     try:
         app()
     except (OSError, HushError) as error:
@@ -66,15 +72,3 @@ def _file_error(error: OSError) -> str:
 def print_error(message: object) -> None:
     """Print one message of hush on standard error, short enough to read."""
     print(f"hush: {shorten(str(message))}", file=sys.stderr)
-
-
-def _print_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Print a warning as one line, without its place in the code (for `warnings.showwarning`)."""
-    print_error(f"warning: {' '.join(str(message).split())}")

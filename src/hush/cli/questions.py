@@ -1,11 +1,9 @@
-"""`hush account`, `explain`, `calibrate` and `compare`: the cost of plans and ledgers, without torch."""
+"""`hush account`, `explain`, `calibrate`, `plans` and `compare`: the cost of plans, without torch."""
 
-import inspect
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -28,8 +26,44 @@ from hush.core.value import check_count
 from hush.report.text import Table
 from hush.sampling import FullBatch
 
-if TYPE_CHECKING:
-    from hush.accounting.attacker import Limit
+
+@dataclass(frozen=True, kw_only=True)
+class Question(opt.Work):
+    """Steps of a plan, by their options."""
+
+    noise: opt.Noise = None
+    records: opt.Records = None
+    plan: opt.PlanName = None
+    dimension: opt.Dimension = None
+    group: opt.Group = 1
+    neighbours: opt.AdjacencyName = None
+    as_json: opt.AsJson = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        opt.refuse_together(plan=self.plan, noise=self.noise)
+        opt.refuse_together(plan=self.plan, rate=self.rate, batch_size=self.batch_size)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Adjacency relation of the guarantee."""
+        return Adjacency(group=self.group, neighbours=Neighbours(self.neighbours or RECORD.neighbours))
+
+    def start(self) -> Plan:
+        """The plan of that name or file, or the plan of DP-SGD; its noise is 1 by default."""
+        if self.plan is not None:
+            return opt.plan_at(self.plan, {})
+        sampling = opt.sampling_of(self.rate, self.records, self.batch_size)
+        return opt.plan_of(sampling, 1.0 if self.noise is None else self.noise)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charged(Question):
+    """Steps of a plan, or the charges on a ledger."""
+
+    run_dir: Annotated[Path | None, typer.Argument(help="Folder of a run.")] = None
+    ledger: Annotated[Path | None, about("Ledger of a run.")] = None
+    delta: opt.ReportedDelta = None
 
 
 @dataclass(frozen=True)
@@ -42,163 +76,64 @@ class _Charges:
     guarantee: Guarantee
     notes: list[str]
 
-    @property
-    def proved(self) -> Guarantee | None:
-        """The proved guarantee of the same steps, if their plans have a published claim."""
+    def print(self, answer: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+        """Print the guarantee, an answer about it and the charges; for a claim, its proved epsilon."""
         from hush.accounting.epsilon import compose
         from hush.report.facts import proved_counts
 
-        if self.guarantee.basis == "proved":
-            return None
-        counts = proved_counts(self.counts)
-        return compose(counts, self.guarantee.delta, self.dimensions, self.adjacency)
-
-    def print(self, answer: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-        """Print the guarantee, an answer about it and the charges; for a claim, its proved epsilon."""
-        proved, charged = self.proved, list(self.counts.items())
-        if proved is not None:
+        if self.guarantee.basis != "proved":
+            counts = proved_counts(self.counts)
+            proved = compose(counts, self.guarantee.delta, self.dimensions, self.adjacency)
             answer, lines = {"proved": proved.to_plain()}, [f"  the same steps, proved: {proved}"]
         if as_json:
-            plain = [{"plan": plan.to_plain(), "steps": count} for plan, count in charged]
-            answer = {**self.guarantee.to_plain(), **answer, "charged": plain, "notes": self.notes}
-            print_json(answer)
+            plain = [{"plan": plan.to_plain(), "steps": count} for plan, count in self.counts.items()]
+            print_json({**self.guarantee.to_plain(), **answer, "charged": plain, "notes": self.notes})
             return
-        charges = [f"{counted(count, 'step')} of {plan}" for plan, count in charged]
+        charges = [f"{counted(count, 'step')} of {plan}" for plan, count in self.counts.items()]
         print(self.guarantee, *lines, *(f"  {line}" for line in (*charges, *self.notes)), sep="\n")
 
 
-def _charges(
-    run_dir: Annotated[Path | None, typer.Argument(help="Folder of a run.")] = None,
-    noise: opt.Noise = None,
-    rate: opt.Rate = None,
-    records: opt.Records = None,
-    batch_size: opt.BatchSize = None,
-    steps: opt.Steps = None,
-    epochs: opt.Epochs = None,
-    delta: opt.ReportedDelta = None,
-    plan: opt.PlanName = None,
-    dimension: opt.Dimension = None,
-    ledger: Annotated[Path | None, about("Ledger of a run.")] = None,
-    group: opt.Group = 1,
-    neighbours: opt.AdjacencyName = None,
-    as_json: opt.AsJson = False,
-) -> _Charges:
+def _charges(asked: Charged) -> _Charges:
     """The charges that the options name, and their guarantee."""
     from hush.accounting.epsilon import compose
 
-    if source := run_dir or ledger:
-        asked = {"plan": plan, "noise": noise, "rate": rate, "records": records}
-        asked |= {"batch-size": batch_size, "steps": steps, "epochs": epochs, "dimension": dimension}
-        for name, value in asked.items():
-            if value is not None:
-                raise InvalidPlan(
-                    f"--{name} {value} is for a question without a ledger: the ledger of {source} has "
-                    "the charges. Leave out the option, or the ledger."
-                )
-        opt.refuse_together(run_dir=run_dir, ledger=ledger)
-        return _ledger_charges(source, delta, group, neighbours)
-    _check_exclusive(plan, noise, rate, batch_size, steps, epochs)
-    if plan is None and noise is None:
+    if source := asked.run_dir or asked.ledger:
+        return _ledger_charges(source, asked)
+    if asked.plan is None and asked.noise is None:
         raise InvalidPlan(
             "no charges to account for. Pass --noise with --rate and --steps, --plan with --steps, "
             "a run's folder, or --ledger."
         )
-    priced = opt.priced_plan(plan, noise, rate, records, batch_size)
-    counts = {priced: opt.steps_of(steps, epochs, priced)}
-    dimensions = {} if dimension is None else {priced: dimension}
-    adjacency = _adjacency(group, neighbours)
-    notes = [f"delta {DEFAULT_DELTA:g} by default: set --delta well below 1 / records"]
-    guarantee = compose(counts, DEFAULT_DELTA if delta is None else delta, dimensions, adjacency)
-    guarantee = _for_units(guarantee, records)
-    return _Charges(counts, dimensions, adjacency, guarantee, notes if delta is None else [])
+    plan, adjacency = asked.start(), asked.adjacency
+    counts = {plan: asked.count(plan)}
+    dimensions = {} if asked.dimension is None else {plan: asked.dimension}
+    delta = DEFAULT_DELTA if asked.delta is None else asked.delta
+    notes = [f"delta {delta:g} by default: set --delta well below 1 / records"]
+    guarantee = _for_units(compose(counts, delta, dimensions, adjacency), asked.records)
+    return _Charges(counts, dimensions, adjacency, guarantee, notes if asked.delta is None else [])
 
 
-def _ledger_charges(path: Path, delta: float | None, group: int, neighbours: str | None) -> _Charges:
+def _ledger_charges(source: Path, asked: Charged) -> _Charges:
     """The charges of a ledger, checked against the other files of its run."""
     from hush.accounting.ledger import reported_delta
     from hush.training.run_folder import checked_ledger
 
-    ledger, notes = checked_ledger(path)
-    chosen, reason = reported_delta(ledger, delta)
+    for name in ("plan", "noise", "rate", "records", "batch_size", "steps", "epochs", "dimension"):
+        if (value := getattr(asked, name)) is not None:
+            raise InvalidPlan(
+                f"--{name.replace('_', '-')} {value} is for a question without a ledger: the ledger of "
+                f"{source} has the charges. Leave out the option, or the ledger."
+            )
+    opt.refuse_together(run_dir=asked.run_dir, ledger=asked.ledger)
+    ledger, notes = checked_ledger(source)
+    delta, reason = reported_delta(ledger, asked.delta)
     if ledger.cut_short:
-        notes = [
-            "its last line is cut short: charges may be missing, and epsilon is at least this",
-            *notes,
-        ]
-    relation = None if neighbours is None else Neighbours(neighbours)
-    guarantee = _for_units(ledger.epsilon(chosen, group=group, neighbours=relation))
-    adjacency = replace(ledger.adjacency, group=group, neighbours=guarantee.neighbours)
+        cut = "its last line is cut short: charges may be missing, and epsilon is at least this"
+        notes = [cut, *notes]
+    relation = None if asked.neighbours is None else Neighbours(asked.neighbours)
+    guarantee = _for_units(ledger.epsilon(delta, group=asked.group, neighbours=relation))
+    adjacency = replace(ledger.adjacency, group=asked.group, neighbours=guarantee.neighbours)
     return _Charges(dict(ledger.counts), dict(ledger.dimensions), adjacency, guarantee, [reason, *notes])
-
-
-def _takes_charges(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `_charges`."""
-    command.__signature__ = inspect.signature(_charges)  # type: ignore[attr-defined]
-    command.__annotations__ = _charges.__annotations__
-    return command
-
-
-@_takes_charges
-def account(**options: Any) -> None:
-    """Epsilon of a number of private steps, or of all charges on a ledger.
-
-    A run's ledger is checked against its plan, anchor and checkpoint, also if it is named by --ledger.
-    Delta is the run's own, unless --delta names another.
-
-    Example: hush account --noise 1.0 --rate 0.01 --steps 10000
-
-    Of five records together: hush account --noise 1.0 --rate 0.01 --steps 10000 --group 5
-    """
-    from hush.accounting.attacker import Attacker
-
-    charges = _charges(**options)
-    attacker = Attacker(charges.counts, charges.dimensions, charges.adjacency)
-    best = {"advantage": attacker.advantage, "success": attacker.success}
-    charges.print({"attacker": best}, [f"  {attacker}"], as_json=options["as_json"])
-
-
-@_takes_charges
-def explain(**options: Any) -> None:
-    """Success of the best attack on a release with this epsilon, before training or after.
-
-    Example: hush explain --noise 1.0 --records 60000 --batch-size 600 --epochs 20
-
-    Of a plan that `hush calibrate` wrote: hush explain --plan plan.toml --steps 2000
-    """
-    from hush.accounting.attacker import membership
-    from hush.accounting.explanation import MIN_ERROR_RATE
-    from hush.accounting.explanation import explain as explanation_of
-    from hush.report.facts import attack_rows, explanation_facts
-
-    charges = _charges(**options)
-    meaning = explanation_of(charges.guarantee, charges.counts, charges.dimensions, charges.adjacency)
-    header = ["the best attack", "at most", "by epsilon and delta alone"]
-    table = Table(header=header, rows=attack_rows(meaning)).markdown()
-    lines = [
-        "\nAn attacker who sees all that is released, knows everything else and tests "
-        f"{membership(charges.adjacency)}:\n\n{table}\n",
-        f"  Gaussian DP: mu = {at_most(meaning.trade_off.mu)} (for error rates of {MIN_ERROR_RATE:g} or "
-        "more)",
-    ]
-    charges.print(explanation_facts(meaning), lines, as_json=options["as_json"])
-
-
-def _check_exclusive(
-    plan: str | None,
-    noise: float | None,
-    rate: float | None,
-    batch_size: int | None,
-    steps: int | None,
-    epochs: float | None,
-) -> None:
-    """Raise if two options say the same thing."""
-    opt.refuse_together(plan=plan, noise=noise)
-    opt.refuse_together(plan=plan, rate=rate, batch_size=batch_size)
-    opt.refuse_together(steps=steps, epochs=epochs)
-
-
-def _adjacency(group: int, neighbours: str | None) -> Adjacency:
-    return Adjacency(group=group, neighbours=Neighbours(neighbours or Neighbours.ZERO_OUT))
 
 
 def _for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:
@@ -211,7 +146,54 @@ def _for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:
     return guarantee
 
 
+@opt.takes(Charged)
+def account(asked: Charged) -> None:
+    """Epsilon of a number of private steps, or of all charges on a ledger.
+
+    A run's ledger is checked against its plan, anchor and checkpoint, also if it is named by --ledger.
+    Delta is the run's own, unless --delta names another.
+
+    Example: hush account --noise 1.0 --rate 0.01 --steps 10000
+
+    Of five records together: hush account --noise 1.0 --rate 0.01 --steps 10000 --group 5
+    """
+    from hush.accounting.attacker import Attacker
+
+    charges = _charges(asked)
+    attacker = Attacker(charges.counts, charges.dimensions, charges.adjacency)
+    best = {"advantage": attacker.advantage, "success": attacker.success}
+    charges.print({"attacker": best}, [f"  {attacker}"], as_json=asked.as_json)
+
+
+@opt.takes(Charged)
+def explain(asked: Charged) -> None:
+    """Success of the best attack on a release with this epsilon, before training or after.
+
+    Example: hush explain --noise 1.0 --records 60000 --batch-size 600 --epochs 20
+
+    Of a plan that `hush calibrate` wrote: hush explain --plan plan.toml --steps 2000
+    """
+    from hush.accounting.attacker import membership
+    from hush.accounting.explanation import MIN_ERROR_RATE
+    from hush.accounting.explanation import explain as explanation_of
+    from hush.report.facts import attack_rows, explanation_facts
+
+    charges = _charges(asked)
+    meaning = explanation_of(charges.guarantee, charges.counts, charges.dimensions, charges.adjacency)
+    header = ["the best attack", "at most", "by epsilon and delta alone"]
+    table = Table(header=header, rows=attack_rows(meaning)).markdown()
+    lines = [
+        "\nAn attacker who sees all that is released, knows everything else and tests "
+        f"{membership(charges.adjacency)}:\n\n{table}\n",
+        f"  Gaussian DP: mu = {at_most(meaning.trade_off.mu)} (for error rates of {MIN_ERROR_RATE:g} or "
+        "more)",
+    ]
+    charges.print(explanation_facts(meaning), lines, as_json=asked.as_json)
+
+
+@opt.takes(Question)
 def calibrate(
+    asked: Question,
     epsilon: Annotated[float | None, opt.privacy("Budget: largest epsilon.")] = None,
     delta: opt.Delta = DEFAULT_DELTA,
     tpr: Annotated[float | None, opt.privacy("Risk: true positive rate at --fpr.")] = None,
@@ -219,18 +201,7 @@ def calibrate(
     advantage: Annotated[float | None, opt.privacy("Risk: true less false positive rate.")] = None,
     posterior: Annotated[float | None, opt.privacy("Risk: rate of right membership guesses.")] = None,
     prior: Annotated[float | None, opt.privacy("Prior of membership for --posterior.")] = None,
-    noise: opt.Noise = None,
-    rate: opt.Rate = None,
-    records: opt.Records = None,
-    batch_size: opt.BatchSize = None,
-    steps: opt.Steps = None,
-    epochs: opt.Epochs = None,
-    plan: opt.PlanName = None,
-    dimension: opt.Dimension = None,
     fit: Annotated[bool, opt.privacy("A noise scale for each block.", "--fit")] = False,
-    group: opt.Group = 1,
-    neighbours: opt.AdjacencyName = None,
-    as_json: opt.AsJson = False,
 ) -> None:
     """The plan that just meets a budget or a risk, ready to be saved as a plan file.
 
@@ -241,53 +212,63 @@ def calibrate(
     To a risk: hush calibrate --tpr 0.05 --fpr 0.01 --records 60000 --batch-size 600 --epochs 20
     """
     from hush.accounting import calibrate as inverse
-    from hush.accounting.attacker import Attacker
+    from hush.accounting.attacker import Attacker, Risk
     from hush.accounting.epsilon import compose
     from hush.accounting.shaping import fit_noise
 
-    _check_exclusive(plan, noise, rate, batch_size, steps, epochs)
-    adjacency = _adjacency(group, neighbours)
     attacks = {"tpr": tpr, "fpr": fpr, "advantage": advantage, "posterior": posterior, "prior": prior}
-    limit = _limit(epsilon, delta, attacks)
-    if fit and (adjacency.slots > 1 or not isinstance(limit, Budget)):
-        asked = adjacency if isinstance(limit, Budget) else limit
+    risks = [name for name, value in attacks.items() if value is not None]
+    if epsilon is not None and risks:
         raise InvalidPlan(
-            f"--fit finds noise for an epsilon and {RECORD}, and {asked} was asked for: its shape is "
+            f"--epsilon and --{risks[0]} are two limits, and a plan just meets one of them. Pass one."
+        )
+    if epsilon is None and not risks:
+        raise InvalidPlan(
+            "the limit is missing. Pass --epsilon, or a risk: --tpr with --fpr, --advantage, or "
+            "--posterior with --prior."
+        )
+    limit = Risk(**attacks) if epsilon is None else Budget(epsilon=epsilon, delta=delta)
+    adjacency, dimension = asked.adjacency, asked.dimension
+    if fit and (adjacency.slots > 1 or isinstance(limit, Risk)):
+        other = limit if isinstance(limit, Risk) else adjacency
+        raise InvalidPlan(
+            f"--fit finds noise for an epsilon and {RECORD}, and {other} was asked for: its shape is "
             "proved best for that alone. Leave out --fit, or calibrate the plan it finds."
         )
-    if noise is None:
-        start = opt.priced_plan(plan, None, rate, records, batch_size)
-        count = opt.steps_of(steps, epochs, start)
+    if asked.noise is None:
+        start = asked.start()
+        count = asked.count(start)
         if fit and isinstance(limit, Budget):
             found = fit_noise(start, limit, count, dimension)
         else:
             found = inverse.calibrate(start, limit, count, dimension, adjacency=adjacency)
-    elif rate is not None or batch_size is not None:
-        found = opt.priced_plan(None, noise, rate, records, batch_size)
-        if steps is not None or epochs is not None:
+    elif asked.rate is not None or asked.batch_size is not None:
+        found = asked.start()
+        if asked.steps is not None or asked.epochs is not None:
             raise InvalidPlan(
                 "noise, rate and steps are all given, and one of them is to be found. Leave one of them "
                 "out, or ask `hush account` what they cost."
             )
         count = inverse.max_steps(found, limit, adjacency=adjacency)
-    elif steps is not None:
-        count = check_count("--steps", steps, "the rate is found for them", at_least=1)
-        found = inverse.max_rate(opt.plan_of(FullBatch(), noise), limit, count, adjacency=adjacency)
+    elif asked.steps is not None:
+        count = check_count("--steps", asked.steps, "the rate is found for them", at_least=1)
+        found = inverse.max_rate(
+            opt.plan_of(FullBatch(), asked.noise), limit, count, adjacency=adjacency
+        )
     else:
         raise InvalidPlan("with --noise, pass --steps to find the rate, or --rate to find the steps.")
     sizes = {} if dimension is None else {found: dimension}
-    guarantee = _for_units(compose({found: count}, delta, sizes, adjacency), records)
-    risk: dict[str, Any] = {}
-    if not isinstance(limit, Budget):
+    guarantee = _for_units(compose({found: count}, delta, sizes, adjacency), asked.records)
+    facts: dict[str, Any] = {"steps": count, "plan": found.to_plain()}
+    lines = [f"# {counted(count, 'step')}: {guarantee}"]
+    if isinstance(limit, Risk):
         attained = limit.attained(Attacker({found: count}, dimension, adjacency))
-        risk = {"risk": {**limit.to_plain(), "attained": attained}}
-    if as_json:
-        print_json({**guarantee.to_plain(), "steps": count, "plan": found.to_plain(), **risk})
+        facts["risk"] = {**limit.to_plain(), "attained": attained}
+        lines.append(f"# at most {limit}: {at_most(attained, 5)}")
+    if asked.as_json:
+        print_json({**guarantee.to_plain(), **facts})
         return
-    print(f"# {counted(count, 'step')}: {guarantee}")
-    if risk:
-        print(f"# at most {limit}: {at_most(attained, 5)}")
-    print(f"\n{plan_text(found)}", end="")
+    print(*lines, f"\n{plan_text(found)}", sep="\n", end="")
 
 
 def plans(
@@ -300,52 +281,30 @@ def plans(
     """
     from hush.plans import NAMES
 
-    if name is not None:
-        plan = opt.plan_at(name, {}) if opt.is_named(name) else None
-        if plan is None:
-            raise InvalidPlan(f"{name} is a file and not a named plan: {', '.join(NAMES)}.")
-        if as_json:
-            print_json(plan.to_plain())
-            return
-        named = NAMES[name]
-        print(f"# {named.summary}\n# {named.paper}\n# Proof: docs/guarantees/{named.proof}\n")
-        print(plan_text(plan), end="")
-        return
-    if as_json:
+    if name is None and as_json:
         print_json(
             {name: {"summary": each.summary, "paper": each.paper} for name, each in NAMES.items()}
         )
-        return
-    for name, each in NAMES.items():
-        print(f"{name}: {each.summary}\n    {each.paper}")
+    elif name is None:
+        for each_name, each in NAMES.items():
+            print(f"{each_name}: {each.summary}\n    {each.paper}")
+    elif not opt.is_named(name):
+        raise InvalidPlan(f"{name} is a file and not a named plan: {', '.join(NAMES)}.")
+    elif as_json:
+        print_json(opt.plan_at(name, {}).to_plain())
+    else:
+        named = NAMES[name]
+        print(f"# {named.summary}\n# {named.paper}\n# Proof: docs/guarantees/{named.proof}\n")
+        print(plan_text(opt.plan_at(name, {})), end="")
 
 
-def _limit(epsilon: float | None, delta: float, attacks: dict[str, float | None]) -> "Limit":
-    """The budget or the risk of the options."""
-    from hush.accounting.attacker import Risk
-
-    asked = [name for name, value in attacks.items() if value is not None]
-    if epsilon is not None and asked:
-        raise InvalidPlan(
-            f"--epsilon and --{asked[0]} are two limits, and a plan just meets one of them. Pass one."
-        )
-    if epsilon is None and not asked:
-        raise InvalidPlan(
-            "the limit is missing. Pass --epsilon, or a risk: --tpr with --fpr, --advantage, or "
-            "--posterior with --prior."
-        )
-    return Risk(**attacks) if epsilon is None else Budget(epsilon=epsilon, delta=delta)
-
-
+@opt.takes(opt.Work)
 def compare(
+    work: opt.Work,
     records: Annotated[int, opt.privacy("Number of records in the data set.")],
     dimension: Annotated[int, opt.privacy("Number of parameters.")],
     epsilon: opt.Epsilon = 3.0,
-    delta: opt.Delta = 1e-5,
-    rate: opt.Rate = None,
-    batch_size: opt.BatchSize = None,
-    steps: opt.Steps = None,
-    epochs: opt.Epochs = None,
+    delta: opt.Delta = DEFAULT_DELTA,
     linf_ratio: Annotated[float | None, about("Largest entry of a gradient over its norm.")] = None,
     subspaces: Annotated[str | None, about("Ranks and norms, e.g. 1000:2.5,290898:1.")] = None,
     acceptance: Annotated[float, about("Share of DPSUR's trials that are accepted.")] = 0.5,
@@ -363,15 +322,14 @@ def compare(
     from hush.accounting.compare import compare as rows_of
     from hush.training.progress import Progress
 
-    _check_exclusive(None, None, rate, batch_size, steps, epochs)
     check_count("--dimension", dimension, "it is a number of parameters", at_least=1)
     if linf_ratio is not None:
         check_cap("--linf-ratio", linf_ratio, dimension)
-    plan = opt.priced_plan(None, None, rate, records, batch_size)
+    plan = opt.plan_of(opt.sampling_of(work.rate, records, work.batch_size), 1.0)
     setting = Setting(
         records=records,
         rate=plan.sampling.participation,
-        steps=opt.steps_of(steps, epochs, plan),
+        steps=work.count(plan),
         dimension=dimension,
         budget=Budget(epsilon=epsilon, delta=delta),
         cap=linf_ratio,
@@ -388,21 +346,19 @@ def compare(
         relation = {"neighbours": RECORD.neighbours, "unit": RECORD.unit}
         print_json({**setting.budget.to_plain(), **relation, "rows": plain, "recommendation": advice})
         return
-    cells = []
-    for row in rows:
-        local = row.per_instance
-        cells.append(
-            [
-                row.method,
-                row.name,
-                _cell(row.deviation) + (" votes" if row.name == "pate" else ""),
-                _cell(row.variance),
-                _cell(row.gradients),
-                "" if local is None else at_most(local, 3),
-                row.needs,
-                row.measured,
-            ]
-        )
+    cells = [
+        [
+            row.method,
+            row.name,
+            _cell(row.deviation) + (" votes" if row.name == "pate" else ""),
+            _cell(row.variance),
+            _cell(row.gradients),
+            "" if row.per_instance is None else at_most(row.per_instance, 3),
+            row.needs,
+            row.measured,
+        ]
+        for row in rows
+    ]
     columns = ["method", "plan", "noise", "variance", "gradients", "per-instance", "needs", "measured"]
     print(Table(header=columns, rows=cells).markdown())
     print(

@@ -10,10 +10,10 @@ import typer
 from hush.cli import options as opt
 from hush.cli.experiment import folder_of
 from hush.cli.options import about
-from hush.cli.output import SEED_NOTICE, print_json, print_run
+from hush.cli.output import print_json, print_run
 from hush.core.atomic_files import check_folder
 from hush.core.errors import DataError, InvalidValue
-from hush.core.guarantee import DELTA, Budget
+from hush.core.guarantee import DEFAULT_DELTA, DELTA, Budget
 from hush.core.parts import Noise
 from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 
@@ -72,7 +72,7 @@ def pate(
     answers: Annotated[int | None, about("Most answers; all by default.")] = None,
     units: opt.UnitsFile = None,
     epsilon: Annotated[float | None, about("Largest epsilon; 8 by default.")] = None,
-    delta: opt.Delta = 1e-5,
+    delta: opt.Delta = DEFAULT_DELTA,
     noise: Annotated[float | None, about("Noise multiplier, in place of --epsilon.")] = None,
     beta: Annotated[float, about("Shape of the noise: 1 Laplace, 2 Gaussian, others.")] = 2.0,
     threshold: Annotated[float | None, about("Answer if so many teachers agree, with noise.")] = None,
@@ -148,32 +148,29 @@ def pate(
             generator=None if seed is None else torch.Generator().manual_seed(seed),
             done=progress.advance,
         )
-    if as_json:
-        sensitive = {
+    accuracy = "no labels" if math.isnan(run.label_accuracy) else f"{run.label_accuracy:.1%} right"
+    lines = [
+        f"{data}: {run.answered} of {queries} queries answered, {accuracy}",
+        f"student: accuracy {run.student_accuracy:.2%} on {len(x_test) - queries} test records",
+        str(run.guarantee),
+        f"to publish: {run_dir / 'student.safetensors'} and the ledger beside it; not teachers/",
+        "sensitive, computed from the private records (in no published file):",
+        f"  teachers: {run.teacher_accuracy:.2%} of their votes right",
+    ]
+    if run.per_instance:
+        lines.append(f"  on these votes: {run.per_instance}")
+    facts = {
+        "queries": queries,
+        "answered": run.answered,
+        "label_accuracy": run.label_accuracy,
+        "student_accuracy": run.student_accuracy,
+        "query": query.to_plain(),
+        "sensitive": {
             "teacher_accuracy": run.teacher_accuracy,
             "per_instance": run.per_instance.to_plain() if run.per_instance else None,
-        }
-        plain = {
-            "queries": queries,
-            "answered": run.answered,
-            "label_accuracy": run.label_accuracy,
-            "student_accuracy": run.student_accuracy,
-            "query": query.to_plain(),
-            "sensitive": sensitive,
-        }
-        print_run(run.guarantee, plain, seed, run_dir)
-        return
-    accuracy = "no labels" if math.isnan(run.label_accuracy) else f"{run.label_accuracy:.1%} right"
-    print(f"{data}: {run.answered} of {queries} queries answered, {accuracy}")
-    print(f"student: accuracy {run.student_accuracy:.2%} on {len(x_test) - queries} test records")
-    print(run.guarantee)
-    print("sensitive, computed from the private records (in no published file):")
-    print(f"  teachers: {run.teacher_accuracy:.2%} of their votes right")
-    if run.per_instance:
-        print(f"  on these votes: {run.per_instance}")
-    if seed is not None:
-        print(SEED_NOTICE)
-    print(f"to publish: {run_dir / 'student.safetensors'} and the ledger beside it; not teachers/")
+        },
+    }
+    print_run(run.guarantee, facts, lines, seed=seed, folder=run_dir, as_json=as_json)
 
 
 def _noise(beta: float, multiplier: float) -> Noise:

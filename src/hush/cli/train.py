@@ -1,9 +1,8 @@
 """`hush train` and `hush tune`: a private run, and private selection of its hyperparameters."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hush.cli import options as opt
@@ -12,15 +11,14 @@ from hush.cli.experiment import (
     MOMENTUM,
     Settings,
     build_experiment,
-    check_same_plan,
     folder_of,
     signal_to_noise,
 )
-from hush.cli.output import SEED_NOTICE, counted, print_error, print_run
+from hush.cli.output import counted, print_error, print_run
 from hush.clipping import L2
 from hush.core.atomic_files import replace_file
 from hush.core.errors import InvalidValue
-from hush.core.guarantee import Adjacency, Budget, Neighbours
+from hush.core.guarantee import DEFAULT_DELTA, Adjacency, Budget, Neighbours
 from hush.core.plan import Plan
 from hush.core.release import MEAN
 from hush.core.value import Range, check_count
@@ -33,47 +31,56 @@ if TYPE_CHECKING:
     from hush.training.per_instance import PerInstance
     from hush.training.trial import Dimension, TuningTrial
 
-_VIEWS = Range(
-    at_least=1, at_most=1024, why="each is a pass over the record, clipped once for all", example=4
-)
 _CLIP = Range(above=0, at_most=1e15, why="without a bound no noise hides a record", example=1.0)
 _search = partial(opt.about, panel="Search")
 _RANGE = "one number, several as 0.5,1,2, or a range as 0.1:10 (uniform in the logarithm)"
+_EPOCHS = 20
 
 
-def train(
-    data: opt.Data = "digits",
-    data_dir: opt.DataDir = None,
-    features: opt.Features = None,
-    model: opt.Model = None,
-    epsilon: opt.Epsilon = 3.0,
-    delta: opt.Delta = 1e-5,
-    noise: opt.Noise = None,
-    rate: opt.Rate = None,
-    batch_size: opt.BatchSize = None,
-    clip: Annotated[float | None, opt.privacy("Clipping norm; 1 by default.")] = None,
-    plan: opt.PlanName = None,
-    beta: Annotated[float | None, opt.privacy("Shape of the noise of a named plan.")] = None,
-    coordinate_rate: Annotated[float | None, opt.privacy("Rate of coordinates of a named plan.")] = None,
-    cap: Annotated[float | None, opt.privacy("Cap on each entry of a named plan.")] = None,
-    bound: Annotated[float | None, opt.privacy("Bound of the noise of a named plan.")] = None,
-    units: opt.UnitsFile = None,
-    per_unit: Annotated[int | None, opt.privacy("Most records of one owner in a step.")] = None,
-    neighbours: opt.AdjacencyName = None,
-    records: Annotated[int | None, opt.privacy("Public number of records, for add/remove.")] = None,
-    public_records: Annotated[int | None, opt.privacy("Training records without protection.")] = None,
-    steps: opt.Steps = None,
-    epochs: opt.Epochs = None,
-    learning_rate: opt.LearningRate = 1.0,
-    momentum: Annotated[float, opt.training("Momentum of SGD.")] = 0.0,
-    physical_batch: Annotated[int | None, opt.training("Records in memory at once.")] = None,
-    views: Annotated[int | None, opt.training("Views of an image, averaged before clipping.")] = None,
-    test_batch: Annotated[int | None, opt.testing("Expected batch of a test.")] = None,
-    test_noise: Annotated[float | None, opt.testing("Noise multiplier of the test.")] = None,
-    test_clip: Annotated[float | None, opt.testing("Bound on the change of the loss.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class Training(opt.Work):
+    """Options of `hush train` and `hush tune`."""
+
+    data: opt.Data = "digits"
+    data_dir: opt.DataDir = None
+    features: opt.Features = None
+    model: opt.Model = None
+    epsilon: opt.Epsilon = 3.0
+    delta: opt.Delta = DEFAULT_DELTA
+    device: opt.Device = None
+    run_dir: opt.RunDir = None
+    resume: opt.Resume = False
+    seed: opt.Seed = None
+    quiet: opt.Quiet = False
+    as_json: opt.AsJson = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Training):
+    """Options of `hush train`."""
+
+    noise: opt.Noise = None
+    clip: Annotated[float | None, opt.privacy("Clipping norm; 1 by default.")] = None
+    plan: opt.PlanName = None
+    beta: Annotated[float | None, opt.privacy("Shape of the noise of a named plan.")] = None
+    coordinate_rate: Annotated[float | None, opt.privacy("Rate of coordinates of a named plan.")] = None
+    cap: Annotated[float | None, opt.privacy("Cap on each entry of a named plan.")] = None
+    bound: Annotated[float | None, opt.privacy("Bound of the noise of a named plan.")] = None
+    units: opt.UnitsFile = None
+    per_unit: Annotated[int | None, opt.privacy("Most records of one owner in a step.")] = None
+    neighbours: opt.AdjacencyName = None
+    records: Annotated[int | None, opt.privacy("Public number of records, for add/remove.")] = None
+    public_records: Annotated[int, opt.privacy("Training records without protection.")] = 0
+    learning_rate: opt.LearningRate = 1.0
+    momentum: Annotated[float, opt.training("Momentum of SGD.")] = 0.0
+    physical_batch: Annotated[int | None, opt.training("Records in memory at once.")] = None
+    views: Annotated[int | None, opt.training("Views of an image, averaged before clipping.")] = None
+    test_batch: Annotated[int | None, opt.testing("Expected batch of a test.")] = None
+    test_noise: Annotated[float | None, opt.testing("Noise multiplier of the test.")] = None
+    test_clip: Annotated[float | None, opt.testing("Bound on the change of the loss.")] = None
     test_threshold: Annotated[
         float | None, opt.testing("Accept below so many clips; -1 by default.")
-    ] = None,
+    ] = None
     test: Annotated[
         str | None,
         opt.chosen(
@@ -82,21 +89,61 @@ def train(
             *("summed", "mean"),
             why="its cost is proved for these",
         ),
-    ] = None,
+    ] = None
     per_instance: Annotated[
         int | None,
         opt.running("Records whose own cost is computed (sensitive); 100 under bounded noise."),
-    ] = None,
-    device: opt.Device = None,
-    run_dir: opt.RunDir = None,
-    resume: opt.Resume = False,
-    reseed: Annotated[bool, opt.running("Resume with new randomness and new charges.")] = False,
-    seed: opt.Seed = None,
-    secure: Annotated[bool, opt.running("All randomness from the operating system.")] = False,
-    self_test: Annotated[bool, opt.running("Audit the step first.", "--self-test")] = False,
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
-) -> None:
+    ] = None
+    reseed: Annotated[bool, opt.running("Resume with new randomness and new charges.")] = False
+    secure: Annotated[bool, opt.running("All randomness from the operating system.")] = False
+    self_test: Annotated[bool, opt.running("Audit the step first.", "--self-test")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.units is None) != (self.per_unit is None):
+            raise InvalidValue(
+                "--units FILE names the owner of each record, --per-unit N limits the records of one "
+                "owner in a step: the guarantee depends on both. Pass both, e.g. with --per-unit 1, or "
+                "neither."
+            )
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Values of the hyperparameters of a plan by option; rates of batch sizes are examples."""
+        values = {name: getattr(self, name.replace("-", "_"), None) for name in opt.HYPERPARAMETERS}
+        if self.batch_size is not None:
+            values["rate"] = 0.5
+        if self.test_batch is not None:
+            values["test-rate"] = 0.5
+        return values
+
+    def private_plan(self, units: int, unit: str, dimension: int) -> Plan:
+        """The plan for this number of units of privacy, before its noise is calibrated."""
+        values, size, test = self.hyperparameters(), self.batch_size, self.test_batch
+        if self.plan is not None:
+            if size is not None:
+                values["rate"] = opt.share_of("--batch-size", size, units, unit, units // 100)
+            if test is not None:
+                values["test-rate"] = opt.share_of("--test-batch", test, units, unit, 256)
+            return opt.plan_at(self.plan, values, dimension)
+        size = min(256, units) if size is None else size
+        return opt.plan_of(
+            opt.sampling_of(self.rate, units, size, unit),
+            1.0 if self.noise is None else self.noise,
+            1.0 if self.clip is None else self.clip,
+            opt.release_of(units, unit, test, values),
+        )
+
+    def settings(self, model: str) -> Settings:
+        """Settings of the run that are not in its plan."""
+        same = {each.name: getattr(self, each.name) for each in fields(Settings)}
+        relation = Neighbours(self.neighbours or Neighbours.ZERO_OUT)
+        # a resumed run may spell out the default
+        same["neighbours"] = None if relation is Neighbours.ZERO_OUT else relation
+        return Settings(**same | {"model": model})
+
+
+@opt.takes(Run)
+def train(asked: Run) -> None:
     """Train a model with differential privacy; without arguments, on the bundled digits.
 
     Without --noise and --plan, the noise is calibrated to the budget for all steps.
@@ -115,86 +162,44 @@ def train(
     from hush.training.options import Checkpoints, Execution, Logging, Randomness
     from hush.training.run_folder import check_settings
 
-    tests: dict[str, Any] = {"test-noise": test_noise, "test-clip": test_clip}
-    tests |= {"test-threshold": test_threshold, "test": test}
-    shape = {"beta": beta, "coordinate-rate": coordinate_rate, "cap": cap, "bound": bound}
-    parts = {"noise": noise, "clip": clip, **shape, **tests}
-    opt.refuse_together(rate=rate, batch_size=batch_size)
-    opt.refuse_together(steps=steps, epochs=epochs)
-    LEARNING_RATE.check("--lr", learning_rate)
-    MOMENTUM.check("--momentum", momentum)
-    _VIEWS.check("--views", 1 if views is None else views)
-    if public_records is not None:
-        check_count("--public-records", public_records, "they have no protection", at_least=1)
-    _check_units(units, per_unit, neighbours, records)
-    budget = Budget(epsilon=epsilon, delta=delta)
-    folder = folder_of(run_dir, data)
-    private = None
-    if plan is not None:  # before the data, whose features take minutes
-        rates = {"rate": rate if batch_size is None else 0.5, "test-rate": test_batch and 0.5}
-        private = opt.plan_at(plan, {**rates, **parts})
-    else:
-        for name in [name for name, value in shape.items() if value is not None]:
+    budget = Budget(epsilon=asked.epsilon, delta=asked.delta)
+    folder = folder_of(asked.run_dir, asked.data)
+    seed = asked.seed
+    if asked.plan is not None:  # before the data, whose features take minutes
+        opt.plan_at(asked.plan, asked.hyperparameters())
+    for name in ("beta", "coordinate-rate", "cap", "bound"):
+        if asked.plan is None and asked.hyperparameters()[name] is not None:
             raise InvalidValue(
                 f"--{name} is a hyperparameter of a named plan. Pass --plan, see `hush plans`."
             )
-    settings = Settings(
-        data=data,
-        model=model or default_model(data, features),
-        delta=delta,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        features=features,
-        views=views,
-        public_records=public_records or 0,
-        secure=secure,
-        per_unit=per_unit,
-        # the default is stored as None: a resumed run may spell it out
-        neighbours=None if neighbours in (None, Neighbours.ZERO_OUT) else Neighbours(neighbours),
-        records=records,
-    )
-    if resume and run_dir is not None and (run_dir / "plan.toml").exists():
-        check_settings(run_dir, settings.to_plain())
-    torch_device = opt.device_of(device)
-    experiment = build_experiment(settings, data_dir, torch_device, units)
-    unit_count, unit = experiment.public_count(), "record" if units is None else "owner"
+    settings = asked.settings(asked.model or default_model(asked.data, asked.features))
+    if asked.resume and (folder / "plan.toml").exists():
+        check_settings(folder, settings.to_plain())
+    device = opt.device_of(asked.device)
+    experiment = build_experiment(settings, asked.data_dir, device, asked.units)
+    units = experiment.public_count()
     generator = None
     if seed is not None:
         torch.manual_seed(seed)
-        generator = torch.Generator(torch_device).manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
     network, optimizer = experiment.initialise()
     dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
-    if plan is not None and opt.is_named(plan):
-        if batch_size is not None:
-            rate = opt.share_of("--batch-size", batch_size, unit_count, unit, unit_count // 100)
-        if test_batch is not None:
-            parts["test-rate"] = opt.share_of("--test-batch", test_batch, unit_count, unit, 256)
-        private = opt.plan_at(plan, {"rate": rate, **parts}, dimension)
-    elif private is None:
-        size = min(256, unit_count) if batch_size is None else batch_size
-        private = opt.plan_of(
-            opt.sampling_of(rate, unit_count, size, unit),
-            1.0 if noise is None else noise,
-            1.0 if clip is None else clip,
-            opt.release_of(unit_count, unit, test_batch, tests),
-        )
-    if plan is not None and not opt.is_named(plan):
-        total = None if steps is None and epochs is None else opt.steps_of(steps, epochs, private)
-    else:
-        total = opt.steps_of(steps, 20 if steps is None and epochs is None else epochs, private)
-        if noise is None:
-            adjacency = Adjacency(neighbours=settings.relation)
-            charged = dimension if grows_with_dimension(private) else None
-            private = calibrate(private, budget, total, charged, adjacency=adjacency)
-    if total and (ratio := signal_to_noise(private, unit_count, total, dimension)) < 1:
+    private = asked.private_plan(units, "record" if asked.units is None else "owner", dimension)
+    from_file = asked.plan is not None and not opt.is_named(asked.plan)
+    steps = None
+    if not from_file or asked.steps is not None or asked.epochs is not None:
+        steps = asked.count(private, _EPOCHS)
+    if not from_file and asked.noise is None and steps is not None:
+        adjacency = Adjacency(neighbours=settings.relation)
+        charged = dimension if grows_with_dimension(private) else None
+        private = calibrate(private, budget, steps, charged, adjacency=adjacency)
+    if steps and (ratio := signal_to_noise(private, units, steps, dimension)) < 1:
         print_error(
-            f"the noise is larger than the signal: over {total} steps the records can move the "
+            f"the noise is larger than the signal: over {steps} steps the records can move the "
             f"{dimension} parameters {ratio:.2g} times as far as the noise does, and only if all "
             "gradients agree. Allow a larger epsilon, a larger batch, or train fewer parameters."
         )
-    if resume:
-        check_same_plan(folder, private)
-    watched = _watched(per_instance, private, len(experiment.train[1]))
+    watched = _watched(asked.per_instance, private, len(experiment.train[1]))
     try:
         run = run_loop(
             network,
@@ -203,21 +208,24 @@ def train(
             private,
             experiment.train,
             budget=budget,
-            steps=total,
+            steps=steps,
             evaluation=experiment.test,
             checkpoints=Checkpoints(
-                directory=folder, resume=resume, reseed=reseed, settings=settings.to_plain()
+                directory=folder,
+                resume=asked.resume,
+                reseed=asked.reseed,
+                settings=settings.to_plain(),
             ),
-            randomness=Randomness(generator=generator, secure=secure),
-            execution=Execution(physical_batch=physical_batch),
-            records=records,
+            randomness=Randomness(generator=generator, secure=asked.secure),
+            execution=Execution(physical_batch=asked.physical_batch),
+            records=asked.records,
             units=experiment.units,
             neighbours=settings.relation,
             views=experiment.views,
             public=experiment.public,
-            self_test=check_step if self_test else None,
+            self_test=check_step if asked.self_test else None,
             per_instance=watched,
-            logging=Logging(progress=not quiet),
+            logging=Logging(progress=not asked.quiet),
         )
     except KeyboardInterrupt:
         if (folder / "plan.toml").exists():
@@ -225,78 +233,47 @@ def train(
             print_error(f"stopped; continue with the same command and {resuming}")
         raise
     final = run.metrics[-1]
-    if as_json:
-        plain = {"steps": run.steps, "accepted": run.accepted, "stopped": run.stopped, "final": final}
-        print_run(run.guarantee, plain | {"plan": private.to_plain()}, seed, folder)
-        return
-    print(
-        f"{data}: accuracy {final['accuracy']:.2%}, loss {final['loss']:.4f} on "
+    lines = [
+        f"{asked.data}: accuracy {final['accuracy']:.2%}, loss {final['loss']:.4f} on "
         f"{counted(len(experiment.test[1]), 'test record')} after {counted(run.steps, 'step')}"
-    )
+    ]
     if run.accepted is not None:
-        print(f"{run.accepted} of {run.steps} trials were accepted")
-    print(run.guarantee)
-    if public_records is not None:
-        print(f"for the private records; {counted(public_records, 'public one')} without protection")
-    if seed is not None:
-        print(SEED_NOTICE)
+        lines.append(f"{run.accepted} of {run.steps} trials were accepted")
+    lines.append(str(run.guarantee))
+    if asked.public_records:
+        public = counted(asked.public_records, "public one")
+        lines.append(f"for the private records; {public} without protection")
     if run.stopped == "budget":
-        print("stopped early: another step would exceed the budget")
+        lines.append("stopped early: another step would exceed the budget")
     if watched is not None:
-        print(f"sensitive, of {counted(len(watched.charges), 'watched record')} (in per_instance.npz):")
-        print(f"  per-instance epsilon at delta {delta:g}: {_quantiles(watched.epsilons(delta))}")
-        print(f"  Fisher information loss: {_quantiles(watched.losses())}")
-        print("  accumulated along this run: no guarantee of the run, which is the epsilon above")
+        delta, count = asked.delta, counted(len(watched.charges), "watched record")
+        lines += [
+            f"sensitive, of {count} (in per_instance.npz):",
+            f"  per-instance epsilon at delta {delta:g}: {_quantiles(watched.epsilons(delta))}",
+            f"  Fisher information loss: {_quantiles(watched.losses())}",
+            "  accumulated along this run: no guarantee of the run, which is the epsilon above",
+        ]
     if run.skipped:
-        print(
+        lines.append(
             f"{run.skipped} times a record's gradient was not finite and was left out "
             "(this number is sensitive and in no published file)"
         )
-    print(f"weights to publish: {folder / 'model.safetensors'}; the ledger and metrics are beside it")
+    lines.append(
+        f"weights to publish: {folder / 'model.safetensors'}; the ledger and metrics are beside it"
+    )
+    facts = {"steps": run.steps, "accepted": run.accepted, "stopped": run.stopped, "final": final}
+    facts["plan"] = private.to_plain()
+    print_run(run.guarantee, facts, lines, seed=seed, folder=folder, as_json=asked.as_json)
 
 
-def _check_units(
-    units: Path | None, per_unit: int | None, neighbours: str | None, records: int | None
-) -> None:
-    """Raise if options of the unit of privacy lack one another."""
-    if (units is None) != (per_unit is None):
-        raise InvalidValue(
-            "--units FILE names the owner of each record, --per-unit N limits the records of one owner "
-            "in a step: the guarantee depends on both. Pass both, e.g. with --per-unit 1, or neither."
-        )
-    if per_unit is not None:
-        check_count("--per-unit", per_unit, "a sampled owner takes part with a record or more", 1)
-    if records is not None:
-        check_count("--records", records, "the divisor of the update is a public number", 1)
-    elif neighbours == Neighbours.ADD_REMOVE:
-        raise InvalidValue(
-            "--neighbours add/remove keeps the number of records private: rate, divisor and steps need "
-            "a public constant near it. Pass e.g. --records 60000."
-        )
-
-
+@opt.takes(Training)
 def tune(
-    data: opt.Data = "digits",
-    data_dir: opt.DataDir = None,
-    features: opt.Features = None,
-    model: opt.Model = None,
-    epsilon: opt.Epsilon = 3.0,
-    delta: opt.Delta = 1e-5,
-    rate: opt.Rate = None,
-    batch_size: opt.BatchSize = None,
-    steps: opt.Steps = None,
-    epochs: opt.Epochs = None,
+    asked: Training,
     learning_rate: Annotated[str, _search(f"Learning rates: {_RANGE}.", "--lr")] = "0.1:10",
     clip: Annotated[str, _search(f"Clipping norms: {_RANGE}.")] = "0.1:10",
     momentum: Annotated[str, _search("Momentum of SGD: one number, or several.")] = "0",
     trials: Annotated[float, _search("Expected number of trials.")] = 10.0,
     held_out: Annotated[int | None, _search("Records held out for scores; 0: test records.")] = None,
-    device: opt.Device = None,
-    run_dir: opt.RunDir = None,
-    resume: opt.Resume = False,
-    seed: opt.Seed = None,
-    quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
 ) -> None:
     """Choose hyperparameters by private random search: the budget covers all trials.
 
@@ -310,27 +287,24 @@ def tune(
     from hush.training.evaluate import evaluate
     from hush.training.loop import train as run_loop
     from hush.training.options import Randomness
-    from hush.training.run_folder import SETTINGS, metrics_line
+    from hush.training.run_folder import SETTINGS, metrics_line, metrics_of
     from hush.training.tune import tune as run_tune
 
-    opt.refuse_together(rate=rate, batch_size=batch_size)
-    opt.refuse_together(steps=steps, epochs=epochs)
-    budget = Budget(epsilon=epsilon, delta=delta)
     MEAN["range"].check("--trials", trials)
-    folder = folder_of(run_dir, f"{data}-tuned")
+    folder = folder_of(asked.run_dir, f"{asked.data}-tuned")
     space = {
         "learning_rate": _dimension("--lr", learning_rate, LEARNING_RATE),
         "clip": _dimension("--clip", clip, _CLIP),
         "momentum": _dimension("--momentum", momentum, MOMENTUM),
     }
     settings = Settings(
-        data=data,
-        model=model or default_model(data, features),
-        delta=delta,
+        data=asked.data,
+        model=asked.model or default_model(asked.data, asked.features),
+        delta=asked.delta,
         learning_rate=1.0,
-        features=features,
+        features=asked.features,
     )
-    experiment = build_experiment(settings, data_dir, opt.device_of(device))
+    experiment = build_experiment(settings, asked.data_dir, opt.device_of(asked.device))
     inputs, labels = experiment.train
     scored = max(1, len(labels) // 10) if held_out is None else held_out
     if check_count("--held-out", scored, "the score is a share of them", 0) >= len(labels):
@@ -340,8 +314,8 @@ def tune(
         )
     training = replace(experiment, train=(inputs[scored:], labels[scored:]))
     count = len(labels) - scored
-    size = min(256, count) if batch_size is None else batch_size
-    private = opt.plan_of(opt.sampling_of(rate, count, size), 1.0)
+    size = min(256, count) if asked.batch_size is None else asked.batch_size
+    private = opt.plan_of(opt.sampling_of(asked.rate, count, size), 1.0)
     loss = torch.nn.CrossEntropyLoss()
 
     def fit(chosen: dict[str, Any], trial: "TuningTrial") -> "tuple[nn.Module, float]":
@@ -376,34 +350,36 @@ def tune(
         fit,
         space,
         plan=lambda chosen: replace(private, clipping=L2(norm=chosen["clip"])),
-        steps=opt.steps_of(steps, 20 if epochs is None else epochs, private),
-        budget=budget,
+        steps=asked.count(private, _EPOCHS),
+        budget=Budget(epsilon=asked.epsilon, delta=asked.delta),
         mean=trials,
         score_noise=10.0 if scored else None,
         directory=folder,
-        resume=resume,
-        generator=None if seed is None else torch.Generator().manual_seed(seed),
-        progress=not quiet,
+        resume=asked.resume,
+        generator=None if asked.seed is None else torch.Generator().manual_seed(asked.seed),
+        progress=not asked.quiet,
     )
     final = evaluate(tuned.model, loss, experiment.test)
     searched = {"learning_rate": learning_rate, "clip": clip, "momentum": momentum, "held_out": scored}
     stored = json.dumps({**settings.to_plain(), **searched}) + "\n"
     replace_file(folder / SETTINGS, stored.encode())
-    replace_file(folder / "metrics.jsonl", metrics_line(tuned.guarantee, 1, **final).encode())
-    if as_json:
-        plain = {"settings": tuned.settings, "score": tuned.score, "final": final}
-        print_run(tuned.guarantee, plain | {"plan": tuned.plan.to_plain()}, seed, folder)
-        return
+    line = metrics_line(metrics_of(1, tuned.guarantee, **final))
+    replace_file(folder / "metrics.jsonl", line.encode())
     best = ", ".join(f"{name} {value:.4g}" for name, value in tuned.settings.items())
     kind = "noisy accuracy on held-out private records" if scored else "accuracy on the test records"
-    print(f"{data}: {best}; {kind} {tuned.score:.2%}")
-    print(f"accuracy {final['accuracy']:.2%} on {counted(len(experiment.test[1]), 'test record')}")
-    print(f"{tuned.guarantee}, of the whole search")
+    lines = [
+        f"{asked.data}: {best}; {kind} {tuned.score:.2%}",
+        f"accuracy {final['accuracy']:.2%} on {counted(len(experiment.test[1]), 'test record')}",
+        f"{tuned.guarantee}, of the whole search",
+    ]
     if not scored:
-        print("the test records chose the settings: their accuracy is not that on new records")
-    if seed is not None:
-        print(SEED_NOTICE)
-    print(f"weights to publish: {folder / 'model.safetensors'}; the ledger and settings are beside it")
+        lines.append("the test records chose the settings: their accuracy is not that on new records")
+    lines.append(
+        f"weights to publish: {folder / 'model.safetensors'}; the ledger and settings are beside it"
+    )
+    facts = {"settings": tuned.settings, "score": tuned.score, "final": final}
+    facts["plan"] = tuned.plan.to_plain()
+    print_run(tuned.guarantee, facts, lines, seed=asked.seed, folder=folder, as_json=asked.as_json)
 
 
 def _watched(count: int | None, plan: Plan, slots: int) -> "PerInstance | None":

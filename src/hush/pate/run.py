@@ -41,7 +41,7 @@ from hush.training import checkpoint
 from hush.training.data import count
 from hush.training.distributed.processes import check_first_rank
 from hush.training.fingerprint import fingerprint
-from hush.training.run_folder import metrics_line
+from hush.training.run_folder import metrics_line, metrics_of
 from hush.training.units import Owners, owner_ids
 
 _LESSON = Lesson()
@@ -178,14 +178,14 @@ def pate(
         per_instance=measured,
         teacher_accuracy=_mean(predicted == truth),
     )
-    line = metrics_line(
-        run.guarantee,
+    entry = metrics_of(
         asked,
+        run.guarantee,
         answered=run.answered,
         label_accuracy=run.label_accuracy,
         accuracy=run.student_accuracy,
     )
-    replace_file(directory / "metrics.jsonl", line.encode())
+    replace_file(directory / "metrics.jsonl", metrics_line(entry).encode())
     return run
 
 

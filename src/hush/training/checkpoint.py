@@ -36,19 +36,6 @@ _FIRST = 8
 """Number of records that identify a data set."""
 Scheduler = LRScheduler | ReduceLROnPlateau
 
-NEWER = {"replayed", "processes", "sharded"}
-"""Entries that checkpoints of earlier versions lack: they were written by one process."""
-_FACTS = {
-    "plan": "plan",
-    "records": "number of records",
-    "neighbours": "neighbours",
-    "kind": "optimizer",
-    "secure": "secure randomness",
-    "exact": "exact noise",
-    "views": "views",
-}
-"""Entries that must be equal for a run to continue, by their names in messages."""
-
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write nested plain data and tensors atomically."""
@@ -138,7 +125,7 @@ def save_run(
     step: "PrivateStep",
     scheduler: Scheduler | None,
     origin: dict[str, Any],
-    per_instance: "PerInstance | None" = None,
+    per_instance: "PerInstance | None",
 ) -> None:
     """Write the run's checkpoint: step, scheduler, and the origin that is verified on resuming."""
     state = {
@@ -157,9 +144,9 @@ def resume_run(
     scheduler: Scheduler | None,
     data: Data,
     randomness: Randomness,
+    per_instance: "PerInstance | None",
     *,
     reseed: bool,
-    per_instance: "PerInstance | None" = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Origin of a run and its metrics up to the last checkpoint, which is loaded if there is one.
 
@@ -279,13 +266,13 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
     step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
     step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
     step.accepted = state["accepted"]
-    step.gradients.replayed = state.get("replayed")  # repeated steps must round alike
+    step.gradients.replayed = state["replayed"]  # repeated steps must round alike
     # a torn line may show a part of its release, which only the same noise reproduces: ledger.md, 4
     once = step.ledger.counts_repeating(step.plan, step.run, step.steps + 1)
     charged_since = step.ledger.last_step(step.run) > step.steps or once != step.ledger.counts
     ours = step.reducer.description
-    ranks, sharded = state.get("processes", 1), state.get("sharded", False)
-    theirs = f"{ranks} process{'es' * (ranks > 1)}{' with sharded parameters' * sharded}"
+    ranks = state["processes"]
+    theirs = f"{ranks} process{'es' * (ranks > 1)}{' with sharded parameters' * state['sharded']}"
     if isinstance(step.generator, SystemSource):
         step.reseed()
     elif theirs != ours and charged_since:
@@ -301,14 +288,14 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
 
 def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
     """Raise unless a state is of the same run, and the ledger has its charges."""
-    missing = state_of(step).keys() - check_kind("state", state, dict).keys() - NEWER
+    missing = state_of(step).keys() - check_kind("state", state, dict).keys()
     if missing:
         raise CheckpointError(
             f"the checkpoint lacks {', '.join(sorted(missing))}. Pass the result of state_dict()."
         )
     ours = run_facts(step)
     if any(state[name] != value for name, value in ours.items()):
-        differing = differing_settings(_named(state), _named(ours))
+        differing = differing_settings(_described(state), _described(ours))
         raise CheckpointError(
             f"the checkpoint is of another run ({differing or 'other owners, per_unit or gradient'}). "
             "Resume with the same plan, data, owners, optimizer, views and source of randomness; a "
@@ -327,13 +314,12 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
         )
 
 
-def _named(facts: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a run by the names that a message gives them, without digests of owners."""
+def _described(facts: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a run for messages, without the digest of owners."""
     groups = enumerate(facts["settings"])
-    named = {
-        f"{key} of group {number}": value for number, group in groups for key, value in group.items()
-    }
-    return {name: facts[key] for key, name in _FACTS.items()} | named
+    settings = {f"{key} of group {n}": value for n, group in groups for key, value in group.items()}
+    names = ("plan", "records", "neighbours", "kind", "secure", "exact", "views")
+    return {name: facts[name] for name in names} | settings
 
 
 def run_facts(step: "PrivateStep") -> dict[str, Any]:

@@ -1,9 +1,11 @@
 """Training loop around a private step, within a budget: evaluation, checkpoints, resuming."""
 
+import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -127,7 +129,8 @@ def train(
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
     check_kind("checkpoints", checkpoints, Checkpoints)
-    check_kind("progress", check_kind("logging", logging, Logging).progress, bool)
+    check_kind("logging", logging, Logging)
+    check_kind("randomness", randomness, Randomness)
     relation = Neighbours(options.get("neighbours", Neighbours.ZERO_OUT))
     requested = None if steps is None else check_count("steps", steps, "steps are counted", 1)
     period = max(1, round(1 / plan.sampling.participation))
@@ -138,7 +141,6 @@ def train(
     directory = checkpoints.directory
     length_public = options.get("units") is None and relation is not Neighbours.ADD_REMOVE
     ranks = reducer_of(distributed)
-    check_kind("randomness", randomness, Randomness)
     with ranks.propagate_errors(), ExitStack() as opened:
         ranks.agree(
             "the arguments of hush.train",
@@ -182,13 +184,7 @@ def train(
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()
         if directory is not None:
             origin, metrics = resume_run(
-                folder,
-                step,
-                scheduler,
-                data,
-                randomness,
-                reseed=checkpoints.reseed,
-                per_instance=per_instance,
+                folder, step, scheduler, data, randomness, per_instance, reseed=checkpoints.reseed
             )
         if checkpoints.reseed:
             step.reseed()
@@ -207,11 +203,6 @@ def train(
             folder.begin(plan, ledger)
             save_run(folder, step, scheduler, origin, per_instance)
         ledger.store_delta(budget.delta)
-
-        def notify(metrics: StepMetrics) -> None:
-            for on_step in () if ranks.rank else callbacks:
-                on_step(step.steps, metrics)
-
         visible = logging.progress and not ranks.rank
         with Progress("training", end, done=step.steps, visible=visible) as bar:
             for batch in batches:
@@ -224,27 +215,25 @@ def train(
                 if moved and stepwise and isinstance(scheduler, LRScheduler):
                     scheduler.step()
                 measured.add(dict(step.rule.describe()))
-                if step.steps % period and step.steps != end:
-                    notify(measured)
-                    continue
-                newest = metrics_of(step.steps, step.spent())
-                newest |= step.rule.describe()
-                if evaluation is not None:
-                    # one number for a scheduler to follow, or the ranks' models would part
-                    held_out = partial(evaluate, model, loss, evaluation)
-                    scores = ranks.broadcast("evaluating", held_out)
-                    step.adopt_weights()  # buffers that evaluation on public records has changed
-                    newest |= scores
-                    measured.add({f"evaluation/{name}": value for name, value in scores.items()})
-                if isinstance(scheduler, ReduceLROnPlateau):
-                    scheduler.step(newest["loss"])
-                bar.show(newest)
-                metrics.append(newest)
-                if folder:
-                    folder.add_metrics(newest)
-                    save_run(folder, step, scheduler, origin, per_instance)
-                ledger.compact(step.run, step.steps)  # no resumed run goes back before the checkpoint
-                notify(measured)
+                if step.steps % period == 0 or step.steps == end:
+                    newest = metrics_of(step.steps, step.spent(), **step.rule.describe())
+                    if evaluation is not None:
+                        # one number for a scheduler to follow, or the ranks' models would part
+                        held_out = partial(evaluate, model, loss, evaluation)
+                        scores = ranks.broadcast("evaluating", held_out)
+                        step.adopt_weights()  # buffers that evaluation on public records has changed
+                        newest |= scores
+                        measured.add({f"evaluation/{name}": value for name, value in scores.items()})
+                    if isinstance(scheduler, ReduceLROnPlateau):
+                        scheduler.step(newest["loss"])
+                    bar.show(newest)
+                    metrics.append(newest)
+                    if folder:
+                        folder.add_metrics(newest)
+                        save_run(folder, step, scheduler, origin, per_instance)
+                    ledger.compact(step.run, step.steps)  # no resumed run begins before the checkpoint
+                for on_step in () if ranks.rank else callbacks:
+                    on_step(step.steps, measured)
         if folder:
             checkpoint.save_weights(folder.weights, model)
             if per_instance is not None:
@@ -268,58 +257,43 @@ def last_step(
     Charged steps after the checkpoint are repeated without a charge, so they always fit. Warns if the
     budget covers fewer steps than requested.
     """
-    adjacency = step.adjacency
+    adjacency, plan = step.adjacency, step.plan
     charged = max(step.ledger.last_step(step.run), step.steps)
     before, sizes = step.ledger.counts, dict(step.ledger.dimensions)
+    limits = f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g}"
 
     def cost(counts: dict[Plan, int]) -> float:
         return compose(counts, budget.delta, sizes, adjacency).epsilon.upper
 
-    once = step.ledger.counts_repeating(step.plan, step.run, charged + 1)
+    once = step.ledger.counts_repeating(plan, step.run, charged + 1)
     continues = requested is None or requested > charged
-    if once != before and continues and max_steps(step.plan, budget, once, sizes, adjacency):
+    if once != before and continues and max_steps(plan, budget, once, sizes, adjacency):
         before = once  # the next step is charged together with the one that was cut short
-    spent = cost(dict(before))
-    on_ledger = f"the ledger holds charges of epsilon={spent:.4g} at delta={budget.delta:g}"
-    if spent > budget.epsilon:
+    if (spent := cost(dict(before))) > budget.epsilon:
         raise BudgetExceeded(
-            f"{on_ledger}, more than the budget of {budget.epsilon:g}: no step may be added. Pass the "
-            "budget of the whole run."
+            f"the ledger holds charges of epsilon={spent:.4g}, more than {limits}: no step may be "
+            "added. Pass the budget of the whole run."
         )
-    if grows_with_dimension(step.plan):
-        sizes[step.plan] = max(step.dimension, sizes.get(step.plan, 0))
-    paid = before.get(step.plan, 0)
-    if requested is not None:
-        counts = {**before, step.plan: paid + max(0, requested - charged)}
-        if cost(counts) <= budget.epsilon:
-            return requested, "steps"
-    limit = charged + max_steps(step.plan, budget, before, sizes, adjacency)
+    if grows_with_dimension(plan):
+        sizes[plan] = max(step.dimension, sizes.get(plan, 0))
+    paid = before.get(plan, 0)
+    whole = {**before, plan: paid + max(0, (requested or 0) - charged)}
+    if requested is not None and cost(whole) <= budget.epsilon:
+        return requested, "steps"
+    limit = charged + max_steps(plan, budget, before, sizes, adjacency)
     if limit == 0:
-        one = cost({**before, step.plan: paid + 1})
-        if before:
-            raise BudgetExceeded(
-                f"{on_ledger}, and with what is on the ledger one more step costs {one:.4g}, above the "
-                f"budget of {budget.epsilon:g}: runs on the same records add up. Resume the run that "
-                "was charged, or raise the budget of all of them together."
-            )
+        one = cost({**before, plan: paid + 1})
+        together = " with what is on the ledger" if before else ""
         raise BudgetExceeded(
-            f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} is below the "
-            f"cost of one step ({one:.4g}): not even the first step may be taken. Add noise "
-            "(hush.calibrate finds how much), lower the sampling rate, or raise the budget."
+            f"{limits} is below the cost of one step{together} ({one:.4g}): not even the first step may "
+            "be taken. Add noise (hush.calibrate finds how much), lower the sampling rate, resume the "
+            "run that was charged, or raise the budget."
         )
     if requested is not None:
-        options = [f"steps={requested}"]
-        if grows_with_dimension(step.plan):
-            options.append(f"dimension={step.dimension}")
-        if adjacency.replaced:
-            options.append("adjacency=hush.Adjacency(neighbours='replace')")
-        if any(plan != step.plan for plan in step.ledger.counts):
-            options.append("spent=ledger.counts")
         warnings.warn(
             f"steps={requested} were asked for and the run ends after {limit}: one more would cost more "
-            f"than the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g} ({adjacency}). "
-            f"hush.calibrate(plan, budget, {', '.join(options)}) finds noise for all of them; without "
-            "steps= a run continues until the budget is used.",
+            f"than {limits} ({adjacency}). hush.calibrate finds noise for all of them; without steps= a "
+            "run continues until the budget is used.",
             UserWarning,
             stacklevel=3,
         )
@@ -331,12 +305,12 @@ def _check_arguments(
 ) -> None:
     """Raise for an unknown argument, a run without a directory that needs one, and a schedule alone."""
     for name in options.keys() - StepOptions.__annotations__.keys():
-        holders = [kind.__name__ for kind in _HOLDERS if name in {each.name for each in fields(kind)}]
-        ways = [f" Pass {holder.lower()}=hush.{holder}({name}=...)." for holder in holders]
-        way_out = "".join(ways) or " Its arguments are on the page docs/reference/training.md."
-        raise InvalidValue(f"hush.train has no argument {name!r}.{way_out}", key=name)
-    check_kind("resume", checkpoints.resume, bool)
-    check_kind("reseed", checkpoints.reseed, bool)
+        known = [*inspect.signature(train).parameters, *StepOptions.__annotations__]
+        holders = [kind.__name__ for kind in _HOLDERS if name in kind.__dataclass_fields__]
+        ways = [f"Pass {holder.lower()}=hush.{holder}({name}=...)." for holder in holders]
+        ways += [f"Did you mean {near!r}?" for near in get_close_matches(name, known, 1)]
+        ways += ["Its arguments are on the page docs/reference/training.md."]
+        raise InvalidValue(f"hush.train has no argument {name!r}. {ways[0]}", key=name)
     directory = checkpoints.directory
     if (checkpoints.resume and directory is None) or (checkpoints.reseed and not checkpoints.resume):
         raise CheckpointError(

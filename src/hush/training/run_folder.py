@@ -89,8 +89,9 @@ class RunFolder:
         if stored != plan:
             raise InvalidPlan(
                 f"{self._plan} is another plan than the one to resume with "
-                f"({differences(stored, plan)}): a run keeps the plan it was charged for. Resume "
-                "with that plan file, or name another directory."
+                f"({differences(stored, plan)}): a run keeps the plan it was charged for, and "
+                "calibrated noise depends on the budget and the steps. Resume with that plan file "
+                f"(--plan {self._plan}), or name another directory."
             )
         if not self.ledger.exists():
             raise LedgerError(
@@ -143,7 +144,7 @@ class RunFolder:
         """Metrics up to a step; later ones are removed from the file."""
         stored = [entry for entry in read_metrics(self._metrics) if entry["step"] <= up_to]
         if self._metrics.exists():
-            replace_file(self._metrics, "".join(map(_line, stored)).encode())
+            replace_file(self._metrics, "".join(map(metrics_line, stored)).encode())
         return stored
 
     def write_per_instance(self, numbers: Mapping[str, npt.ArrayLike]) -> None:
@@ -156,7 +157,7 @@ class RunFolder:
         """Append one line."""
         torn = "its last line may be cut short, and a resumed run writes it again"
         with file_named(self._metrics, torn), self._metrics.open("a") as file:
-            file.write(_line(entry))
+            file.write(metrics_line(entry))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -176,23 +177,19 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def metrics_line(guarantee: Guarantee, step: int, **measured: Any) -> str:
-    """One line of metrics: epsilon so far with its context, and measured public values by name."""
-    return _line({**metrics_of(step, guarantee), **measured})
-
-
-def metrics_of(step: int, guarantee: Guarantee) -> dict[str, Any]:
-    """First entries of a line of metrics: an epsilon with its context."""
+def metrics_of(step: int, guarantee: Guarantee, **measured: Any) -> dict[str, Any]:
+    """Entry of `metrics.jsonl`: an epsilon with its context, and measured public values."""
     return {
         "step": step,
         "epsilon": guarantee.epsilon.upper,
         "delta": guarantee.delta,
         "neighbours": str(guarantee.neighbours),
         "unit": guarantee.unit,
+        **measured,
     }
 
 
-def _line(entry: dict[str, Any]) -> str:
+def metrics_line(entry: dict[str, Any]) -> str:
     """One line of metrics; a number that is not finite is null there and NaN when read back."""
     return json.dumps(finite_or_none(entry)) + "\n"
 
