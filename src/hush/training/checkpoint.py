@@ -52,14 +52,13 @@ def load(path: Path) -> dict[str, Any]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         plain = metadata["state"]
-        intact, reason = metadata["sha256"] == _digest(plain, tensors), "its checksum does not match"
+        if metadata["sha256"] != _digest(plain, tensors):
+            raise OSError("its checksum does not match")
     except (OSError, SafetensorError, KeyError) as error:
-        intact, reason = False, str(error)
-    if not intact:
         raise CheckpointError(
-            f"the checkpoint {path} cannot be used: {reason}. Restore the file; or delete it and resume "
+            f"the checkpoint {path} cannot be used: {error}. Restore the file; or delete it and resume "
             "with reseed=True (--reseed), which starts over on the same ledger."
-        )
+        ) from None
     state: dict[str, Any] = _unpack(json.loads(plain), tensors)
     return state
 
@@ -131,10 +130,9 @@ def save_run(
     state = {
         "step": step.state_dict(),
         "scheduler": None if scheduler is None else scheduler.state_dict(),
+        "per_instance": None if per_instance is None else per_instance.state(),
         "origin": origin,
     }
-    if per_instance is not None:
-        state["per_instance"] = per_instance.state()
     save(folder.checkpoint, state)
 
 
@@ -168,7 +166,7 @@ def resume_run(
         return state["origin"], []
     step.load_state_dict(state["step"])
     if per_instance is not None and step.steps:
-        per_instance.restore(state.get("per_instance"), step.steps)
+        per_instance.restore(state["per_instance"], step.steps)
     if scheduler is not None and state["scheduler"] is not None:
         scheduler.load_state_dict(state["scheduler"])
     metrics = step.reducer.broadcast(
@@ -316,8 +314,11 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
 
 def _described(facts: dict[str, Any]) -> dict[str, Any]:
     """Settings of a run for messages, without the digest of owners."""
-    groups = enumerate(facts["settings"])
-    settings = {f"{key} of group {n}": value for n, group in groups for key, value in group.items()}
+    settings = {
+        f"{key} of group {number}": value
+        for number, group in enumerate(facts["settings"])
+        for key, value in group.items()
+    }
     names = ("plan", "records", "neighbours", "kind", "secure", "exact", "views")
     return {name: facts[name] for name in names} | settings
 

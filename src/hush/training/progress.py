@@ -44,51 +44,43 @@ class Progress:
         visible: bool = True,
     ) -> None:
         self._task, self._total, self._done, self._unit = task, total, done, unit
-        self._counted = total is not None or done > 0
-        self._facts, self._begun = "", time.monotonic()
-        self._over, self._lines = Event(), Thread(target=self._report, daemon=True)
+        self._facts, self._begun, self._over = "", time.monotonic(), Event()
         self._bar = _bar(task, total, done) if visible else None
-        self._visible = visible
+        self._lines: Thread | None = None
+        if visible and self._bar is None:
+            self._lines = Thread(target=self._report, daemon=True)
 
     def advance(self) -> None:
         """Count one more item."""
         self._done += 1
-        self._counted = True
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0])
 
     def show(self, metrics: dict[str, Any]) -> None:
-        """Show the latest metrics beside the bar, or on the next line.
-
-        Args:
-            metrics: Metrics of a run; some of them are shown.
-        """
+        """Show some of the latest metrics beside the bar, or on the next line."""
         shown = {**metrics, "epsilon": at_most(metrics.get("epsilon", 0.0))}
-        facts = [text.format(**shown) for name, text in _SHOWN.items() if name in metrics]
-        self._facts = ", ".join(facts)
+        self._facts = ", ".join(text.format(**shown) for name, text in _SHOWN.items() if name in metrics)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], facts=self._facts)
 
     def _report(self) -> None:
         while not self._over.wait(_SECONDS):
             of = "" if self._total is None else f" of {self._total}"
-            parts = [f"{self._done}{of} {self._unit}" if self._counted else "", self._facts]
-            parts.append(f"{time.monotonic() - self._begun:.0f} seconds so far")
-            line = f"hush: {self._task}: {', '.join(filter(None, parts))}"
-            print(line, file=sys.stderr, flush=True)
+            counted = f"{self._done}{of} {self._unit}" if of or self._done else ""
+            elapsed = f"{time.monotonic() - self._begun:.0f} seconds so far"
+            facts = ", ".join(filter(None, (counted, self._facts, elapsed)))
+            print(f"hush: {self._task}: {facts}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-        elif self._visible:
-            self._lines.start()
+        if shown := self._bar or self._lines:
+            shown.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._over.set()
         if self._bar is not None:
             self._bar.stop()
-        elif self._visible:
-            self._over.set()
+        if self._lines is not None:
             self._lines.join()
 
 

@@ -19,7 +19,6 @@ from hush.core.errors import (
     CheckpointError,
     HushError,
     InvalidPlan,
-    InvalidValue,
     LedgerError,
 )
 from hush.core.guarantee import Adjacency, Guarantee
@@ -61,14 +60,7 @@ class RunFolder:
         self._plan = path / _PLAN
         self._anchor = path / ANCHOR
         self._settings = path / SETTINGS
-        try:
-            self._chosen = json.loads(json.dumps(settings))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidValue(
-                f"settings cannot be written as JSON ({error}). Pass a dictionary of numbers, strings, "
-                "lists and dictionaries.",
-                key="settings",
-            ) from None
+        self._chosen = json.loads(json.dumps(settings))
         self._made = [each for each in (path, *path.parents) if not each.exists()]
         self._first = not self.ledger.exists()
         if resume and not path.is_dir():
@@ -124,8 +116,7 @@ class RunFolder:
             yield
         except BaseException:
             if self._first and not self._plan.exists():
-                chosen = [] if self._chosen is None else [self._settings]
-                for path in (self.ledger, self._anchor, *chosen):
+                for path in (self.ledger, self._anchor, self._settings):
                     path.unlink(missing_ok=True)
                 for folder in self._made:
                     with suppress(OSError):
@@ -162,19 +153,15 @@ class RunFolder:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Metrics of each evaluation in a file, without a torn last line; empty if there is no file."""
-    entries = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else (), start=1):
-        try:
-            entry = json.loads(line)
-            if type(entry["step"]) is not int:
-                raise TypeError("its step is no whole number")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CheckpointError(
-                f"{path}, line {number}, is not a line that a run writes ({error}). No charge depends "
-                "on it: delete the line, or the file, and resume."
-            ) from None
-        entries.append({name: math.nan if value is None else value for name, value in entry.items()})
-    return entries
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    try:
+        entries = [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} has a line that no run writes ({error}). No charge depends on it: delete the line, "
+            "or the file, and resume."
+        ) from None
+    return [{name: math.nan if value is None else value for name, value in e.items()} for e in entries]
 
 
 def metrics_of(step: int, guarantee: Guarantee, **measured: Any) -> dict[str, Any]:
@@ -203,8 +190,8 @@ def check_settings(folder: Path, requested: dict[str, Any]) -> None:
     """Raise unless the run in a folder began with these settings, as plain data."""
     path = folder / SETTINGS
     try:
-        stored = dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        stored = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}), so the settings of the run are unknown. Restore it, "
             "or start a new run in a new directory."
@@ -248,8 +235,7 @@ def _anchored_ledger(anchor: Path) -> str:
 
 def check_anchor(anchor: Path, identity: str) -> None:
     """Raise unless the ledger of that identity is the one that the run began with."""
-    began_with = _anchored_ledger(anchor)
-    if began_with != identity:
+    if (began_with := _anchored_ledger(anchor)) != identity:
         raise LedgerError(
             f"the ledger beside {anchor} begins with {identity} and the run with {began_with}: it was "
             "replaced, and the charges of the run are not on it. Restore ledger.jsonl: a run in a new "
@@ -260,12 +246,8 @@ def check_anchor(anchor: Path, identity: str) -> None:
 def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
     """Ledger of a run, read-only, and notes on its comparison with the other files of the run.
 
-    Args:
-        path: Folder that `hush.train`, `hush train` or `hush pate` wrote, or the file of a ledger. A
-            file of another name in a run's folder is compared if the anchor names it.
-
-    Raises:
-        LedgerError: The ledger is missing, or is inconsistent with another file.
+    `path` is the folder of a run, or the file of a ledger. A file of another name in a run's folder is
+    compared if the anchor names it. Raises if the ledger is missing or inconsistent with another file.
     """
     folder, file = (path, path / _LEDGER) if path.is_dir() else (path.parent, path)
     if not file.is_file():
@@ -274,9 +256,7 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
             "ledger, or restore the file."
         )
     anchor = folder / ANCHOR
-    if path.is_dir() and not any(
-        (folder / name).exists() for name in (_PLAN, ANCHOR, SETTINGS, _CHECKPOINT)
-    ):
+    if path.is_dir() and not _any_of(folder, _PLAN, ANCHOR, SETTINGS, _CHECKPOINT):
         raise LedgerError(
             f"{folder} has a {_LEDGER} and no other file of a run of hush.train: the newest charges may "
             "be missing. Restore the files; or name the ledger alone, as for PrivateTrainer, Lightning "
@@ -294,13 +274,13 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
 
 def holds_pate(folder: Path) -> bool:
     """Whether a folder is of a PATE run, with no plan, anchor or checkpoint."""
-    if any((folder / name).exists() for name in (_PLAN, ANCHOR, _CHECKPOINT)):
+    if _any_of(folder, _PLAN, ANCHOR, _CHECKPOINT) or not (folder / SETTINGS).exists():
         return False
-    try:
-        settings = json.loads((folder / SETTINGS).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(settings, dict) and {"teachers", "query"} <= settings.keys()
+    return {"teachers", "query"} <= set(json.loads((folder / SETTINGS).read_bytes()))
+
+
+def _any_of(folder: Path, *names: str) -> bool:
+    return any((folder / name).exists() for name in names)
 
 
 def _consistent(folder: Path, ledger: Ledger) -> list[str]:

@@ -50,16 +50,12 @@ class Uniform:
         object.__setattr__(self, "high", high)
 
     def draw(self, pick: Random) -> float:
-        """A number at random.
-
-        Args:
-            pick: Source of randomness.
-        """
+        """Draw a number."""
         return pick.uniform(self.low, self.high)
 
     @property
     def first(self) -> float:
-        """One of the numbers, always the same."""
+        """Smallest number."""
         return self.low
 
 
@@ -75,11 +71,7 @@ class LogUniform(Uniform):
     least: ClassVar[float] = 0.0
 
     def draw(self, pick: Random) -> float:
-        """A number at random.
-
-        Args:
-            pick: Source of randomness.
-        """
+        """Draw a number."""
         value = math.exp(pick.uniform(math.log(self.low), math.log(self.high)))
         return min(max(value, self.low), self.high)
 
@@ -100,16 +92,12 @@ class Choice:
             raise InvalidValue("Choice() has no value. Pass e.g. hush.Choice(0.5, 1.0).")
 
     def draw(self, pick: Random) -> Any:
-        """A value at random.
-
-        Args:
-            pick: Source of randomness.
-        """
+        """Draw one of the values."""
         return pick.choice(self.values)
 
     @property
     def first(self) -> Any:
-        """One of the values, always the same."""
+        """First value."""
         return self.values[0]
 
 
@@ -138,7 +126,7 @@ def check_space(space: object) -> Mapping[str, Dimension]:
 
 
 def draw_settings(space: Mapping[str, Dimension], pick: Random) -> Settings:
-    """Settings of one trial, each drawn independently."""
+    """Independent draws of the settings of one trial."""
     return {name: dimension.draw(pick) for name, dimension in space.items()}
 
 
