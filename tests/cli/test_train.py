@@ -73,17 +73,6 @@ def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path: Path) -> Non
         assert refused.returncode == 2
         assert message in refused.stderr
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
-    settings = tmp_path / "run/settings.json"
-    settings.write_text(json.dumps({**json.loads(settings.read_text()), "adam": True}))
-    refused = call(*more, cwd=tmp_path)
-    assert "adam is True there" in refused.stderr
-    assert "a setting that no longer exists" in refused.stderr
-    settings.write_bytes(before["settings.json"])
-    (tmp_path / "run/checkpoint.safetensors").unlink()
-    refused = call(*more, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "charges of 2 steps" in refused.stderr
-    assert "--reseed" in refused.stderr
 
 
 def test_a_run_that_is_interrupted_says_how_to_go_on(

@@ -36,11 +36,6 @@ def test_state_comes_back_with_its_types(tmp_path: Path) -> None:
     assert same(load(tmp_path / "c"), STATE)
 
 
-def test_the_generator_s_state_is_for_the_owner_alone(tmp_path: Path) -> None:
-    save(tmp_path / "c", STATE)
-    assert (tmp_path / "c").stat().st_mode & 0o077 == 0
-
-
 def test_a_damaged_file_is_refused_wherever_the_damage_is(tmp_path: Path) -> None:
     path = tmp_path / "c"
     save(path, STATE)

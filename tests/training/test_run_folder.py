@@ -79,18 +79,3 @@ def test_a_run_refused_before_it_began_leaves_nothing(
     with pytest.raises(OSError, match="No space"):
         refused()
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"ledger": "other"}'])
-def test_another_ledger_than_the_run_s_is_noticed(tmp_path: Path, content: bytes | None) -> None:
-    folder = RunFolder(tmp_path, PLAN, resume=True)
-    with hush.Ledger(folder.ledger) as ledger:
-        folder.check_ledger(ledger)  # no run yet
-        folder.begin(PLAN, ledger)
-        folder.check_ledger(ledger)
-        if content is None:
-            (tmp_path / "anchor.json").unlink()
-        else:
-            (tmp_path / "anchor.json").write_bytes(content)
-        with pytest.raises(LedgerError, match=r"anchor\.json.*replaced.*Restore"):
-            folder.check_ledger(ledger)

@@ -319,8 +319,8 @@ def _described(facts: dict[str, Any]) -> dict[str, Any]:
         for number, group in enumerate(facts["settings"])
         for key, value in group.items()
     }
-    names = ("plan", "records", "neighbours", "kind", "secure", "exact", "views")
-    return {name: facts[name] for name in names} | settings
+    names = ("plan", "records", "neighbours", "secure", "exact", "views")
+    return {"optimizer": facts["kind"], **{name: facts[name] for name in names}, **settings}
 
 
 def run_facts(step: "PrivateStep") -> dict[str, Any]:
