@@ -92,28 +92,6 @@ def test_a_refused_run_leaves_nothing(wrong: dict[str, Any], tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-X, Y = torch.randn(8, 4), torch.arange(8) % 3
-
-
-@pytest.mark.parametrize(
-    ("evaluation", "message"),
-    [
-        ((X.double(), Y), r"float64 \(4,\) -> int64 \(\), .* float32 \(4,\) -> int64 \(\)"),
-        ((X, Y + 1), r"Target 3 is out of bounds"),
-    ],
-    ids=["kind", "label"],
-)
-def test_evaluation_data_that_cannot_be_evaluated_is_refused_before_a_charge(
-    evaluation: Any, message: str, tmp_path: Path
-) -> None:
-    model, optimizer, data = problem()
-    before = [value.clone() for value in model.parameters()]
-    with pytest.raises(DataError, match=rf"evaluation data cannot .*{message}.*nothing was charged"):
-        train(of=(model, optimizer, data), steps=2, evaluation=evaluation, directory=tmp_path / "run")
-    assert all(map(torch.equal, before, model.parameters()))
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_leaves_its_files(tmp_path: Path) -> None:
     model, optimizer, data = problem()
     run = train(
@@ -182,12 +160,6 @@ def test_the_training_data_is_not_evaluated() -> None:
     for same in (data, (data[0], data[1]), TensorDataset(*data), (data[0][:], data[1])):
         with pytest.raises(DataError, match="without being charged"):
             train(of=(model, optimizer, data), steps=2, evaluation=same)
-
-
-def test_a_split_of_one_tensor_is_evaluated() -> None:
-    model, optimizer, (x, y) = problem()
-    run = train(of=(model, optimizer, (x[:40], y[:40])), steps=2, evaluation=(x[40:], y[40:]))
-    assert "accuracy" in run.metrics[-1]
 
 
 def test_a_delta_above_one_over_the_records_is_warned_of() -> None:
@@ -398,14 +370,23 @@ def test_mistakes_of_data_and_loss_are_named_before_a_charge(tmp_path: Path) -> 
     """Each of them would otherwise end in an error of torch's that names neither."""
     model, optimizer, (inputs, targets) = problem()
     of = (model, optimizer, (inputs, targets))
-    mistakes: list[tuple[Any, dict[str, Any], str]] = [
-        (of, {"evaluation": (inputs[:0], targets[:0])}, "evaluation: the data has no records"),
-        ((model, optimizer, (inputs, targets[:, None])), {}, r"targets\.squeeze\(-1\)"),
-        ((model, optimizer, ({"x": inputs}, targets)), {}, r"forward\(\) takes \(input\)"),
+    before = [value.clone() for value in model.parameters()]
+    cannot, shape = "evaluation data cannot .*", r"\(4,\) -> int64 \(\)"
+    mistakes: list[tuple[Any, Any, str]] = [
+        (
+            of,
+            (inputs.double(), targets),
+            f"{cannot}float64 {shape}, .* float32 {shape}.*nothing was charged",
+        ),
+        (of, (inputs + 1, targets + 1), f"{cannot}Target 3 is out of bounds.*nothing was charged"),
+        (of, (inputs[:0], targets[:0]), "evaluation: the data has no records"),
+        ((model, optimizer, (inputs, targets[:, None])), None, r"targets\.squeeze\(-1\)"),
+        ((model, optimizer, ({"x": inputs}, targets)), None, r"forward\(\) takes \(input\)"),
     ]
-    for problem_, options, message in mistakes:
+    for problem_, evaluation, message in mistakes:
         with pytest.raises(DataError, match=message):
-            train(of=problem_, steps=2, directory=tmp_path / "run", **options)
+            train(of=problem_, steps=2, directory=tmp_path / "run", evaluation=evaluation)
+    assert all(map(torch.equal, before, model.parameters()))
     assert not (tmp_path / "run").exists()
 
 

@@ -222,20 +222,16 @@ def _dotted(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
     return settings
 
 
-def _anchored_ledger(anchor: Path) -> str:
-    """Identity of the ledger that a run began with."""
+def check_anchor(anchor: Path, identity: str) -> None:
+    """Raise unless the ledger of that identity is the one that the run began with."""
     try:
-        return str(json.loads(anchor.read_bytes())["ledger"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        began_with = json.loads(anchor.read_bytes())["ledger"]
+    except (OSError, ValueError, KeyError) as error:
         raise LedgerError(
             f"{anchor} cannot be read ({error}), and a replaced ledger would go unnoticed. "
             "Restore it, or start a new run in a new directory."
         ) from None
-
-
-def check_anchor(anchor: Path, identity: str) -> None:
-    """Raise unless the ledger of that identity is the one that the run began with."""
-    if (began_with := _anchored_ledger(anchor)) != identity:
+    if began_with != identity:
         raise LedgerError(
             f"the ledger beside {anchor} begins with {identity} and the run with {began_with}: it was "
             "replaced, and the charges of the run are not on it. Restore ledger.jsonl: a run in a new "
@@ -246,8 +242,8 @@ def check_anchor(anchor: Path, identity: str) -> None:
 def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
     """Ledger of a run, read-only, and notes on its comparison with the other files of the run.
 
-    `path` is the folder of a run, or the file of a ledger. A file of another name in a run's folder is
-    compared if the anchor names it. Raises if the ledger is missing or inconsistent with another file.
+    `path` is the folder of a run, or the file of a ledger. Raises if the ledger is missing or
+    inconsistent with another file.
     """
     folder, file = (path, path / _LEDGER) if path.is_dir() else (path.parent, path)
     if not file.is_file():
@@ -255,7 +251,6 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
             f"there is no ledger at {file}: the privacy cost is unknown. Name the folder of a run or a "
             "ledger, or restore the file."
         )
-    anchor = folder / ANCHOR
     if path.is_dir() and not _any_of(folder, _PLAN, ANCHOR, SETTINGS, _CHECKPOINT):
         raise LedgerError(
             f"{folder} has a {_LEDGER} and no other file of a run of hush.train: the newest charges may "
@@ -265,9 +260,7 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
     opened = Ledger(file, read_only=True)
     if file.name == _LEDGER and holds_pate(folder):
         return opened, [_PATE]
-    # under another name it may be a copy of the run's ledger, or an unrelated one
-    named = file.name == _LEDGER or (anchor.exists() and _anchored_ledger(anchor) == opened.identity)
-    if path.is_dir() or (anchor.exists() and named):
+    if path.is_dir() or (file.name == _LEDGER and (folder / ANCHOR).exists()):
         return opened, _consistent(folder, opened)
     return opened, ["no run of this ledger is beside it, so that the newest charges may be missing"]
 

@@ -15,7 +15,7 @@ from hush.clipping import L2
 from hush.core.errors import DataError, InvalidValue, LedgerError, Unproved, short_repr
 from hush.core.guarantee import Adjacency, Budget, Neighbours
 from hush.core.plan import Plan
-from hush.core.value import as_float, with_article
+from hush.core.value import as_float
 from hush.noise import Gaussian
 from hush.sampling import FullBatch
 from hush.training.methods.statistics import mean
@@ -206,13 +206,8 @@ class Outcome:
     """Facts of the trial's ledger that the charge of the selection repeats."""
 
 
-def outcome(settings: Settings, trial: TuningTrial, returned: object) -> Outcome:
+def outcome(settings: Settings, trial: TuningTrial, returned: tuple[Any, float]) -> Outcome:
     """Outcome of a trial; raise if it is not covered by the selection's charge."""
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise InvalidValue(
-            f"the training function returned {with_article(type(returned).__name__)} and must return "
-            "(model, score), the score one number, the larger the better."
-        )
     model, score = returned
     if trial.score_noise is not None and (trial.noisy_score is None or score != trial.noisy_score):
         raise LedgerError(
