@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -32,13 +32,7 @@ class Audit:
     run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run of `hush train`.")]
     canaries: Annotated[int | None, about("Number of canaries; at most 256 by default.")] = None
     kind: Annotated[
-        str,
-        opt.chosen(
-            about,
-            "Seen in every update, or mislabelled records, by loss",
-            *("gradient", "input"),
-            why="canaries are made in these two ways",
-        ),
+        Literal["gradient", "input"], about("Seen in every update, or mislabelled records, by loss.")
     ] = "gradient"
     others: Annotated[bool, about("With the run's own records, or canaries alone.")] = True
     runs: Annotated[int, about("1, or many with a canary in every other one.")] = 1

@@ -57,25 +57,22 @@ def _seed(value: int | None) -> int | None:
     return value
 
 
-def chosen(
-    panel: Any, description: str, *names: str, why: str = "", flag: tuple[str, ...] = (), kind: str = ""
-) -> Any:
-    """Option with few values: `names`, and the entry points of `hush.<kind>`; checked without torch."""
-    known = (*names, *(extensions(kind) if kind else ()))
+def _installed(kind: str, description: str, *own: str) -> Any:
+    """Option with hush's own names and the entry points of `hush.<kind>`; checked without torch."""
+    known = (*own, *extensions(kind))
 
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None and value not in known:
-            listed = choices(kind, *names) if kind else f"{', '.join(names)}: {why}."
-            raise InvalidValue(f"{parameter.opts[0]} {value} must be one of {listed}")
+            raise InvalidValue(f"{parameter.opts[0]} {value} must be one of {choices(kind, *own)}")
         return value
 
     listed = ", ".join(known) or "of other distributions"
-    return panel(f"{description}: {listed}.", *flag, callback=check)
+    return _data(f"{description}: {listed}.", callback=check)
 
 
-Data = Annotated[str, chosen(_data, "Data set", "digits", kind="datasets")]
-Model = Annotated[str | None, chosen(_data, "Network, by default one that fits", *MODELS, kind="models")]
-Features = Annotated[str | None, chosen(_data, "Features of images, computed once", kind="features")]
+Data = Annotated[str, _installed("datasets", "Data set", "digits")]
+Model = Annotated[str | None, _installed("models", "Network, by default one that fits", *MODELS)]
+Features = Annotated[str | None, _installed("features", "Features of images, computed once")]
 DataDir = Annotated[Path | None, _data("Folder with the data files; else HUSH_DATA.")]
 Device = Annotated[
     str | None, running("cpu, cuda or cuda:N; cuda if there is one.", callback=device_named)
@@ -101,15 +98,9 @@ Steps = Annotated[int | None, training("Number of steps.")]
 Epochs = Annotated[float | None, training("Passes over the data, in place of steps.")]
 Dimension = Annotated[int | None, privacy("Number of parameters, if the cost depends on it.")]
 Group = Annotated[int, privacy("Number of records that change together: group privacy.")]
-AdjacencyName = Annotated[
-    str | None,
-    chosen(
-        privacy,
-        "Adjacency relation; zero-out by default, add/remove keeps the number of records private",
-        *Neighbours,
-        why="the guarantee depends on it",
-        flag=("--neighbours",),
-    ),
+Relation = Annotated[
+    Neighbours | None,
+    privacy("Adjacency relation; add/remove keeps the number of records private; else zero-out."),
 ]
 UnitsFile = Annotated[
     Path | None,

@@ -17,7 +17,6 @@ from hush.core.guarantee import (
     Adjacency,
     Budget,
     Guarantee,
-    Neighbours,
     at_most,
     check_delta,
 )
@@ -36,7 +35,7 @@ class Question(opt.Work):
     plan: opt.PlanName = None
     dimension: opt.Dimension = None
     group: opt.Group = 1
-    neighbours: opt.AdjacencyName = None
+    neighbours: opt.Relation = None
     as_json: opt.AsJson = False
 
     def __post_init__(self) -> None:
@@ -47,7 +46,7 @@ class Question(opt.Work):
     @property
     def adjacency(self) -> Adjacency:
         """Adjacency relation of the guarantee."""
-        return Adjacency(group=self.group, neighbours=Neighbours(self.neighbours or RECORD.neighbours))
+        return Adjacency(group=self.group, neighbours=self.neighbours or RECORD.neighbours)
 
     def start(self) -> Plan:
         """The plan of that name or file, or the plan of DP-SGD; its noise is 1 by default."""
@@ -130,8 +129,7 @@ def _ledger_charges(source: Path, asked: Charged) -> _Charges:
     if ledger.cut_short:
         cut = "its last line is cut short: charges may be missing, and epsilon is at least this"
         notes = [cut, *notes]
-    relation = None if asked.neighbours is None else Neighbours(asked.neighbours)
-    guarantee = _for_units(ledger.epsilon(delta, group=asked.group, neighbours=relation))
+    guarantee = _for_units(ledger.epsilon(delta, group=asked.group, neighbours=asked.neighbours))
     adjacency = replace(ledger.adjacency, group=asked.group, neighbours=guarantee.neighbours)
     return _Charges(dict(ledger.counts), dict(ledger.dimensions), adjacency, guarantee, [reason, *notes])
 

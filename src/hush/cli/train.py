@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from hush.cli import options as opt
 from hush.cli.experiment import (
@@ -68,7 +68,7 @@ class Run(Training):
     bound: Annotated[float | None, opt.privacy("Bound of the noise of a named plan.")] = None
     units: opt.UnitsFile = None
     per_unit: Annotated[int | None, opt.privacy("Most records of one owner in a step.")] = None
-    neighbours: opt.AdjacencyName = None
+    neighbours: opt.Relation = None
     records: Annotated[int | None, opt.privacy("Public number of records, for add/remove.")] = None
     public_records: Annotated[int, opt.privacy("Training records without protection.")] = 0
     learning_rate: opt.LearningRate = 1.0
@@ -82,13 +82,7 @@ class Run(Training):
         float | None, opt.testing("Accept below so many clips; -1 by default.")
     ] = None
     test: Annotated[
-        str | None,
-        opt.chosen(
-            opt.testing,
-            "Statistic of the test; summed by default",
-            *("summed", "mean"),
-            why="its cost is proved for these",
-        ),
+        Literal["summed", "mean"] | None, opt.testing("Statistic of the test; summed by default.")
     ] = None
     per_instance: Annotated[
         int | None,
@@ -136,9 +130,8 @@ class Run(Training):
     def settings(self, model: str) -> Settings:
         """Settings of the run that are not in its plan."""
         same = {each.name: getattr(self, each.name) for each in fields(Settings)}
-        relation = Neighbours(self.neighbours or Neighbours.ZERO_OUT)
-        # a resumed run may spell out the default
-        same["neighbours"] = None if relation is Neighbours.ZERO_OUT else relation
+        if self.neighbours is Neighbours.ZERO_OUT:  # a resumed run may spell out the default
+            same["neighbours"] = None
         return Settings(**same | {"model": model})
 
 
