@@ -11,10 +11,8 @@ import pytest
 import torch
 
 import hush
-from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.plan import plan_text, read_plan
 from hush.training import checkpoint
-from hush.training.loop import Run
 from tests.fuzz.plans import STAGES, Case, kinds_of, legal
 
 QUICK, ALL = range(50), range(1000)
@@ -48,8 +46,6 @@ def holds(case: Case, folder: Path) -> None:
     assert ledger.counts == {case.plan: 3}
     guarantee = is_charged(case, ledger.dimensions.get(case.plan))
     assert ledger.epsilon(case.delta) == replace(guarantee, randomness="seeded")
-    if case.seed % 7 == 0:
-        trains_and_resumes(case, folder, guarantee.epsilon.upper)
 
 
 def is_written_down(case: Case, folder: Path) -> None:
@@ -99,44 +95,6 @@ def runs_and_resumes(case: Case, folder: Path) -> hush.Ledger:
     assert list(second.ledger.releases) == list(straight.ledger.releases)
     second.ledger.close()
     return hush.Ledger(folder / "ledger.jsonl", read_only=True)
-
-
-def trains_and_resumes(case: Case, folder: Path, epsilon: float) -> None:
-    """The same through `hush.train`, within a budget for three steps and not for four."""
-    if epsilon == 0:
-        return
-    if math.isinf(epsilon):
-        with pytest.raises(BudgetExceeded):
-            trained(case, folder / "refused", 1e300, steps=3)
-        assert not (folder / "refused" / "plan.toml").exists()
-        return
-    try:
-        straight = trained(case, folder / "straight", epsilon, steps=3)
-    except InvalidValue as error:
-        assert "threshold" in str(error)  # noqa: PT017 (a test that would hardly ever accept)
-        return
-    trained(case, folder / "twice", epsilon, steps=2)
-    resumed = trained(case, folder / "twice", epsilon, steps=3, resume=True)
-    assert resumed.guarantee == straight.guarantee
-    weights = [(folder / run / "model.safetensors").read_bytes() for run in ("straight", "twice")]
-    assert weights[0] == weights[1]
-
-
-def trained(case: Case, folder: Path, epsilon: float, *, steps: int, resume: bool = False) -> Run:
-    model = case.model()
-    return hush.train(
-        model,
-        case.loss,
-        case.optimizer_of(model),
-        case.plan,
-        case.data(),
-        budget=hush.Budget(epsilon=epsilon, delta=case.delta),
-        checkpoints=hush.Checkpoints(directory=folder, resume=resume),
-        randomness=hush.Randomness(generator=torch.Generator().manual_seed(case.seed)),
-        execution=hush.Execution(physical_batch=case.physical_batch),
-        public=case.public,
-        steps=steps,
-    )
 
 
 def take(step: hush.PrivateStep, case: Case, steps: int) -> None:
