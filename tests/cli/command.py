@@ -1,4 +1,4 @@
-"""`hush` with arguments, in this process: a process of its own costs seconds of imports."""
+"""Run `hush` with arguments in this process, without its import time."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from hush.cli.main import main
 
 @dataclass(frozen=True)
 class Result:
-    """What a process would have left."""
+    """Exit status and output of a command."""
 
     returncode: int
     stdout: str
@@ -23,7 +23,7 @@ class Result:
 
 
 def call(*arguments: object, cwd: Path | None = None) -> Result:
-    """The exit status and what was printed. Warnings are shown as they are to a user, not raised."""
+    """Run the command; warnings are printed, not raised."""
     out, err, status = io.StringIO(), io.StringIO(), 0
     environment = {"COLUMNS": "100", "NO_COLOR": "1"}
     with (

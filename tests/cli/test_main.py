@@ -1,4 +1,4 @@
-"""The command line as a whole: help, and what is loaded for it."""
+"""The help of all commands, and the modules that it imports."""
 
 import subprocess
 import sys
@@ -8,11 +8,12 @@ from typer.main import get_command
 
 from hush.cli.main import app
 from hush.cli.options import MODELS
+from hush.core.guarantee import DEFAULT_DELTA
 from tests.cli.command import answer, call
 
 
 def test_values_of_options_are_in_the_help_and_checked_before_torch_is_loaded(tmp_path: Path) -> None:
-    """In a process of its own: here torch is loaded already."""
+    """In a new process, because the tests have imported torch."""
     from hush.models import networks
 
     assert tuple(networks())[: len(MODELS)] == MODELS
@@ -50,3 +51,9 @@ def test_help_names_every_command_and_no_range_of_integers() -> None:
     for command in get_command(app).commands:  # type: ignore[attr-defined]
         assert command in text
         assert "x<=" not in call(command, "--help").stdout
+
+
+def test_every_command_has_the_same_default_delta() -> None:
+    parameters = [p for c in get_command(app).commands.values() for p in c.params]  # type: ignore[attr-defined]
+    deltas = [each.default for each in parameters if each.name == "delta"]
+    assert {DEFAULT_DELTA} <= set(deltas) <= {DEFAULT_DELTA, None}, "None: the delta of a ledger"

@@ -1,4 +1,4 @@
-"""What goes to standard error: warnings as lines, and progress while a command is silent."""
+"""Standard error: warnings as lines, and progress of a long command."""
 
 import json
 import time

@@ -195,7 +195,7 @@ def test_explain_says_what_the_best_attack_achieves() -> None:
     assert "| true positive rate at 1% false positives   | 2.2" in text
     assert f"mu = {at_most(told['gaussian']['mu'])}" in text
     assert "delta 1e-05 by default" in text
-    # a rate is rounded up where it is printed
+    # printed rates are rounded up
     printed = float(text.split("1% false positives")[1].split("|")[1].strip(" %"))
     assert rates[1] <= printed / 100 <= rates[1] * 1.01
 

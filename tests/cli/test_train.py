@@ -1,4 +1,4 @@
-"""`hush train`: runs, what they leave, and how they are resumed."""
+"""`hush train` and `hush tune`: runs, their files, and resuming."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def test_train_without_arguments_and_what_it_leaves(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "digits-1"
     for name in ("plan.toml", "ledger.jsonl", "metrics.jsonl", "model.safetensors"):
         assert (folder / name).exists()
-    with hush.Ledger(folder / "ledger.jsonl"):  # it can be asked while somebody writes to it
+    with hush.Ledger(folder / "ledger.jsonl"):  # an open ledger can be read
         spent = answer("account", "--ledger", folder / "ledger.jsonl")
     assert spent["epsilon"]["upper"] <= 3.0
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -103,3 +103,22 @@ def test_noise_that_drowns_the_records_is_said(tmp_path: Path) -> None:
         in drowned.stderr
     )
     assert "signal" not in call(*usual, tmp_path / "b").stderr
+
+
+SHORT = ("tune", "--steps", "3", "--trials", "2", "--delta", "1e-4", "--seed", "1")
+
+
+def test_a_search_leaves_the_best_run_and_its_charge(tmp_path: Path) -> None:
+    said = answer(*SHORT, "--lr", "0.5:2", "--clip", "0.5,1", "--run-dir", tmp_path / "run")
+    assert 0.5 <= said["settings"]["learning_rate"] <= 2
+    assert said["settings"]["clip"] in (0.5, 1.0)
+    assert 2.9 < said["guarantee"]["epsilon"]["upper"] <= 3
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        *("anchor.json", "ledger.jsonl", "plan.toml", "tuned.json", "model.safetensors"),
+        *("settings.json", "metrics.jsonl"),
+    }
+    assert json.loads((tmp_path / "run" / "tuned.json").read_text())["settings"] == said["settings"]
+    with hush.Ledger(tmp_path / "run" / "ledger.jsonl", read_only=True) as ledger:
+        (plan,) = ledger.counts
+        assert plan.release == hush.BestOf(steps=3, mean=2.0, score=10.0)
+    assert answer("account", tmp_path / "run")["epsilon"] == said["guarantee"]["epsilon"]

@@ -46,7 +46,7 @@ def test_by_default_a_batch_is_of_owners_too(tmp_path: Path, ids: Path) -> None:
 
 
 def published(folder: Path) -> dict[str, Any]:
-    """What a run's files say of its settings; noise, and what is named at random, left out."""
+    """Settings in the published files of a run, without noise and random names."""
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     charges = [
         {name: line[name] for name in ("plan", "records", "protects") if name in line} for line in lines

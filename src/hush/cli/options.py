@@ -174,16 +174,16 @@ def sampling_of(
                 "--rate, or --records and --batch-size, or --plan."
             )
         records = check_count("--records", records, "the rate is a share of them", at_least=1)
-        rate = share_of("--batch-size", batch_size, records, unit, records // 100)
+        rate = share_of("--batch-size", batch_size, records, unit)
     return FullBatch() if rate == 1 else Poisson(rate=rate)
 
 
-def share_of(option: str, batch: int, records: int, unit: str, example: int) -> float:
+def share_of(option: str, batch: int, records: int, unit: str) -> float:
     """Sampling rate of an expected batch, or an error if it is larger than the data."""
     if not 0 < batch <= records:
         raise InvalidValue(
             f"{option} {batch} must be > 0 and <= the {counted(records, unit)}: {with_article(unit)} "
-            f"takes part with probability at most 1. Pass e.g. {option} {max(1, example)}."
+            f"takes part with probability at most 1. Pass e.g. {option} {max(1, records // 100)}."
         )
     return batch / records
 
@@ -224,7 +224,7 @@ def is_named(plan: str | None) -> bool:
 
 
 def plan_at(plan: str, options: dict[str, Any], parameters: int | None = None) -> Plan:
-    """The plan of a file, or a named plan with the options that are not None in place of its own.
+    """The plan of a file, or a named plan with the given options (None: its own).
 
     `parameters` is the number of parameters of the model, for plans that depend on it.
     """
@@ -263,7 +263,7 @@ def release_of(records: int, unit: str, batch: int | None, tests: dict[str, Any]
     # docs/results/selective.md compares the two tests at equal epsilon
     clip, noise = (0.01, 8.0) if kind == "summed" else (0.001, 1.3)
     return Selective(
-        rate=share_of("--test-batch", batch, records, unit, min(256, records)),
+        rate=share_of("--test-batch", batch, records, unit),
         clip=passed.get("test-clip", clip),
         multiplier=passed.get("test-noise", noise),
         threshold=passed.get("test-threshold", -1.0),

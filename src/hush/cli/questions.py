@@ -245,7 +245,7 @@ def calibrate(
         if asked.steps is not None or asked.epochs is not None:
             raise InvalidPlan(
                 "noise, rate and steps are all given, and one of them is to be found. Leave one of them "
-                "out, or ask `hush account` what they cost."
+                "out, or compute their cost with `hush account`."
             )
         count = inverse.max_steps(found, limit, adjacency=adjacency)
     elif asked.steps is not None:

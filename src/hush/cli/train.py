@@ -115,9 +115,9 @@ class Run(Training):
         values, size, test = self.hyperparameters(), self.batch_size, self.test_batch
         if self.plan is not None:
             if size is not None:
-                values["rate"] = opt.share_of("--batch-size", size, units, unit, units // 100)
+                values["rate"] = opt.share_of("--batch-size", size, units, unit)
             if test is not None:
-                values["test-rate"] = opt.share_of("--test-batch", test, units, unit, 256)
+                values["test-rate"] = opt.share_of("--test-batch", test, units, unit)
             return opt.plan_at(self.plan, values, dimension)
         size = min(256, units) if size is None else size
         return opt.plan_of(
@@ -158,7 +158,7 @@ def train(asked: Run) -> None:
     budget = Budget(epsilon=asked.epsilon, delta=asked.delta)
     folder = folder_of(asked.run_dir, asked.data)
     seed = asked.seed
-    if asked.plan is not None:  # before the data, whose features take minutes
+    if asked.plan is not None:  # before the features of the data, which take minutes
         opt.plan_at(asked.plan, asked.hyperparameters())
     for name in ("beta", "coordinate-rate", "cap", "bound"):
         if asked.plan is None and asked.hyperparameters()[name] is not None:

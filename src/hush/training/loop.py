@@ -62,7 +62,7 @@ class Run:
     accepted: int | None = None
     """Number of accepted trials of a selective plan charged per trial; None otherwise."""
     per_instance: PerInstance | None = field(default=None, repr=False)
-    """Costs of the records at hand, if they were requested (sensitive)."""
+    """Per-instance costs, if they were requested (sensitive)."""
 
 
 def train(
@@ -314,7 +314,7 @@ def _check_arguments(
     directory = checkpoints.directory
     if (checkpoints.resume and directory is None) or (checkpoints.reseed and not checkpoints.resume):
         raise CheckpointError(
-            "there is nothing to resume or reseed: only a run with a directory can continue. Pass "
+            "there is no run to resume or reseed: only a run with a directory can continue. Pass "
             "checkpoints=hush.Checkpoints(directory=..., resume=True)."
         )
     if checkpoints.settings is not None and directory is None:

@@ -61,7 +61,7 @@ class Execution:
     Args:
         physical_batch: Number of records to process at once; None: as many as fit in memory.
         replay: Whether a GPU records the work of a physical batch as a CUDA graph and replays it, which
-            is much faster for small models. None: where it is possible and faster, as measured on
+            is much faster for small models. None: if it is possible and faster, as measured on
             synthetic records; True: raise if it is not possible; False: never.
     """
 

@@ -1,4 +1,4 @@
-"""Snapshots of a model and its optimizer, and private steps whose effects are undone."""
+"""Snapshots of a model and its optimizer, and private steps with all effects undone."""
 
 import copy
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore everything; the snapshot may be used again."""
+        """Restore the model and the optimizer; the snapshot may be used again."""
         for parameter, value, gradient in self._parameters:
             parameter.copy_(value)
             parameter.grad = _copied(gradient)
@@ -61,7 +61,7 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def rehearsal(step: "PrivateStep") -> Iterator[None]:
-    """Context in which the step runs on a ledger in memory; everything is restored at the end.
+    """Context of private steps on a ledger in memory; all state is restored at the end.
 
     Weights, buffers, gradients, optimizer state, randomness, counters and the pending batch are
     those before, bit for bit; attributes of modules are the same objects. Noise that is drawn inside is

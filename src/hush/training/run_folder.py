@@ -297,7 +297,7 @@ def _consistent(folder: Path, ledger: Ledger) -> list[str]:
         ]
     except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
         raise LedgerError(
-            f"{path} is damaged ({error}), so it is unknown whether the newest charges are missing. "
+            f"{path} is damaged ({error}), and the newest charges may be missing. "
             "Restore it, or move it away to account for the ledger alone."
         ) from None
     return [f"fits its plan, anchor and checkpoint (of step {state['steps']})"]

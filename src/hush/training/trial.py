@@ -224,7 +224,7 @@ def outcome(settings: Settings, trial: TuningTrial, returned: tuple[Any, float])
     counts = ledger.counts
     if not counts:
         raise LedgerError(
-            "nothing was charged to trial.ledger: a model trained without private steps is not private. "
+            "trial.ledger has no charge: a model trained without private steps is not private. "
             "Pass ledger=trial.ledger to hush.train or PrivateStep."
         )
     for plan in counts:

@@ -198,9 +198,9 @@ def tune(
         for settings in [*state.trials, *others]:
             if mechanism(_plan_of(plan, settings)) != mechanism(reference):
                 raise Unproved(
-                    "the plan of some settings is another mechanism than that of others, and one noise "
-                    "is calibrated for all trials. Search settings that are not charged (learning "
-                    "rates, clipping norms, models), with one sampling rate and one noise multiplier."
+                    "the plans of two settings are different mechanisms, and one noise is calibrated "
+                    "for all trials. Search settings that are not charged (learning rates, clipping "
+                    "norms, models), with one sampling rate and one noise multiplier."
                 )
         if folder is not None:
             make_folder(folder)

@@ -177,7 +177,7 @@ def voided(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (uncharged, "nothing was charged"),
+        (uncharged, "has no charge"),
         (too_many, "took 5 steps and is charged for 4"),
         (less_noise, "another mechanism"),
         (voided, "is void"),
