@@ -50,7 +50,11 @@ class Uniform:
         object.__setattr__(self, "high", high)
 
     def draw(self, pick: Random) -> float:
-        """Draw a number."""
+        """Draw a number.
+
+        Args:
+            pick: Source of randomness.
+        """
         return pick.uniform(self.low, self.high)
 
     @property
@@ -71,7 +75,6 @@ class LogUniform(Uniform):
     least: ClassVar[float] = 0.0
 
     def draw(self, pick: Random) -> float:
-        """Draw a number."""
         value = math.exp(pick.uniform(math.log(self.low), math.log(self.high)))
         return min(max(value, self.low), self.high)
 
@@ -92,7 +95,11 @@ class Choice:
             raise InvalidValue("Choice() has no value. Pass e.g. hush.Choice(0.5, 1.0).")
 
     def draw(self, pick: Random) -> Any:
-        """Draw one of the values."""
+        """Draw one of the values.
+
+        Args:
+            pick: Source of randomness.
+        """
         return pick.choice(self.values)
 
     @property
