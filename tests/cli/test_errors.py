@@ -63,7 +63,6 @@ HUGE = "9" * 400
         ("report .", "no ledger at ledger.jsonl"),
         ("report . --out -", "must end in .html"),
         ("tune --lr 1:2:3", "must be one number"),
-        ("tune --lr fast", "must be one number"),
         ("tune --momentum 0:0.9", "must be one number"),
         ("tune --clip 0,1", "--clip=0.0 must be"),
         ("tune --held-out 5000", "must be below"),

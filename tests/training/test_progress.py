@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, lines elsewhere, silence where it is asked for."""
+"""Progress: a bar on a terminal, lines elsewhere; `--quiet` is tested with the commands."""
 
 import time
 
@@ -36,15 +36,3 @@ def test_lines_come_while_the_task_runs_and_end_with_it(
     capsys.readouterr()
     time.sleep(0.05)
     assert capsys.readouterr().err == "", "it ends with the task"
-
-
-def test_it_is_silent_unless_visible(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hush.training.progress._SECONDS", 0.001)
-    with Progress("training", 4, visible=False) as bar:
-        bar.advance()
-        bar.show({"loss": 0.25})
-        time.sleep(0.02)
-    captured = capsys.readouterr()
-    assert captured.out == captured.err == ""
