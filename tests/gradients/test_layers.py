@@ -11,7 +11,6 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import hush
-from hush.core.errors import DataError
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.recording import record
 from hush.gradients.rules import RULES
@@ -365,11 +364,6 @@ def test_no_position_of_a_record_reaches_a_layer(name: str) -> None:
     for total in (tape.weighted_sum(torch.ones(3)), hush.Linf(1.0).clip(tape).total):
         torch.testing.assert_close(total.pop("head.bias"), expected.sum(0))
         assert not any(bool(part.any()) for part in total.values())
-
-
-def test_a_recurrent_layer_takes_one_step_at_least() -> None:
-    with pytest.raises(DataError, match="no steps"):
-        record(Recurrent("LSTM"), lambda o, _: o.sum(1), torch.zeros(2, 0, 5), torch.zeros(2))
 
 
 def test_the_padding_row_has_no_gradient() -> None:

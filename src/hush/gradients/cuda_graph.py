@@ -110,10 +110,8 @@ class Replay:
         """Replay of a model's clipped sums, before the first capture.
 
         Args:
-            model: Trained model.
-            loss: One value per record.
+            model, loss, views: As for `record`.
             clipping: Clipping in one block.
-            views: Views of each record; their mean gradient is clipped.
             most_records: Physical batch; no batch is padded beyond it.
             required: Raise if a batch cannot be captured; otherwise warn once and compute it.
             capture: Function that makes graphs; None: `capture_graph`.
@@ -156,10 +154,8 @@ class Replay:
         """The clipped sum of one batch.
 
         Args:
-            inputs: Inputs of the batch, records first: a tensor or a tree of them.
-            targets: Targets of the batch.
-            mask: Zeroes coordinates at random, for plans that sample them.
-            generator: Generator of `mask`.
+            inputs, targets: As for `record`.
+            mask: Zeroes coordinates at random, for plans that sample them, by `generator`.
             present: Whether each slot holds a record; None: all do.
             randomness: Context that seeds torch's generators; with `host=False` only the GPU's.
             verify: Compare the captured state before the replay, wait for the GPU, and compute the batch
@@ -182,7 +178,7 @@ class Replay:
                 self._graphs[key] = self._capture(inputs, targets, size, mask, generator)
             graph = self._graphs[key]
         if graph is None:
-            rows, labels = (tree_map(part, lambda rows: pad(rows, size)) for part in (inputs, targets))
+            rows, labels = tree_map((inputs, targets), lambda rows: pad(rows, size))
             slots = torch.zeros(size, dtype=torch.bool, device=next(tree_leaves(inputs)).device)
             slots[: records_of(inputs)] = True if present is None else present
             with randomness():
@@ -246,9 +242,7 @@ class Replay:
         if not self._required and len(self._graphs) >= _MOST_GRAPHS:
             return None
         # memory of the graph alone
-        rows, labels = (
-            tree_map(part, lambda value: pad(value[:1], size).clone()) for part in (inputs, targets)
-        )
+        rows, labels = tree_map((inputs, targets), lambda value: pad(value[:1], size).clone())
         device = next(tree_leaves(inputs)).device
         present = torch.ones(size, device=device, dtype=torch.bool)
         if self._finite is None:
@@ -380,15 +374,8 @@ def capture_graph(
     """Captured CUDA graph of work on the current device.
 
     The random states of torch, NumPy and Python are restored: a replay, or a computation without the
-    graph, draws the same numbers as without the capture.
-
-    Args:
-        work: Launches kernels that read and write the same memory every time.
-        pool: Handle of the graphs' memory; unusable after an error.
-        generator: Generator that the work draws from, besides torch's own.
-
-    Raises:
-        CaptureError: The work cannot be replayed.
+    graph, draws the same numbers as without the capture. `generator` is a generator that the work draws
+    from, besides torch's own. After a `CaptureError` the pool is unusable.
     """
     device = torch.cuda.current_device()
     shared = torch.cuda.default_generators[device]

@@ -7,7 +7,7 @@ the records. In a single set, terms that can be clamped in factored form are not
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,31 +19,17 @@ from hush.gradients.precision import full_precision, vector_norms
 from hush.gradients.terms import zero_rows
 
 
-class ClampableTape(Protocol):
-    """A tape that can clamp each entry to a limit of its record."""
-
-    def norms(self, order: float) -> Tensor: ...
-
-    def clamped_weighted_sum(
-        self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
-    ) -> dict[str, Tensor]: ...
-
-
 class EntrywiseClipping:
-    """Entrywise clipping, for a `ClampableTape`."""
+    """Entrywise clipping, for a tape with `norms` and `clamped_weighted_sum`."""
 
     def clip_entrywise(
-        self: ClampableTape, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
+        self: Any, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
     ) -> ClippedSum:
         """The sum of the gradients, each clipped into the sensitivity sets, and then masked.
 
         **Guarantee.** A record's addend lies in its set, up to rounding in single precision; a record
         with a gradient that is not finite adds zero. In a single set with largest entry m, a record of
         weight w adds w clamp(g, -m / w, m / w).
-
-        Args:
-            sensitivity: Sets of consecutive coordinates; a single one covers all of them.
-            mask: Zeroes coordinates at random, for plans that sample them.
         """
         if len(sensitivity) > 1:
             return clip_blocks(self, sensitivity, mask)
@@ -65,11 +51,6 @@ def clip_blocks(
 
     **Guarantee.** As of `EntrywiseClipping`. A record also adds zero if its coefficients in a public
     basis overflow.
-
-    Args:
-        tape: Tape with `device`, `norms`, `zeros` and `chunks`.
-        sensitivity: Sets of consecutive coordinates.
-        mask: Zeroes coordinates at random, for plans that sample them.
     """
     sizes = [block.dimension or 0 for block in sensitivity]
     limits = torch.tensor([block.max_entry for block in sensitivity], dtype=torch.float64)

@@ -12,11 +12,7 @@ from hush.gradients.tree import Loss
 
 
 def per_sample_loss(loss: Any) -> Loss:
-    """The per-sample loss: a loss module's reduction over the batch is undone.
-
-    Args:
-        loss: a loss module, or a function that returns one value per record.
-    """
+    """The per-sample loss: a loss module's reduction over the batch is undone."""
     if not callable(loss):
         raise Unsupported(
             f"loss={loss!r} cannot be called. Pass a loss of one value for each record, e.g. "

@@ -28,12 +28,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def check_model(model: nn.Module, *, sharded: bool = False) -> None:
-    """Raise for a module that mixes records or keeps state of them.
-
-    Args:
-        model: Model as it will be trained, in training mode.
-        sharded: Whether the step provides for `fully_shard`.
-    """
+    """Raise for a module that mixes records or keeps state of them."""
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     for name, module in modules.items():
         _check_layer(name, module, sharded=sharded)
@@ -117,12 +112,7 @@ def _described(name: str, module: nn.Module) -> str:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raise for an optimizer that would update something the private gradient does not cover.
-
-    Args:
-        optimizer: Optimizer of the model's parameters.
-        model: Trained model.
-    """
+    """Raise for an optimizer that would update something the private gradient does not cover."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported(
             "LBFGS evaluates the loss several times a step, and only one evaluation is charged. Use "

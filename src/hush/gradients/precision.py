@@ -59,16 +59,13 @@ def _full_precision(device: torch.device, autograd: bool) -> Iterator[None]:
             finally:
                 torch.set_float32_matmul_precision(allowed)
             return
-        before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-        _allow_tf32((False, False))
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        before = cudnn.allow_tf32, matmul.allow_tf32
+        cudnn.allow_tf32 = matmul.allow_tf32 = False
         try:
             yield
         finally:
-            _allow_tf32(before)
-
-
-def _allow_tf32(allowed: tuple[bool, bool]) -> None:
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = allowed
+            cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 def autocast_dtype(values: Tensor) -> torch.dtype:

@@ -84,19 +84,6 @@ def probe(
     """Properties of a model and a loss, from passes over two synthetic records.
 
     The model, its buffers, its attributes and all random states are restored.
-
-    Args:
-        model: Trained model, in training mode.
-        loss: One value per record.
-        inputs: Inputs of two synthetic records.
-        targets: Their targets.
-        views: Views of a record, if there are any.
-        sharded: Modules with parameters that are split over ranks.
-
-    Raises:
-        Unsupported: The model mixes records, keeps something of them, or changes its parameters; or the
-            loss is not one per record.
-        DataError: The records do not fit the model.
     """
     check_model(model, sharded=sharded is not None)
     pair = inputs, targets
@@ -125,12 +112,7 @@ def probe(
 
 @contextmanager
 def buffers_restored(model: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
-    """Context of forward passes after which the named buffers are restored.
-
-    Args:
-        model: Trained model.
-        names: `Probed.changing_buffers`.
-    """
+    """Context of forward passes after which the named buffers are restored."""
     before = {name: model.get_buffer(name) for name in names}
     copies = {name: buffer.clone() for name, buffer in before.items()}
     try:
@@ -208,12 +190,6 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
     A private step gives each record to the model on its own. A model that compares records, such as one
     with a contrastive loss or batch statistics, would run and learn something else. A record must keep
     its loss when the other one is replaced by a copy of it, at the same place and with the same draws.
-
-    Args:
-        model: Trained model, in training mode.
-        loss: One value per record.
-        inputs: Inputs of two records.
-        targets: Their targets.
     """
     kind = next(model.parameters()).device.type
     needed = torch.is_autocast_enabled(kind)
@@ -248,15 +224,7 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
 def check_padding_ignored(
     model: nn.Module, loss: Loss, pair: tuple[Any, Any], longer: tuple[Any, Any], probed: Probed
 ) -> None:
-    """Raise if the losses of records change with one more position of padding.
-
-    Args:
-        model: Model that is trained.
-        loss: One value per record.
-        pair: Inputs and targets of two records.
-        longer: The same records with more padding.
-        probed: Properties of the model and the loss.
-    """
+    """Raise if the losses of records change with one more position of padding."""
     state = _State(model)
     values = []
     try:

@@ -5,6 +5,7 @@ so rounding is a share of the gradient's *length* and not of its norm: the sum o
 `|left[t]| |right[t]|`. A norm here is an upper bound on the norm of the record's product as computed.
 Clipped by it, no record adds more than the clipping norm, in any precision (docs/guarantees/tape.md, 5).
 Each record has a product of its own, so the rounding of one record does not affect the others.
+Factors, left or right, are (records, positions, entries).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,11 +56,7 @@ class GramSquares:
         return self.sums[1]
 
     def norms(self, sum_error: float) -> Tensor:
-        """Upper bounds on the norms of the products as computed, in double precision: (records,).
-
-        Args:
-            sum_error: Error of the computed product, as a share of the length.
-        """
+        """Upper bounds on the norms of products computed with this error, a share of the length."""
         return norms_of([self], [sum_error])[0]
 
 
@@ -89,11 +86,7 @@ def uses_kernels(factor: Tensor) -> bool:
 
 
 def gram(factor: Tensor) -> Tensor:
-    """The Gram matrix of each record's positions: (records, positions, positions).
-
-    Args:
-        factor: (records, positions, entries).
-    """
+    """The Gram matrix of each record's positions: (records, positions, positions)."""
     if uses_kernels(factor):
         from hush.gradients.kernels.product_kernel import gram as on_tensor_cores
 
@@ -106,7 +99,7 @@ def gram_error(factor: Tensor) -> float:
     """Error of an entry of `gram`, as a share of the product of the norms of its two positions, and half
     of the error of comparing it with another one."""
     if not uses_kernels(factor):
-        return double_gram_error(factor.shape)
+        return double_gram_error(*factor.shape[1:])
     from hush.gradients.kernels.product_kernel import GRAM_RUN
 
     entries, run = factor.shape[2], GRAM_RUN[factor.element_size()]
@@ -114,19 +107,13 @@ def gram_error(factor: Tensor) -> float:
     return left_out + 1.01 * (run + 4) * _TENSOR_CORE + (entries / run + 5) * 2.0**-24
 
 
-def double_gram_error(shape: torch.Size) -> float:
-    """`gram_error` of a factor of this shape in double precision."""
-    _, positions, entries = shape
+def double_gram_error(positions: int, entries: int) -> float:
+    """`gram_error` in double precision."""
     return (entries + positions**2 + 4) * 2.0**-52
 
 
 def gram_squares(left: Tensor, right: Tensor) -> GramSquares:
-    """The squared norms of `sum_t left[:, t] (x) right[:, t]`, some records at a time.
-
-    Args:
-        left: (records, positions, rows).
-        right: (records, positions, columns).
-    """
+    """The squared norms of `sum_t left[:, t] (x) right[:, t]`, some records at a time."""
     dtype = torch.promote_types(left.dtype, right.dtype)
     left, right = left.to(dtype), right.to(dtype)
     error = gram_error(left) + gram_error(right)
@@ -146,12 +133,7 @@ def gram_chunks(records: int, positions: int) -> Iterator[slice]:
 
 
 def compare_grams(pairs: Iterable[tuple[Tensor, Tensor]], error: float) -> GramSquares:
-    """Squared norms from the Gram matrices of two factors each, of some records after others.
-
-    Args:
-        pairs: (records, positions, positions) each, in single or double precision.
-        error: How far they may be off, together.
-    """
+    """Squared norms from pairs of Gram matrices, of some records after others; `error` is of both."""
     parts = []
     for left, right in pairs:
         first, second = (
@@ -165,10 +147,7 @@ def compare_grams(pairs: Iterable[tuple[Tensor, Tensor]], error: float) -> GramS
 def weighted_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
     """The sum over records of weight times `sum_t left[t] (x) right[t]`, in double precision.
 
-    Args:
-        left: (records, positions, rows).
-        right: (records, positions, columns).
-        weights: (records,). A record of weight 0 adds exactly zero, for any factors.
+    A record of weight 0 adds exactly zero, for any factors.
     """
     dtype = torch.promote_types(left.dtype, right.dtype)
     left, right = left.to(dtype), right.to(dtype)
@@ -214,11 +193,7 @@ def gradients_in_runs(left: Tensor, right: Tensor) -> Tensor:
 
 
 def product_error(factor: Tensor) -> float:
-    """Error of a record's product in `weighted_products`, as a share of its length.
-
-    Args:
-        factor: Left or right, (records, positions, entries).
-    """
+    """Error of a record's product in `weighted_products`, as a share of its length."""
     positions = factor.shape[1]
     if not uses_kernels(factor):
         return (positions + 2) * (2.0**-53 if factor.dtype == torch.float64 else 2.0**-24)

@@ -59,11 +59,7 @@ class PublicBasis:
         return {**{f"subspace {j}": rank for j, rank in enumerate(ranks)}, "residual": self.dimension}
 
     def blocks(self, gradients: Tensor) -> dict[str, Tensor]:
-        """The coefficients of gradients, one a row, by block.
-
-        Args:
-            gradients: (records, dimension), overwritten by the residual.
-        """
+        """The coefficients of gradients, one a row, by block; the residual overwrites the gradients."""
         parts: list[list[Tensor]] = [[] for _ in self.groups[0].columns]
         with full_precision(self.device):
             for group, part in self._by_group(gradients):
@@ -78,12 +74,6 @@ class PublicBasis:
     def to_parameters(self, coefficients: Tensor) -> Tensor:
         """The gradient of noisy coefficients, without the part of the residual within the subspaces,
         which is noise alone.
-
-        Args:
-            coefficients: The blocks of `sizes`, concatenated.
-
-        Returns:
-            (dimension,): the parameters, concatenated.
         """
         sizes = list(self.sizes.values())
         *subspaces, residual = coefficients.to(self.groups[0].basis.dtype).split(sizes)
@@ -144,11 +134,7 @@ class ProjectedTape:
         return clip_blocks(self, sensitivity, mask)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """The coefficients of a few records at a time: the records, and block -> (few, size).
-
-        Args:
-            entries: Maximum number of entries in memory for a chunk, at least one record's.
-        """
+        """The coefficients of a few records at a time, by block; `entries` bounds their memory."""
         basis = self.basis
         # in memory: the record's gradient, its residual and its coefficients
         per_record = sum(basis.sizes.values()) + basis.dimension

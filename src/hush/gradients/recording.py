@@ -115,16 +115,7 @@ def per_sample_losses(
     one_by_one: bool = False,
     sharded: ShardedModules | None = None,
 ) -> Tensor:
-    """The per-sample losses of a batch, each computed as on the tape: (records,).
-
-    Args:
-        model: As for `record`.
-        loss: One value per record.
-        inputs: Records along the first dimension.
-        targets: As the inputs.
-        one_by_one: As for `record`.
-        sharded: As for `record`.
-    """
+    """The per-sample losses of a batch, each computed as on the tape: (records,)."""
     records, device = len(next(tree_leaves(inputs))), next(model.parameters()).device
     if records == 0:
         return torch.zeros(0, device=device)

@@ -6,8 +6,9 @@ replace them: they gather a module's weights before its forward and its backward
 afterwards.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, is_batchedtensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._pytree import tree_leaves
 
 from hush.core.errors import Unsupported
 from hush.core.value import with_article
@@ -31,17 +31,14 @@ class ShardedModules:
     """
 
     def __init__(self, model: nn.Module, guarded: Callable[[str], AbstractContextManager[None]]) -> None:
-        """Sharded modules of a model; every rank of the group makes one at the same time.
-
-        Args:
-            model: Model with `fully_shard` applied to it, to some of its modules, or both.
-            guarded: Context of a collective with a name; it explains its failure.
-        """
+        """Sharded modules of a model; every rank of the group makes one at the same time."""
         self.modules = {
             name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)
         }
         self.whole: set[str] = set()
         """Names of the modules whose parameters this rank has gathered now."""
+        self.largest = 0
+        """Maximum number of entries of gathered parameters at one time."""
         self._guarded = guarded
         self._gathering = False
         self._hooks: list[tuple[dict[int, Any], int, Any, Any]] = []
@@ -50,7 +47,7 @@ class ShardedModules:
         for name, module in sharded.items():
             state = module._get_fsdp_state()
             pairs = (
-                (module._forward_pre_hooks, state._pre_forward_hook_handle, self.enter),
+                (module._forward_pre_hooks, state._pre_forward_hook_handle, self._before_forward),
                 (module._forward_hooks, state._post_forward_hook_handle, self._after_forward),
             )
             for table, handle, hook in pairs:
@@ -92,54 +89,83 @@ class ShardedModules:
                 table[place] = original
             self.release()
 
-    def enter(self, name: str, *_: Any) -> None:
+    def enter(self, name: str) -> None:
         """Gather a module's parameters, and free those of modules that do not contain it."""
         path = [
             other for other in self.modules if not other or name == other or name.startswith(f"{other}.")
         ]
-        self.release(self.whole.difference(path))
-        with _outside_transforms(), self._guarded("gathering the weights"):
+        with (
+            torch._C.DisableTorchFunction(),  # the recording would take the calls for the model's
+            temporarily_clear_interpreter_stack(),
+            torch.no_grad(),
+            self._guarded("gathering the weights"),
+        ):
+            for other in self.whole.difference(path):
+                self._free(other)
             for other in path:
                 if other not in self.whole:
                     self.modules[other].unshard()
                     self.whole.add(other)
+        held = sum(
+            value.numel() for part, value in self.gathered.items() if self.module_of[part] in self.whole
+        )
+        self.largest = max(self.largest, held)
 
-    def release(self, names: Iterable[str] | None = None) -> None:
-        """Free the gathered parameters of modules, or of all: also if FSDP's own hooks gathered them."""
-        with _outside_transforms():
-            for name in self.modules if names is None else names:
-                self.modules[name].reshard()
-                self.whole.discard(name)
+    def release(self) -> None:
+        """Free the gathered parameters of all modules, also those that FSDP's own hooks gathered."""
+        for name in self.modules:
+            self._free(name)
+
+    def _free(self, name: str) -> None:
+        with (
+            torch._C.DisableTorchFunction(),
+            temporarily_clear_interpreter_stack(),
+            torch.no_grad(),
+        ):
+            self.modules[name].reshard()
+        self.whole.discard(name)
+
+    def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.enter(name)
 
     def _after_forward(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
-        for value in tree_leaves(output):
-            if not isinstance(value, Tensor | bool | int | float | str | None):
-                raise Unsupported(
-                    f"the sharded module {name!r} returns {with_article(type(value).__name__)}: its "
-                    "weights are gathered again when the gradient of its output is known, and tensors "
-                    "in such an object are not found. Return tensors, or tuples, lists and "
-                    "dictionaries of them."
-                )
-            if not isinstance(value, Tensor):
-                continue
+        for value in _outputs(output, name):
             while is_batchedtensor(value):
                 value = get_unwrapped(value)
             # the output of an inner module may also be this module's: its hook gathers both
             hooks = (value._backward_hooks or {}).values()
             if value.requires_grad and not any(isinstance(hook, _Entering) for hook in hooks):
                 with torch._C.DisableTorchFunction():
-                    value.register_hook(_Entering(self.enter, name))
+                    value.register_hook(_Entering(self, name))
         recomputed = torch._C._current_graph_task_id() != -1  # its backward pass is next
         if name and not recomputed:
-            self.release([name])
+            self._free(name)
 
 
-@contextmanager
-def _outside_transforms() -> Iterator[None]:
-    """Context of FSDP's own work, which recordings would take for the model's."""
-    with torch._C.DisableTorchFunction(), temporarily_clear_interpreter_stack(), torch.no_grad():
-        yield
-
-
-class _Entering(partial[None]):
+@dataclass(frozen=True, eq=False)
+class _Entering:
     """Hook of a module's output, which gathers the module when the output's gradient is known."""
+
+    modules: ShardedModules
+    name: str
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.modules.enter(self.name)
+
+
+def _outputs(output: Any, name: str) -> Iterator[Tensor]:
+    """Tensors of a module's output; raises if it may contain others."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, (list, tuple)):
+        for part in output:
+            yield from _outputs(part, name)
+    elif isinstance(output, dict):
+        for part in output.values():
+            yield from _outputs(part, name)
+    elif output is not None and not isinstance(output, (bool, int, float, str)):
+        raise Unsupported(
+            f"the sharded module {name!r} returns {with_article(type(output).__name__)}: its weights "
+            "are gathered again when the gradient of its output is known, and tensors in such an object "
+            "are not found. Return tensors, or tuples, lists and dictionaries of them."
+        )

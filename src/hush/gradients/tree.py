@@ -110,14 +110,7 @@ def check_arguments(model: nn.Module, inputs: Any) -> None:
 
 
 def call_loss(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any, count: int) -> Tensor:
-    """The losses of a batch of `count`: (count,); raises where a gradient cannot be taken through them.
-
-    Args:
-        loss: one value per record.
-        outputs: of the model.
-        targets: of the batch.
-        count: of the batch: a record, or its views.
-    """
+    """Losses of a batch of `count` records or views: (count,)."""
     try:
         values = loss(outputs, targets)
     except (TypeError, AttributeError) as error:

@@ -63,14 +63,7 @@ def weighted_block_sums(
 
 
 def squared_norms(grad: Tensor, x: Tensor, geometry: "ConvolutionShape", *, tf32: bool) -> Tensor:
-    """Squared Euclidean norms of the gradients that `weighted_block_sums` adds, in double precision.
-
-    Args:
-        grad, x, geometry, tf32: As there.
-
-    Returns:
-        (records,).
-    """
+    """Squared Euclidean norms of the gradients that `weighted_block_sums` adds, in double precision."""
     parts = []
     unused = x.new_empty(1, dtype=torch.float32)
     for _, work in _chunks(grad, x, geometry, tf32):

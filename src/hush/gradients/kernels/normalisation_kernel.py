@@ -72,13 +72,7 @@ def input_gradient(
     by_channel: Tensor,
     groups: int,
 ) -> Tensor:
-    """The gradient of the input, of its shape and dtype.
-
-    Args:
-        grad, x, mean, scale, groups: As in `channel_gradients`.
-        weight: (channels,).
-        by_channel: Result of `channel_gradients`.
-    """
+    """The gradient of the input, of its shape and dtype."""
     out = torch.empty_like(x)
     if not out.numel():
         return out

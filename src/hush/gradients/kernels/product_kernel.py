@@ -37,11 +37,7 @@ GRAM_RUN = {2: 64, 4: 32}
 
 
 def gram(factor: Tensor) -> Tensor:
-    """The Gram matrix of each record's positions, (records, positions, positions), in single precision.
-
-    Args:
-        factor: (records, positions, entries), in half precision or single.
-    """
+    """The Gram matrices of each record's positions, (records, positions, positions), in float32."""
     records, positions, _ = factor.shape
     size, tiles, alone = _tiles(factor)
     out = factor.new_empty(records, positions, positions, dtype=torch.float32)
@@ -67,10 +63,6 @@ def compare_grams(left: Tensor, right: Tensor) -> Tensor:
 
     The sum of the product of the two matrices, and of the products and the sums of the roots of their
     diagonals. The matrices are not materialised.
-
-    Args:
-        left: (records, positions, rows), in half precision or single.
-        right: (records, positions, columns), of the same precision.
     """
     size, tiles, alone = _tiles(left)
     out = left.new_empty(3, len(left), tiles * (tiles + 1) // 2, dtype=torch.float64)

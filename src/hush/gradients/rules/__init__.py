@@ -77,11 +77,7 @@ class Layer(Protocol):
         One term for each trained weight: `linear.outer_product_term` of output gradients and inputs for
         a matrix product, `embedding.RowFactors` for a lookup, `convolution.convolution_term`, or
         `terms.Dense` of materialised per-sample gradients, never anything summed over records.
-
-        Args:
-            grad: Gradient of the output.
-            saved: Tensors that `forward` saved.
-            needed: Whether each input's gradient is needed; if not, None is returned for it.
+        The gradient of an input that is not `needed` is None.
         """
 
 
@@ -142,7 +138,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     functional.layer_norm: normalisation.layer_norm,
     functional.group_norm: normalisation.group_norm,
     functional.batch_norm: normalisation.batch_norm,
-    functional.instance_norm: normalisation.instance_norm,
     functional.rms_norm: normalisation.rms_norm,
     functional.max_pool2d: decompositions.max_pool2d,
     functional.multi_head_attention_forward: attention.multi_head,
@@ -153,8 +148,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     torch._VF.rnn_relu: partial(recurrent.recurrent, "rnn_relu"),
     torch._VF.lstm_cell: decompositions.lstm_cell,
     torch._VF.gru_cell: decompositions.gru_cell,
-    torch._VF.rnn_tanh_cell: decompositions.rnn_cell(torch.tanh),
-    torch._VF.rnn_relu_cell: decompositions.rnn_cell(torch.relu),
+    torch._VF.rnn_tanh_cell: partial(decompositions.rnn_cell, torch.tanh),
+    torch._VF.rnn_relu_cell: partial(decompositions.rnn_cell, torch.relu),
     functional.cross_entropy: decompositions.cross_entropy,
     functional.bilinear: decompositions.bilinear,
     torch.Tensor.requires_grad_: decompositions.requires_grad,

@@ -66,13 +66,7 @@ class ConvolutionShape:
         return gradients[0], gradients[1]
 
     def per_sample_weight_gradients(self, grad: Tensor, x: Tensor, *, tf32: bool = False) -> Tensor:
-        """The gradient of the weight for each image: (images, *shape), in single precision at least.
-
-        Args:
-            grad: (images, out, *positions).
-            x: (images, in, *sizes).
-            tf32: Whether hush's kernel may multiply in TensorFloat-32.
-        """
+        """The gradient of the weight for each image: (images, *shape), in single precision at least."""
         images, out = grad.shape[:2]
         if self.has_kernel(x):
             from hush.gradients.kernels.convolution_kernel import weighted_block_sums
@@ -215,7 +209,7 @@ class ConvolutionFactors(Term):
             for rows in gram_chunks(self.records, pixels)
         )
         entries = self.shape[0], math.prod(self.shape[1:])
-        error = sum(double_gram_error(torch.Size((self.records, positions, size))) for size in entries)
+        error = sum(double_gram_error(positions, size) for size in entries)
         squares = compare_grams(pairs, error)
         norms = squares.norms(product_error(precise(self.grad).flatten(2).mT))
         return finite_norms(norms, squares.lengths, precise_dtype(self.x))

@@ -27,32 +27,38 @@ def lstm_cell(recording: "Recording", x: Tensor, states: Any, *weights: Any) -> 
     """The rule for `torch.nn.LSTMCell`."""
     hidden, cell = states
     with recording:
-        from_input, from_state = _gates(x, hidden, *weights)
-        input_gate, forget_gate, cell_gate, output_gate = (from_input + from_state).chunk(4, dim=-1)
-        cell = torch.sigmoid(forget_gate) * cell + torch.sigmoid(input_gate) * torch.tanh(cell_gate)
-        return torch.sigmoid(output_gate) * torch.tanh(cell), cell
+        gates = sum(_gates(x, hidden, *weights)).chunk(4, dim=-1)
+        keep, add, output = (torch.sigmoid(gates[gate]) for gate in (1, 0, 3))
+        cell = keep * cell + add * torch.tanh(gates[2])
+        return output * torch.tanh(cell), cell
 
 
 def gru_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -> Any:
     """The rule for `torch.nn.GRUCell`."""
     with recording:
-        from_input, from_state = (part.chunk(3, dim=-1) for part in _gates(x, hidden, *weights))
-        reset, update = (
-            torch.sigmoid(a + b) for a, b in zip(from_input[:2], from_state[:2], strict=True)
-        )
-        new = torch.tanh(from_input[2] + reset * from_state[2])
+        inputs, states = (part.chunk(3, dim=-1) for part in _gates(x, hidden, *weights))
+        reset, update = (torch.sigmoid(inputs[gate] + states[gate]) for gate in (0, 1))
+        new = torch.tanh(inputs[2] + reset * states[2])
         return new + update * (hidden - new)
 
 
-def rnn_cell(activation: Callable[[Tensor], Tensor]) -> Any:
+def rnn_cell(
+    activation: Callable[[Tensor], Tensor],
+    recording: "Recording",
+    x: Tensor,
+    hidden: Tensor,
+    *weights: Any,
+) -> Any:
     """The rule for `torch.nn.RNNCell` with an activation."""
+    with recording:
+        return activation(sum(_gates(x, hidden, *weights)))
 
-    def rule(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -> Any:
-        with recording:
-            from_input, from_state = _gates(x, hidden, *weights)
-            return activation(from_input + from_state)
 
-    return rule
+def _gates(x: Tensor, hidden: Tensor, *weights: Any) -> list[Any]:
+    """The parts of a cell's gates from its input and from its state."""
+    biases = weights[2:] or (None, None)
+    operands = zip((x, hidden), weights[:2], biases, strict=True)
+    return [functional.linear(*each) for each in operands]
 
 
 def cross_entropy(
@@ -74,11 +80,9 @@ def cross_entropy(
         return NotImplemented
 
     def work(scores: Tensor, target: Tensor) -> Tensor:
-        losses: Tensor = functional.cross_entropy(
-            scores.flatten(0, 1), target.flatten(0, 1), ignore_index=ignore_index, reduction="none"
-        )
-        by_record: Tensor = losses.unflatten(0, scores.shape[:2])
-        return by_record
+        flat = scores.flatten(0, 1), target.flatten(0, 1)
+        losses: Tensor = functional.cross_entropy(*flat, ignore_index=ignore_index, reduction="none")
+        return losses.unflatten(0, scores.shape[:2])  # type: ignore[no-any-return]
 
     return recording.run_batched(work, scores, target)
 
@@ -89,19 +93,6 @@ def requires_grad(recording: "Recording", value: Tensor, requires_grad: bool = T
     Gradient checkpointing of the transformers library calls it on the outputs of embeddings.
     """
     return value if requires_grad and is_batchedtensor(value) else NotImplemented
-
-
-def _gates(
-    x: Tensor,
-    hidden: Tensor,
-    input_weight: Tensor,
-    state_weight: Tensor,
-    input_bias: Tensor | None = None,
-    state_bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    return functional.linear(x, input_weight, input_bias), functional.linear(
-        hidden, state_weight, state_bias
-    )
 
 
 _CHANNELS = 4

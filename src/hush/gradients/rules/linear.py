@@ -63,10 +63,7 @@ _unsafe_view = torch.ops.aten._unsafe_view.default
 def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
     """The term `sum_t left[:, t] (x) right[:, t]`, factored or materialised, whichever is cheaper.
 
-    Args:
-        left: (records, positions, rows).
-        right: (records, positions, columns).
-        shape: The parameter's shape, of rows x columns entries.
+    The parameter has this shape, of rows x columns entries.
     """
     if not left.shape[1]:  # no token of a record reaches the layer
         return Dense(left.new_zeros(()).expand(len(left), *shape))

@@ -97,14 +97,7 @@ class GroupNorm:
         return (inputs.to(x.dtype),)
 
     def _sums(self, grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-        """The gradients of scale and shift by image: (2, images, channels).
-
-        Args:
-            grad: (images, channels, *positions), contiguous.
-            x: Input of the same shape, contiguous.
-            mean: (images, groups).
-            scale: (images, groups), factor of the normalisation.
-        """
+        """The gradients of scale and shift by image: (2, images, channels)."""
         if not x.numel():  # the mean and the scale of no positions are NaN
             return mean.new_zeros(2, *x.shape[:2])
         if uses_kernels(x):
@@ -191,23 +184,6 @@ def batch_norm(
     return _on_images(
         recording, lambda x: functional.batch_norm(x, mean, variance, weight, bias, eps=eps), x
     )
-
-
-def instance_norm(
-    recording: "Recording",
-    x: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    """The rule for `F.instance_norm`: a group norm with a group for each channel."""
-    if running_mean is not None or not use_input_stats:
-        return NotImplemented
-    return group_norm(recording, x, x.shape[1], weight, bias, eps)
 
 
 def rms_norm(

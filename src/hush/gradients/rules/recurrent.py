@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.core.errors import DataError
 from hush.gradients.rules.linear import OuterFactors, materialising_pays, outer_product_term
 from hush.gradients.terms import Dense, Term
 
@@ -318,10 +317,8 @@ def recurrent(
 
         weights = [Weight(value) for value in parameters]  # frozen: gradients of the inputs alone
     directions, count = 2 if bidirectional else 1, 4 if has_biases else 2
-    if weights is None or len(weights) != num_layers * directions * count:
-        return NotImplemented  # with proj_size there is a third weight
-    if not x.numel():
-        raise DataError("a recurrent layer got a sequence of no steps: pad each record to one at least.")
+    if weights is None or len(weights) != num_layers * directions * count or not x.numel():
+        return NotImplemented  # with proj_size there is a third weight; torch rejects an empty sequence
     runs = [[*weights[i : i + count], None, None][:4] for i in range(0, len(weights), count)]
     layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
 
