@@ -7,7 +7,6 @@ raises before it waits, and the capture ends in order.
 """
 
 import gc
-import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -15,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hush.clipping.norms import L2Linf, Linf
 from hush.core.errors import PerformanceWarning, Unsupported, shorten
 from hush.core.parts import ClippedSum, Clipping, CoordinateMask
-from hush.gradients.recording import record
+from hush.gradients.recording import host_draws_restored, host_states, record
 from hush.gradients.tape import MaskedTape
 from hush.gradients.tree import Loss, Views, submodules, tree_leaves, tree_map
 
@@ -368,6 +366,11 @@ def given(model: nn.Module, loss: Any) -> tuple[Any, ...]:
     )
 
 
+def _cpu_states() -> tuple[Any, ...]:
+    """States of the generators on the CPU, which no graph advances."""
+    return *host_states(), torch.default_generator.get_state().numpy().tobytes()
+
+
 def capture_graph(
     work: Callable[[], Any], pool: Any, generator: torch.Generator | None = None
 ) -> CapturedGraph:
@@ -385,12 +388,12 @@ def capture_graph(
     with _undrawn(generators) as undraw, _capturable():
         try:
             with torch.cuda.stream(side):
-                before = _host_states()
+                before = _cpu_states()
                 for _ in range(_WARM_UP - 1):
                     work()
                 with _ExternalMemory() as memory:
                     work()
-                if before != _host_states():
+                if before != _cpu_states():
                     raise CaptureError(
                         "the model draws random numbers on the CPU, which a graph would repeat"
                     )
@@ -416,24 +419,26 @@ def _captured(
     fresh = shared.clone_state()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # the graph cannot use memory of the warm-up
-    # other threads, such as those that load data, are not restricted
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
-        with _no_waiting():
-            output = work()
-    except BaseException:
+    output, failed, waiting = None, None, torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # torch does not detect every way to wait, and a graph without kernels
+        warnings.simplefilter("ignore")
+        # other threads, such as those that load data, are not restricted
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about a graph without kernels
-                graph.capture_end()
-        except RuntimeError:  # the driver has ended the capture
+            torch.cuda.set_sync_debug_mode("error")  # torch raises before the host waits for the GPU
+            output = work()
+        except BaseException as error:
+            failed = error
+        finally:
+            torch.cuda.set_sync_debug_mode(waiting)
+        try:
+            graph.capture_end()
+        except RuntimeError as error:  # the driver has ended the capture
             _restore_torch(pool, shared, fresh)
-        raise
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        _restore_torch(pool, shared, fresh)
-        raise
+            failed = failed or error
+    if failed is not None:
+        raise failed
     return graph, output
 
 
@@ -486,19 +491,6 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 
 
 @contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Context that makes torch raise before the host waits for the GPU."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch does not detect every way to wait
-        torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
-
-
-@contextmanager
 def _capturable() -> Iterator[None]:
     """Context without autocast's cache and without garbage collection.
 
@@ -524,17 +516,8 @@ def _undrawn(generators: list[torch.Generator]) -> Iterator[Callable[[], None]]:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
 
-    host = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        yield undraw
-    finally:
-        undraw()
-        random.setstate(host[0])
-        np.random.set_state(host[1])  # noqa: NPY002
-
-
-def _host_states() -> tuple[Any, bytes]:
-    """States of the generators on the CPU, which no graph advances."""
-    _, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
-    torch_state = torch.default_generator.get_state().numpy().tobytes()
-    return (random.getstate(), rest), np.asarray(words).tobytes() + torch_state
+    with host_draws_restored():
+        try:
+            yield undraw
+        finally:
+            undraw()

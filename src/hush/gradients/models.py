@@ -64,15 +64,17 @@ def check_model(model: nn.Module, *, sharded: bool = False) -> None:
 
 def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
     """Raise for a layer that mixes records, keeps state of them or shows which rows they use."""
+    layer = f"layer {name!r}" if name else "the model"
+    described = f"{layer} is {with_article(type(module).__name__)}"
     wrapper = _distributed_wrapper(type(module))
     if wrapper == "FSDPModule" and not sharded:
         raise Unsupported(
-            f"{_layer(name)} has fully_shard applied to it and the step runs in one process, which "
+            f"{layer} has fully_shard applied to it and the step runs in one process, which "
             "holds a part of the model. Run PrivateStep on all ranks of the model: leave out processes."
         )
     if wrapper not in (None, "FSDPModule"):
         raise Unsupported(
-            f"{_layer(name)} is wrapped in {wrapper}, which averages gradients over processes or "
+            f"{layer} is wrapped in {wrapper}, which averages gradients over processes or "
             "devices before they are clipped. Pass the plain module (model.module): PrivateStep adds up "
             "the clipped sums of all ranks."
         )
@@ -80,7 +82,7 @@ def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
         module.training or not module.track_running_stats
     ):
         raise Unsupported(
-            f"{_described(name, module)} in training mode: it mixes the records of a batch, "
+            f"{described} in training mode: it mixes the records of a batch, "
             "so clipping one record's gradient does not bound its influence. Use "
             "torch.nn.GroupNorm, or freeze it with .eval()."
         )
@@ -88,12 +90,12 @@ def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
         module.track_running_stats and module.training
     ):
         raise Unsupported(
-            f"{_described(name, module)} with track_running_stats=True: its running "
+            f"{described} with track_running_stats=True: its running "
             "statistics are released without noise. Pass track_running_stats=False."
         )
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
         raise Unsupported(
-            f"{_described(name, module)} with max_norm: it rescales the rows that a batch "
+            f"{described} with max_norm: it rescales the rows that a batch "
             "uses, trained or frozen, so the weights show which rows those were. Leave max_norm out."
         )
 
@@ -101,14 +103,6 @@ def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
 def _distributed_wrapper(kind: type) -> str | None:
     """Name of the wrapper of several processes that a class of modules is."""
     return next((base.__name__ for base in kind.__mro__ if base.__name__ in _DISTRIBUTED), None)
-
-
-def _layer(name: str) -> str:
-    return f"layer {name!r}" if name else "the model"
-
-
-def _described(name: str, module: nn.Module) -> str:
-    return f"{_layer(name)} is {with_article(type(module).__name__)}"
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
@@ -123,7 +117,9 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             "SparseAdam moves only the rows that have a gradient, and which ones those are is private: "
             "noise is added to all of them. Use torch.optim.Adam."
         )
-    if _has_scaler(optimizer):
+    # Accelerate keeps it on the optimizer, Lightning on the strategy of the optimizer that it wraps
+    plugin = getattr(getattr(optimizer, "_strategy", None), "precision_plugin", None)
+    if any(getattr(owner, "scaler", None) is not None for owner in (optimizer, plugin)):
         raise Unsupported(
             f"the optimizer is {with_article(type(optimizer).__name__)} with a gradient scaler, which "
             "would divide the private gradient by a factor that no loss was multiplied by. Use bfloat16 "
@@ -150,9 +146,3 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             f"the optimizer does not hold {', '.join(missing[:3])}: such parameters would use up the "
             "clipping norm and never move. Give them to it, or freeze them with requires_grad_(False)."
         )
-
-
-def _has_scaler(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether steps of an optimizer that Accelerate or Lightning has wrapped go through a GradScaler."""
-    plugin = getattr(getattr(optimizer, "_strategy", None), "precision_plugin", None)
-    return any(getattr(owner, "scaler", None) is not None for owner in (optimizer, plugin))

@@ -4,15 +4,13 @@ It detects mistakes of honest users, and properties of the model that a training
 itself is not watched, because the caller is trusted (docs/guarantees/tape.md).
 """
 
-import random
 import re
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
@@ -24,6 +22,7 @@ from hush.gradients.recording import (
     NotVectorized,
     data_errors_translated,
     draws_from,
+    host_states,
     per_sample_losses,
     record,
     uncompiled,
@@ -88,7 +87,10 @@ def probe(
     check_model(model, sharded=sharded is not None)
     pair = inputs, targets
     state = _State(model)
-    with state.preserved(), uncompiled():
+    with ExitStack() as stack:
+        stack.enter_context(_same_draws(model))
+        stack.callback(state.restore)
+        stack.enter_context(uncompiled())
         try:
             if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
                 # under vmap its executor would lose the gradients of all later calls
@@ -146,9 +148,9 @@ def _probe(
     # a running maximum or sum of the records, or the last one, differs after some two of these
     for rows in ([0, 1], [0, 0], [1, 1]):
         with _same_draws(model):
-            drawn = _host_draws()
+            drawn = host_states()
             tape = recorded(*tree_map(pair, lambda value: value[rows]))  # noqa: B023
-            host_draws = host_draws or drawn != _host_draws()
+            host_draws = host_draws or drawn != host_states()
         if rows == [0, 1]:
             unused = tape.unused_parameters
         buffers.append(state.changed_buffers())
@@ -247,7 +249,7 @@ def check_padding_ignored(
 def _keeps_state(names: list[str]) -> Unsupported:
     what = ", ".join(names[:3]) or "something"
     way_out = (
-        "Compute it anew in every call, or use a layer without running statistics (torch.nn.GroupNorm)."
+        "Compute it anew in every call, or use torch.nn.GroupNorm, which has no running statistics."
     )
     if any("activation_post_process" in name for name in names):
         way_out = (
@@ -320,25 +322,10 @@ class _State:
                 value.copy_(copy)
             self._versions[name] = value._version
 
-    @contextmanager
-    def preserved(self) -> Iterator[None]:
-        """Context that restores the model and all random states."""
-        with _same_draws(self._model):
-            try:
-                yield
-            finally:
-                self.restore()
-
 
 def _same_draws(model: nn.Module) -> AbstractContextManager[None]:
     """Context that seeds torch, NumPy and Python with a fixed seed."""
     return draws_from(0, *{value.device for value in model.parameters()})
-
-
-def _host_draws() -> tuple[Any, ...]:
-    """States of Python's and NumPy's generators, which records of a physical batch share."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
-    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest
 
 
 def first_views(views: Views | None, inputs: Any, targets: Any) -> tuple[Any, Any]:

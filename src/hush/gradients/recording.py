@@ -187,16 +187,29 @@ def _losses_one_by_one(
 @contextmanager
 def draws_from(seed: int, *devices: torch.device) -> Iterator[None]:
     """Context in which torch, NumPy and Python draw from a seed; their states are restored after it."""
-    host, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
+    cuda = [device for device in devices if device.type == "cuda"]
+    with host_draws_restored(), torch.random.fork_rng(cuda):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def host_draws_restored() -> Iterator[None]:
+    """Context that restores the generators of Python and NumPy."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
-            random.seed(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            torch.manual_seed(seed)
-            yield
+        yield
     finally:
-        random.setstate(host)
-        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+def host_states() -> tuple[Any, ...]:
+    """States of the generators of Python and NumPy, which records of a physical batch share."""
+    kind, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
+    return random.getstate(), kind, np.asarray(words).tobytes(), *rest
 
 
 def _loss_of_record(model: nn.Module, loss: Loss, x: Any, y: Any, views: Views | None) -> Tensor:

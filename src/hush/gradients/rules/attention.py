@@ -88,6 +88,13 @@ def dot_product(
 def _make_backward_deterministic(output: Tensor, inputs: list[Tensor]) -> None:
     """Turn on torch's deterministic algorithms in the backward passes of the fused kernels between the
     inputs and the output."""
+    before: list[tuple[bool, bool, bool]] = []
+
+    def begin(_: object) -> None:
+        before.append(_determinism())
+        # not torch.use_deterministic_algorithms, which loads a compiler
+        _set_determinism(True, False, False)
+
     visited = {part.grad_fn for part in inputs}
     nodes = [output.grad_fn]
     while nodes:
@@ -96,20 +103,9 @@ def _make_backward_deterministic(output: Tensor, inputs: list[Tensor]) -> None:
             continue
         visited.add(node)
         nodes += [previous for previous, _ in node.next_functions]
-        if not node.name().startswith(_FUSED):
-            continue
-        before: list[tuple[bool, bool, bool]] = []
-
-        def begin(_: object, before: list[Any] = before) -> None:
-            before.append(_determinism())
-            # not torch.use_deterministic_algorithms, which loads a compiler
-            _set_determinism(True, False, False)
-
-        def end(*_: object, before: list[Any] = before) -> None:
-            _set_determinism(*before.pop())
-
-        node.register_prehook(begin)
-        node.register_hook(end)
+        if node.name().startswith(_FUSED):
+            node.register_prehook(begin)
+            node.register_hook(lambda *_: _set_determinism(*before.pop()))
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from hush.core.errors import Unsupported
 from hush.core.parts import CoordinateMask
 from hush.gradients.precision import double_norms, precise, precise_dtype, vector_norms
 from hush.gradients.products import (
-    GramSquares,
     compare_grams,
     gram,
     gram_chunks,
@@ -80,7 +79,12 @@ class RowFactors(Term):
     def norms(self, order: float) -> Tensor:
         dtype = precise_dtype(self.right)
         if order == 2 and uses_kernels(self.right):
-            squares = self.gram_squares()
+            # Gram matrices add up rows that are looked up twice
+            pairs = []
+            for rows in gram_chunks(self.records, self.index.shape[1]):
+                index, values = self.index[rows], gram(self.right[rows])
+                pairs.append(((index[:, :, None] == index[:, None]).to(values.dtype), values))
+            squares = compare_grams(pairs, gram_error(self.right))
             norms = squares.norms(0.0).maximum(CANCELLED * squares.lengths)
             return finite_norms(norms, squares.lengths, dtype)
         used, keys = self._used_rows()
@@ -93,14 +97,6 @@ class RowFactors(Term):
         lengths = self.lengths(order)
         bound = lengths if order == 2 else self.lengths(2)
         return finite_norms(norms.maximum(CANCELLED * lengths), bound, dtype)
-
-    def gram_squares(self) -> GramSquares:
-        """Squared norms from the Gram matrices: rows that are looked up twice are added up."""
-        pairs = []
-        for rows in gram_chunks(self.records, self.index.shape[1]):
-            index, values = self.index[rows], gram(self.right[rows])
-            pairs.append(((index[:, :, None] == index[:, None]).to(values.dtype), values))
-        return compare_grams(pairs, gram_error(self.right))
 
     def lengths(self, order: float) -> Tensor:
         """The sum over positions of the norms of their gradients."""
@@ -241,22 +237,20 @@ class TiedFactors(Term):
         A norm is at least that of the product alone: the sum adds products of other records to it in
         single precision, and lookups that cancel it separately.
         """
-        outer, rows = self.outer.take(chunk), self.rows.right[chunk]
-        right = torch.cat([outer.right, rows.to(precise_dtype(outer.right))], 1)
-        error, product = gram_error(outer.left) + gram_error(right), slice(outer.left.shape[1])
-        grams = self._grams(right, chunk)
+        left, index, rows = self.outer.left[chunk], self.rows.index[chunk], self.rows.right[chunk]
+        right = self.outer.right[chunk]
+        right = torch.cat([right, rows.to(precise_dtype(right))], 1)
+        error, product = gram_error(left) + gram_error(right), slice(left.shape[1])
+        values = gram(right)
+        # a lookup is a product with the unit vector of its index as left factor
+        both = left.gather(2, index[:, None].expand(-1, left.shape[1], -1)).to(values.dtype)
+        same = (index[:, :, None] == index[:, None]).to(values.dtype)
+        top, bottom = torch.cat([gram(left), both], 2), torch.cat([both.mT, same], 2)
+        grams = torch.cat([top, bottom], 1), values
         whole = compare_grams([grams], error)
         left_gram, right_gram = (part[:, product, product] for part in grams)
         alone = compare_grams([(left_gram, right_gram)], error)
         return whole.norms(sum_error).maximum(alone.norms(sum_error)), whole.lengths
-
-    def _grams(self, right: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
-        """Gram matrices; a lookup is a product with the unit vector of its index as left factor."""
-        left, index, values = self.outer.left[chunk], self.rows.index[chunk], gram(right)
-        both = left.gather(2, index[:, None].expand(-1, left.shape[1], -1)).to(values.dtype)
-        same = (index[:, :, None] == index[:, None]).to(values.dtype)
-        top, bottom = torch.cat([gram(left), both], 2), torch.cat([both.mT, same], 2)
-        return torch.cat([top, bottom], 1), values
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.rows.weighted_sum(weights) + self.outer.weighted_sum(weights)

@@ -53,7 +53,9 @@ class LSTMScan:
         cells[0] = cell
         tanh_cells = torch.empty_like(cells[1:])
         gates = x.new_empty(steps, directions, sequences, 4 * size)
-        weight, bias = self._weight().mT.contiguous(), self._bias(x)
+        weight, none = self._weight().mT.contiguous(), x.new_zeros(4 * size)
+        sums = [sum((b.value for b in own[2:] if b is not None), start=none) for own in self.directions]
+        bias = torch.stack(sums).unsqueeze(1)
         for part in (weight, bias):
             part[..., 2 * size : 3 * size] *= 2  # the cell's gate is a hyperbolic tangent
         # tensors, because each call converts a Python number
@@ -134,12 +136,6 @@ class LSTMScan:
     def _weight(self) -> Tensor:
         """(directions, 4 * size, inputs + size): the weights of input and state side by side."""
         return torch.stack([torch.cat([own[0].value, own[1].value], dim=1) for own in self.directions])
-
-    def _bias(self, x: Tensor) -> Tensor:
-        """(directions, 1, 4 * size)."""
-        none = x.new_zeros(len(self.directions[0][0].value))
-        sums = [sum((b.value for b in own[2:] if b is not None), start=none) for own in self.directions]
-        return torch.stack(sums).unsqueeze(1)
 
 
 def by_record(sequences: Tensor, records: int) -> Tensor:
@@ -272,7 +268,7 @@ def _run_directions(
         gates.previous = torch.cat([own[0].unsqueeze(0), states[:-1]]).detach()
         outputs.append(states.flip(0) if backwards else states)
         ends.append(tuple(end))
-    return torch.cat(outputs, dim=-1) if len(outputs) > 1 else outputs[0], ends
+    return torch.cat(outputs, dim=-1), ends
 
 
 def _torch_kernel(gates: Gates, inputs: Tensor, start: list[Tensor]) -> tuple[Tensor, ...]:
