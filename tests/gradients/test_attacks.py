@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 
 from hush.gradients.recording import record
 from hush.gradients.rules.linear import OuterFactors
-from hush.gradients.terms import Dense
 
 
 class Made(nn.Module):
@@ -43,23 +42,6 @@ def test_long_sums_that_cancel_do_not_understate_a_norm() -> None:
     term = OuterFactors(left, right, torch.Size((8, 50_000)))
     exact = (left.double().mT @ right.double()).norm()
     assert -1e-7 < term.norms(2.0)[0].double() / exact - 1 < 2e-5
-
-
-def test_millions_of_equal_entries_do_not_understate_a_norm() -> None:
-    gradients = torch.full((1, 2**22), 1.3)
-    for order in (1.0, 2.0):
-        exact = torch.linalg.vector_norm(gradients.double(), ord=order)
-        assert abs(Dense(gradients).norms(order)[0].double() / exact - 1) < 1e-5
-
-
-def test_small_numbers_in_high_powers_do_not_vanish() -> None:
-    assert Dense(torch.full((1, 5), 1e-3)).norms(16.0)[0] == pytest.approx(
-        1e-3 * 5 ** (1 / 16), rel=1e-5
-    )
-    tiny = OuterFactors(
-        torch.full((1, 100, 50), 2e-23), torch.full((1, 100, 50), 5e17), torch.Size((50, 50))
-    )
-    assert tiny.norms(2.0)[0] == pytest.approx(float(tiny.dense().double().norm()), rel=1e-5)
 
 
 def checkpointed(self: Any, x: Tensor) -> Tensor:

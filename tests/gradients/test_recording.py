@@ -40,19 +40,6 @@ def test_a_loss_of_the_batch_is_computed_record_by_record(records: int) -> None:
     torch.testing.assert_close(reduced.norms(2.0), by_record.norms(2.0))
 
 
-def test_clipping_bounds_every_record_and_spares_the_small() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3).double()
-    inputs = torch.randn(20, 4, dtype=torch.float64) * torch.logspace(-3, 3, 20).double()[:, None]
-    targets = torch.randint(0, 3, (20,))
-    for i in range(20):
-        tape = record(model, LOSS, inputs[i : i + 1], targets[i : i + 1])
-        clipped = hush.L2(norm=0.5).clip(tape).total
-        norm = torch.cat([part.reshape(-1) for part in clipped.values()]).norm()
-        assert norm <= 0.5 * (1 + 1e-12)
-        torch.testing.assert_close(norm, tape.norms(2.0)[0].clamp(max=0.5))
-
-
 def influence(records: int, dtype: torch.dtype, autocast: bool) -> float:
     """How many clipping norms the last of so many equal records moves the clipped sum by."""
     width = 256
@@ -71,33 +58,6 @@ def influence(records: int, dtype: torch.dtype, autocast: bool) -> float:
 @pytest.mark.parametrize("autocast", [False, True])
 def test_low_precision_does_not_raise_a_records_influence(dtype: torch.dtype, autocast: bool) -> None:
     assert influence(4113, dtype, autocast) <= 1 + 1e-3
-
-
-class Branching(nn.Module):
-    """What it does depends on the sign of a record's sum and on the size of its first entry."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if inputs.sum() < 0:
-            inputs = -inputs.square()
-        for _ in range(int(inputs[0, 0].abs())):
-            inputs = torch.tanh(inputs) + 1
-        scores: Tensor = self.linear(inputs)
-        return scores
-
-
-def test_records_may_take_different_ways_through_the_model() -> None:
-    torch.manual_seed(0)
-    model = Branching().double()
-    inputs, targets = 2 * torch.randn(9, 4, dtype=torch.float64), torch.randint(0, 3, (9,))
-    tape = record(model, LOSS, inputs, targets, one_by_one=True)
-    check_tape(tape, one_at_a_time(model, LOSS, inputs, targets, 9), 1e-10)
-    by_parameter = tape.norms_by_parameter(2.0)
-    total = torch.stack([by_parameter["linear.weight"], by_parameter["linear.bias"]]).norm(dim=0)
-    torch.testing.assert_close(total, tape.norms(2.0))
 
 
 def test_a_regulariser_belongs_to_every_record() -> None:
@@ -330,13 +290,3 @@ def test_ignored_positions_are_not_in_a_records_mean(shape: tuple[int, ...]) -> 
     loss = nn.CrossEntropyLoss()
     alone = torch.stack([loss(a[None], b[None]) for a, b in zip(outputs, targets, strict=True)])
     torch.testing.assert_close(per_sample_loss(loss)(outputs, targets), alone.nan_to_num(0.0))
-
-
-def test_a_bias_has_half_of_the_squared_norm_beside_inputs_of_length_one() -> None:
-    inputs = nn.functional.normalize(torch.randn(5, 7, generator=torch.Generator().manual_seed(0)))
-    targets = torch.tensor([0, 1, 2, 0, 1])
-    model = nn.Linear(7, 3)
-    both = record(model, LOSS, inputs, targets).norms(2)
-    model.bias.requires_grad_(False)
-    weights = record(model, LOSS, inputs, targets).norms(2)
-    torch.testing.assert_close(both**2, 2 * weights**2)

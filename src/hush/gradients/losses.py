@@ -7,17 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.core.errors import DataError, Unsupported
+from hush.core.errors import DataError
 from hush.gradients.tree import Loss
 
 
 def per_sample_loss(loss: Any) -> Loss:
     """The per-sample loss: a loss module's reduction over the batch is undone."""
-    if not callable(loss):
-        raise Unsupported(
-            f"loss={loss!r} cannot be called. Pass a loss of one value for each record, e.g. "
-            "torch.nn.CrossEntropyLoss()."
-        )
     reduction = getattr(loss, "reduction", "none")
     if reduction == "none" and not isinstance(loss, CLASS_LOSSES + _ELEMENTWISE_LOSSES):
         return loss  # type: ignore[no-any-return]

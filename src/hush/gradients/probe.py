@@ -32,9 +32,7 @@ from hush.gradients.tree import (
     Loss,
     Views,
     call_model,
-    expand_views,
     local_shard,
-    tree_leaves,
     tree_map,
 )
 
@@ -332,10 +330,8 @@ def first_views(views: Views | None, inputs: Any, targets: Any) -> tuple[Any, An
     """Records as the model takes them: the first view of each."""
     if views is None:
         return inputs, targets
-    records = len(next(tree_leaves(inputs)))
-    expanded, _ = expand_views(views, inputs, targets)
-    count = len(next(tree_leaves(expanded))) // records
-    return tree_map(expanded, lambda value: value[::count]), targets
+    by_record = torch.vmap(views, randomness="different")(inputs)
+    return tree_map(by_record, lambda value: value[:, 0]), targets
 
 
 def _equal(value: Tensor | None, other: Tensor | None) -> bool:

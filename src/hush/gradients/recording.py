@@ -43,6 +43,7 @@ from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import DataError, HushError, Unsupported
 from hush.gradients.direct import direct_chain, direct_tape, runs_directly
+from hush.gradients.models import trainable as trainable_parameters
 from hush.gradients.precision import autocast_dtype, precise_under_autocast, to_autocast_dtype
 from hush.gradients.rules import RULES, Layer, PerSampleCopy, Weight
 from hush.gradients.rules.attention import determinism_restored
@@ -65,7 +66,6 @@ def record(
     *,
     one_by_one: bool = False,
     sharded: ShardedModules | None = None,
-    trainable: dict[str, nn.Parameter] | None = None,
 ) -> GradientTape:
     """The gradient tape of one batch: the gradient of each record's own loss.
 
@@ -78,12 +78,8 @@ def record(
         views: If given, a record's loss is the mean over the views that this returns for it.
         one_by_one: Compute each record alone by plain autograd (`Probed.one_by_one`).
         sharded: Modules whose parameters are split over ranks.
-        trainable: Parameters that require a gradient, where the caller knows them.
     """
-    if sharded is not None:
-        trainable = sharded.trainable()
-    elif trainable is None:
-        trainable = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    trainable = trainable_parameters(model) if sharded is None else sharded.trainable()
     device = next(iter(trainable.values())).device
     records = len(next(tree_leaves(inputs)))
     if records == 0:

@@ -73,23 +73,12 @@ def squared_norms(grad: Tensor, x: Tensor, geometry: "ConvolutionShape", *, tf32
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """The part of a record's gradient that a program forms, and how."""
-
-    high: int
-    wide: int
-    run: int
-    """Positions that are multiplied at once."""
-    warps: int
-    stages: int = 3
-
-
-def _tile(rows: int, columns: int, size: int) -> _Tile:
-    """The tile of a gradient of some rows and columns, from entries of `size` bytes."""
+def _tile(rows: int, columns: int, size: int) -> tuple[int, int, int, int]:
+    """Part of a gradient of some rows and columns that a program forms, from entries of `size` bytes:
+    its height and width, the positions that are multiplied at once, and warps."""
     high, filled = 128 if rows > 64 else 64, -columns % 128
     wide = 64 if columns <= 64 or (high == 64 and filled > columns // 8) else 128
-    return _Tile(high, wide, 128 // size, 8 if high == wide == 128 else 4)
+    return high, wide, 128 // size, 8 if high == wide == 128 else 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,13 +104,13 @@ class _Work:
         return self.unfolded.shape[3] * self.kernel[0] * self.kernel[1]
 
     @property
-    def tile(self) -> _Tile:
+    def tile(self) -> tuple[int, int, int, int]:
         return _tile(self.grad.shape[1], self.columns, self.grad.element_size())
 
     @property
     def tiles(self) -> int:
-        tile = self.tile
-        return int(triton.cdiv(self.grad.shape[1], tile.high) * triton.cdiv(self.columns, tile.wide))
+        high, wide, *_ = self.tile
+        return int(triton.cdiv(self.grad.shape[1], high) * triton.cdiv(self.columns, wide))
 
     @property
     def per_block(self) -> int:
@@ -133,7 +122,7 @@ class _Work:
     ) -> None:
         if not self.records:
             return
-        tile = self.tile
+        high, wide, run, warps = self.tile
         positions = self.grad.shape[2:].numel()
         with torch.cuda.device(self.grad.device):
             _weighted_sum[(self.tiles, triton.cdiv(self.records, per_block))](
@@ -144,7 +133,7 @@ class _Work:
                 squares,
                 self.records,
                 per_block,
-                triton.cdiv(positions, tile.run),
+                triton.cdiv(positions, run),
                 int(measuring),
                 self.grad.shape[1],
                 self.columns,
@@ -156,12 +145,12 @@ class _Work:
                 *self.kernel,
                 self.stride,
                 self.dilation,
-                tile.high,
-                tile.wide,
-                tile.run,
+                high,
+                wide,
+                run,
                 "tf32" if self.tf32 else "tf32x3",
-                num_warps=tile.warps,
-                num_stages=tile.stages,
+                num_warps=warps,
+                num_stages=3,
             )
 
 

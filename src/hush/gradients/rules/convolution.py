@@ -136,11 +136,6 @@ class ConvolutionShape:
         apart = self.stride == tuple(self.shape[2:]) and not any(self.padding)
         return apart and self.groups == 1 and set(self.dilation) == {1}
 
-    @property
-    def pointwise(self) -> bool:
-        """Whether the convolution is a linear layer on the channels of each position."""
-        return self.splits_input and math.prod(self.stride) == 1
-
     def _windows(self, x: Tensor, outputs: torch.Size) -> Tensor:
         """View of the padded input: (images, in, *kernel, *positions)."""
         padded = functional.pad(x, _both_sides(self.padding))
@@ -244,8 +239,6 @@ def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, record
 
     Several images may belong to a record.
     """
-    if len(x) != records and geometry.pointwise:  # the images of a record are one, side by side
-        grad, x = (part.unflatten(0, (records, -1)).movedim(1, 2).flatten(2, 3) for part in (grad, x))
     outputs = grad.shape[2:]
     if geometry.splits_input and not (geometry.has_kernel(x) and math.prod(geometry.shape[2:]) == 1):
         left, right = grad.flatten(2).mT, geometry.patches(x, outputs)

@@ -178,14 +178,9 @@ def embedding(
     sparse: bool = False,
 ) -> Any:
     """The rule for `F.embedding`; `sparse` does not matter, because every row gets noise."""
-    if max_norm is not None:  # torch rescales frozen rows also
-        raise Unsupported(
-            "an embedding with max_norm rescales the rows that a batch uses, so the weights show which "
-            "rows those were. Leave max_norm out."
-        )
     weights = recording.as_weights(weight)
-    if weights is None or weights[0] is None:
-        return NotImplemented
+    if weights is None or weights[0] is None or max_norm is not None:
+        return NotImplemented  # the probe finds that max_norm rescales rows
     if scale_grad_by_freq:
         raise Unsupported(
             "an Embedding with scale_grad_by_freq divides a record's gradient by how often the whole "
