@@ -210,6 +210,16 @@ def test_layers_that_cannot_be_trained_are_named(model: nn.Module, reason: str) 
         probe(model, LOSS, *PAIR)
 
 
+def test_rows_that_are_rescaled_in_place_are_refused() -> None:
+    class Rescaling(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.embedding((x[:, 0] > 0).long(), self.weight, max_norm=0.1)
+
+    named = pytest.raises(Unsupported, match="changes its parameters")
+    with pytest.warns(UserWarning, match="performance drop"), named:
+        probe(Rescaling(4, 3), LOSS, *PAIR)
+
+
 def test_random_states_are_left_as_they_were() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
     before = torch.get_rng_state()

@@ -67,16 +67,11 @@ def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
     """
     if not left.shape[1]:  # no token of a record reaches the layer
         return Dense(left.new_zeros(()).expand(len(left), *shape))
-    if not materialising_pays(left, right.shape[2]):
+    _, positions, rows = left.shape
+    most = MATERIALISE_RATIO[left.device.type] * positions * (rows + right.shape[2])
+    if positions == 1 or rows * right.shape[2] > most:
         return OuterFactors(left, right, shape)
     return Dense(record_gradients(left, right).view(len(left), *shape))
-
-
-def materialising_pays(left: Tensor, columns: int) -> bool:
-    """Whether per-sample gradients are cheaper materialised, from the left factor of their terms."""
-    _, positions, rows = left.shape
-    most = MATERIALISE_RATIO[left.device.type] * positions * (rows + columns)
-    return positions > 1 and rows * columns <= most
 
 
 @dataclass(frozen=True, eq=False)

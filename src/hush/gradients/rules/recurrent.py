@@ -6,6 +6,7 @@ recurrence runs on P in PyTorch's own kernel, with the identity in place of W_ih
 gradient. LSTMs on a CPU are faster in `LSTMScan`. Sequences are (steps, sequences, size).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hush.gradients.rules.linear import OuterFactors, materialising_pays, outer_product_term
-from hush.gradients.terms import Dense, Term
+from hush.gradients.rules.linear import outer_product_term
+from hush.gradients.terms import Dense
 
 if TYPE_CHECKING:
     from hush.gradients.recording import Recording
@@ -108,30 +109,13 @@ class LSTMScan:
                 torch.bmm(gate[t], weight, out=d_read)
                 if needed[0]:
                     d_inputs[t].copy_(d_input)
-        for number in range(directions):
-            self._append_terms(number, gates[:, number], reads[:-1, number])
+        for number, weights in enumerate(self.directions):
+            left = by_record(gates[:, number], self.records)
+            right = by_record(reads[:-1, number], self.records).split([inputs, size], dim=2)
+            _append_terms(weights, (left, left), right)
         if not needed[0]:
             return None, d_state, d_cell
         return sum((own.flip(0) for own in d_x[:, 1:].unbind(1)), start=d_x[:, 0]), d_state, d_cell
-
-    def _append_terms(self, number: int, grad: Tensor, reads: Tensor) -> None:
-        """Append the terms of one direction from its gates' gradients, the inputs and the states."""
-        left, right = by_record(grad, self.records), by_record(reads, self.records)
-        weights, biases = self.directions[number][:2], self.directions[number][2:]
-        shapes = [weight.value.shape for weight in weights]
-        widths = [shape[1] for shape in shapes]
-        if all(materialising_pays(left, width) for width in widths):
-            # one product for both: it reads the gradients once
-            whole = OuterFactors(left, right, torch.Size((left.shape[2], sum(widths)))).dense()
-            terms: list[Term] = [Dense(part.contiguous()) for part in whole.split(widths, dim=2)]
-        else:
-            left = left.contiguous()
-            factors = (part.contiguous() for part in right.split(widths, dim=2))
-            terms = [outer_product_term(left, *own) for own in zip(factors, shapes, strict=True)]
-        total = Dense(left.sum(1))
-        for weight, term in (*zip(weights, terms, strict=True), *((bias, total) for bias in biases)):
-            if weight is not None and weight.terms is not None:
-                weight.terms.append(term)
 
     def _weight(self) -> Tensor:
         """(directions, 4 * size, inputs + size): the weights of input and state side by side."""
@@ -141,6 +125,20 @@ class LSTMScan:
 def by_record(sequences: Tensor, records: int) -> Tensor:
     """(steps, sequences, size) as (records, positions, size): all steps of a record's sequences."""
     return sequences.transpose(0, 1).reshape(records, -1, sequences.shape[-1])
+
+
+def _append_terms(
+    weights: Sequence["Weight | None"], lefts: Sequence[Tensor], rights: Sequence[Tensor]
+) -> None:
+    """Append the terms of the weights of input and state, and of their biases, by record."""
+    total = lefts[0].sum(1)
+    totals = total, total if lefts[1] is lefts[0] else lefts[1].sum(1)
+    for weight, left, right in zip(weights[:2], lefts, rights, strict=True):
+        if weight is not None and weight.terms is not None:
+            weight.terms.append(outer_product_term(left, right, weight.value.shape))
+    for bias, total in zip(weights[2:], totals, strict=True):
+        if bias is not None and bias.terms is not None:
+            bias.terms.append(Dense(total))
 
 
 def _derivatives(gates: Tensor, cells: Tensor, tanh_cells: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,19 +190,9 @@ class Gates:
         state_grad = self._state_grad(grad, *gates) if gates else grad
         left = by_record(grad, self.records)
         state_left = left if state_grad is grad else by_record(state_grad, self.records)
-        bias_grad = left.sum(1)
-        state_bias_grad = bias_grad if state_left is left else state_left.sum(1)
-        for weight, factor, right in (
-            (self.input_weight, left, x),
-            (self.state_weight, state_left, self.previous),
-        ):
-            if weight.terms is not None:
-                weight.terms.append(
-                    outer_product_term(factor, by_record(right, self.records), weight.value.shape)
-                )
-        for bias, total in ((self.input_bias, bias_grad), (self.state_bias, state_bias_grad)):
-            if bias is not None and bias.terms is not None:
-                bias.terms.append(Dense(total))
+        weights = self.input_weight, self.state_weight, self.input_bias, self.state_bias
+        rights = by_record(x, self.records), by_record(self.previous, self.records)
+        _append_terms(weights, (left, state_left), rights)
         return (grad @ self.input_weight.value if needed[0] else None,)
 
     def _state_grad(self, grad: Tensor, gates: Tensor) -> Tensor:
