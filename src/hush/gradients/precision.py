@@ -7,7 +7,7 @@ products of at most `SUM_BLOCK` records each (docs/guarantees/tape.md, 5 and 6).
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import product
 
 import numpy as np
@@ -30,42 +30,29 @@ _CONVERTED = 2**20
 """Entries that are converted to double precision at once on a CPU, in the cache."""
 
 
-def full_precision(
-    device: torch.device, *, autograd: bool = False
-) -> "AbstractContextManager[None] | torch.no_grad":
+@contextmanager
+def full_precision(device: torch.device, *, autograd: bool = False) -> Iterator[None]:
     """Context without autocast, TensorFloat-32 and, on a CPU, bfloat16 in products of floats, which
     would round sums; without autograd unless it is asked for."""
-    plain = device.type == "cpu" and torch.get_float32_matmul_precision() == "highest"
-    if plain and not autograd and not torch.is_autocast_enabled("cpu"):
-        return torch.no_grad()
-    return _full_precision(device, autograd)
-
-
-@contextmanager
-def _full_precision(device: torch.device, autograd: bool) -> Iterator[None]:
-    cast = torch.is_autocast_enabled(device.type)
+    cast, cudnn = torch.is_autocast_enabled(device.type), torch.backends.cudnn
+    # of matrix products on all devices; cuda.matmul.allow_tf32 is another name for it
+    products = torch.get_float32_matmul_precision()
+    convolutions = device.type == "cuda" and cudnn.allow_tf32
     with (
         torch.set_grad_enabled(autograd and torch.is_grad_enabled()),
         torch.autocast(device.type, enabled=False) if cast else nullcontext(),
     ):
-        if device.type != "cuda":
-            allowed = torch.get_float32_matmul_precision()
-            if allowed == "highest":
-                yield
-                return
-            torch.set_float32_matmul_precision("highest")
-            try:
-                yield
-            finally:
-                torch.set_float32_matmul_precision(allowed)
-            return
-        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-        before = cudnn.allow_tf32, matmul.allow_tf32
-        cudnn.allow_tf32 = matmul.allow_tf32 = False
         try:
+            if products != "highest":
+                torch.set_float32_matmul_precision("highest")
+            if convolutions:
+                cudnn.allow_tf32 = False
             yield
         finally:
-            cudnn.allow_tf32, matmul.allow_tf32 = before
+            if products != "highest":
+                torch.set_float32_matmul_precision(products)
+            if convolutions:
+                cudnn.allow_tf32 = True
 
 
 def autocast_dtype(values: Tensor) -> torch.dtype:

@@ -38,25 +38,21 @@ class LayerNorm:
 
     def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
         x, mean, scale = saved
-        _append((self.weight, self.bias), self._sums(grad, x, mean, scale))
+        rows = len(x), -1, math.prod(self.shape)
+        if uses_kernels(x):
+            from hush.gradients.kernels.normalisation_kernel import column_gradients
+
+            flat = column_gradients(grad.contiguous().view(rows), x.view(rows), mean, scale)
+        else:
+            product = torch.addcmul(mean * -scale, x, scale).mul_(grad)
+            flat = torch.stack([part.reshape(rows).sum(1) for part in (product, grad)])
+        _append((self.weight, self.bias), flat.unflatten(2, self.shape))
         inputs: Tensor | None = None
         if needed[0]:
             inputs = torch.ops.aten.native_layer_norm_backward.default(
                 grad, x, self.shape, mean, scale, _value(self.weight, x), None, [True, False, False]
             )[0]
         return (inputs,)
-
-    def _sums(self, grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Sequence[Tensor]:
-        """The per-sample gradients of scale and shift: (records, *shape) each."""
-        records = len(x)
-        if uses_kernels(x):
-            from hush.gradients.kernels.normalisation_kernel import column_gradients
-
-            rows = records, -1, math.prod(self.shape)
-            sums = column_gradients(grad.contiguous().view(rows), x.view(rows), mean, scale)
-            return [part.view(records, *self.shape) for part in sums]
-        product = torch.addcmul(mean * -scale, x, scale).mul_(grad)
-        return [part.reshape(records, -1, *self.shape).sum(1) for part in (product, grad)]
 
 
 @dataclass(frozen=True, eq=False)
