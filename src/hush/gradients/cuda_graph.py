@@ -385,7 +385,7 @@ def capture_graph(
     generators = [torch.default_generator, shared, *([] if generator is None else [generator])]
     side = _side_stream(device)
     side.wait_stream(torch.cuda.current_stream())
-    with _undrawn(generators) as undraw, _capturable():
+    with _capturing(generators) as undraw:
         try:
             with torch.cuda.stream(side):
                 before = _cpu_states()
@@ -491,33 +491,26 @@ def _side_stream(device: int) -> torch.cuda.Stream:
 
 
 @contextmanager
-def _capturable() -> Iterator[None]:
-    """Context without autocast's cache and without garbage collection.
+def _capturing(generators: list[torch.Generator]) -> Iterator[Callable[[], None]]:
+    """Context without autocast's cache and without garbage collection, which restores random states.
 
-    A graph would keep cached weights, and freeing the graph of another step spoils a capture.
+    A graph would keep cached weights, and freeing the graph of another step spoils a capture. The
+    context's value is a function that restores the generators.
     """
     cached, collecting = torch.is_autocast_cache_enabled(), gc.isenabled()
-    torch.set_autocast_cache_enabled(False)
-    gc.disable()
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
-        if collecting:
-            gc.enable()
-
-
-@contextmanager
-def _undrawn(generators: list[torch.Generator]) -> Iterator[Callable[[], None]]:
-    """Context with a function that restores generators, which are also restored at its end."""
     states = [generator.get_state() for generator in generators]
 
     def undraw() -> None:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
 
-    with host_draws_restored():
-        try:
+    torch.set_autocast_cache_enabled(False)
+    gc.disable()
+    try:
+        with host_draws_restored():
             yield undraw
-        finally:
-            undraw()
+    finally:
+        undraw()
+        torch.set_autocast_cache_enabled(cached)
+        if collecting:
+            gc.enable()

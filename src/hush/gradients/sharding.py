@@ -46,12 +46,11 @@ class ShardedModules:
         sharded: dict[str, Any] = {**self.modules}
         for name, module in sharded.items():
             state = module._get_fsdp_state()
-            pairs = (
-                (module._forward_pre_hooks, state._pre_forward_hook_handle, self._before_forward),
-                (module._forward_hooks, state._post_forward_hook_handle, self._after_forward),
-            )
-            for table, handle, hook in pairs:
-                self._hooks.append((table, handle.id, table[handle.id], partial(hook, name)))
+            first, last = module._forward_pre_hooks, module._forward_hooks
+            before, after = state._pre_forward_hook_handle.id, state._post_forward_hook_handle.id
+            enter, leave = (lambda name, *_: self.enter(name)), self._after_forward
+            self._hooks.append((first, before, first[before], partial(enter, name)))
+            self._hooks.append((last, after, last[after], partial(leave, name)))
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         """The parameters of the optimizer: this rank's shards."""
         self.module_of: dict[str, str] = {}
@@ -124,9 +123,6 @@ class ShardedModules:
         ):
             self.modules[name].reshard()
         self.whole.discard(name)
-
-    def _before_forward(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.enter(name)
 
     def _after_forward(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         for value in _outputs(output, name):

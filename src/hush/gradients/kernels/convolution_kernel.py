@@ -73,14 +73,6 @@ def squared_norms(grad: Tensor, x: Tensor, geometry: "ConvolutionShape", *, tf32
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _tile(rows: int, columns: int, size: int) -> tuple[int, int, int, int]:
-    """Part of a gradient of some rows and columns that a program forms, from entries of `size` bytes:
-    its height and width, the positions that are multiplied at once, and warps."""
-    high, filled = 128 if rows > 64 else 64, -columns % 128
-    wide = 64 if columns <= 64 or (high == 64 and filled > columns // 8) else 128
-    return high, wide, 128 // size, 8 if high == wide == 128 else 4
-
-
 @dataclass(frozen=True, eq=False)
 class _Work:
     """Operands of the kernel for some records, with the same tiles for norms and sums."""
@@ -105,7 +97,11 @@ class _Work:
 
     @property
     def tile(self) -> tuple[int, int, int, int]:
-        return _tile(self.grad.shape[1], self.columns, self.grad.element_size())
+        """Height and width of the part of a gradient that a program forms, positions that are
+        multiplied at once, and warps."""
+        high, filled = 128 if self.grad.shape[1] > 64 else 64, -self.columns % 128
+        wide = 64 if self.columns <= 64 or (high == 64 and filled > self.columns // 8) else 128
+        return high, wide, 128 // self.grad.element_size(), 8 if high == wide == 128 else 4
 
     @property
     def tiles(self) -> int:
