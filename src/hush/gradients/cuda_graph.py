@@ -23,7 +23,7 @@ from hush.core.errors import PerformanceWarning, Unsupported, shorten
 from hush.core.parts import ClippedSum, Clipping, CoordinateMask
 from hush.gradients.recording import host_draws_restored, host_states, record
 from hush.gradients.tape import MaskedTape
-from hush.gradients.tree import Loss, Views, submodules, tree_leaves, tree_map
+from hush.gradients.tree import Loss, Views, tree_leaves, tree_map
 
 _MOST_GRAPHS = 64
 _MOST_CHANGES = 16
@@ -340,7 +340,8 @@ def signature(value: Any) -> Any:
 def given(model: nn.Module, loss: Any) -> tuple[Any, ...]:
     """State of torch, the model and the loss that a captured graph depends on."""
     criterion = getattr(loss, "loss", loss)
-    modules = submodules(model) + (submodules(criterion) if isinstance(criterion, nn.Module) else [])
+    roots = [model, criterion] if isinstance(criterion, nn.Module) else [model]
+    modules = [module for root in roots for module in root.modules()]
     own = [table for m in modules for table in (m._parameters, m._buffers) if table]
     values = [value for table in own for value in table.values() if value is not None]
     backends = torch.backends

@@ -52,8 +52,8 @@ def check_model(model: nn.Module, *, sharded: bool = False) -> None:
     for name, parameter in trained.items():
         if parameter.is_complex():
             raise Unsupported(
-                f"{name} holds complex numbers, and complex noise is smaller in each part than what is "
-                "charged. Keep a real parameter, and use torch.view_as_complex in forward()."
+                f"{name} holds complex numbers, and complex noise is smaller in each part than the "
+                "charged noise. Keep a real parameter, and use torch.view_as_complex in forward()."
             )
     if not trained:
         raise Unsupported(

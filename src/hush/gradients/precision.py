@@ -1,7 +1,7 @@
-"""Arithmetic on per-sample gradients whose rounding error is bounded: norms, and sums over records.
+"""Norms of per-sample gradients and sums over records, with a bounded rounding error.
 
-Everything is computed in single precision at least: a sum rounded to half precision can jump by many
-clipping norms when one record joins it. Sums over records are accumulated in double precision, from
+All results are in single precision at least: a sum rounded to half precision can jump by many clipping
+norms when one record joins it. Sums over records are accumulated in double precision, from
 products of at most `SUM_BLOCK` records each (docs/guarantees/tape.md, 5 and 6).
 """
 
@@ -32,8 +32,10 @@ _CONVERTED = 2**20
 
 @contextmanager
 def full_precision(device: torch.device, *, autograd: bool = False) -> Iterator[None]:
-    """Context without autocast, TensorFloat-32 and, on a CPU, bfloat16 in products of floats, which
-    would round sums; without autograd unless it is asked for."""
+    """Context without autocast, TensorFloat-32 and, on a CPU, bfloat16 in products of floats.
+
+    They would round sums. Autograd is off unless `autograd` is True.
+    """
     cast, cudnn = torch.is_autocast_enabled(device.type), torch.backends.cudnn
     # of matrix products on all devices; cuda.matmul.allow_tf32 is another name for it
     products = torch.get_float32_matmul_precision()
@@ -56,7 +58,7 @@ def full_precision(device: torch.device, *, autograd: bool = False) -> Iterator[
 
 
 def autocast_dtype(values: Tensor) -> torch.dtype:
-    """The dtype in which autocast multiplies matrices of these values, where it is on; else theirs."""
+    """The dtype of autocast's matrix products with these values; their own if autocast is off."""
     kind, dtype = values.device.type, values.dtype
     if torch.is_autocast_enabled(kind) and dtype in _AUTOCAST_FROM:
         return torch.get_autocast_dtype(kind)
@@ -64,7 +66,7 @@ def autocast_dtype(values: Tensor) -> torch.dtype:
 
 
 def to_autocast_dtype(values: Tensor) -> Tensor:
-    """The values in the dtype in which autocast multiplies matrices, where it is on."""
+    """The values in the dtype of autocast's matrix products, if autocast is on."""
     return values.to(autocast_dtype(values))
 
 
@@ -73,7 +75,7 @@ _AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def precise_under_autocast(values: Tensor) -> Tensor:
-    """The values in single precision at least where autocast is on, as they are where it is off."""
+    """The values in single precision at least if autocast is on; unchanged otherwise."""
     low = values.dtype in (torch.float16, torch.bfloat16)
     return values.float() if low and torch.is_autocast_enabled(values.device.type) else values
 
@@ -106,9 +108,9 @@ def double_norms(values: Tensor, order: float) -> Tensor:
 def vector_norms(values: Tensor, order: float) -> Tensor:
     """The l_order norm over all dimensions but the first.
 
-    Single precision loses several per cent over millions of entries: long rows are measured a run at a
-    time, and the runs together in double precision. Of other orders than 1, 2 and infinity what is
-    measured is shares of the largest entry, whose powers may underflow but not matter then.
+    Single precision loses several per cent over millions of entries. The norm of a long row is therefore
+    the norm in double precision of the norms of its runs. For orders other than 1, 2 and infinity the
+    entries are first divided by the largest one: powers that underflow then do not matter.
     """
     rows = values.reshape(values.shape[0], math.prod(values.shape[1:]))
     if rows.shape[1] == 0:
@@ -122,8 +124,8 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
         norms = torch.linalg.vector_norm(rows, ord=order, dim=1)  # one run
     else:
         norms = _norms_in_runs(rows, order)
-    # A gradient whose square overflows in single precision is clipped to nearly nothing; taken for
-    # infinite it would jump to nothing.
+    # A gradient with a square that overflows in single precision is clipped to nearly zero; an infinite
+    # norm would make it exactly zero.
     if rows.dtype != torch.float64 and not capturing_cuda_graph():
         finite = norms.isfinite()
         if not bool(finite.all()):
@@ -134,7 +136,7 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
 
 
 def _norms_in_runs(rows: Tensor, order: float) -> Tensor:
-    """The l_order norms of rows in double precision, from those of runs in their own."""
+    """The l_order norms of rows in double precision, from norms of runs in the precision of the rows."""
     count = rows.shape[1] // NORM_RUN
     whole = count * NORM_RUN
     runs = rows[:, :whole].unflatten(1, (count, NORM_RUN)), rows[:, whole:].unsqueeze(1)
@@ -145,8 +147,8 @@ def _norms_in_runs(rows: Tensor, order: float) -> Tensor:
 def blocked_product(left: Tensor, right: Tensor) -> Tensor:
     """left.T @ right in double precision, from products of `SUM_BLOCK` rows each in their own.
 
-    The rounding error is that of one block of rows, however many there are. On a CPU a tile of the
-    result is computed at a time, so that each product is added while it is in the cache.
+    The rounding error of one block bounds that of the sum. On a CPU the result is computed tile by tile:
+    each product is added while it is in the cache.
     """
     if left.is_cuda:
         return _block_sums(left, right)
@@ -166,10 +168,10 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def record_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
-    """The sum over records of weight times left.T @ right, from a product for each record by itself.
+    """The sum over records of weight times left.T @ right, with a separate product for each record.
 
-    Products are formed, and `SUM_BLOCK` of them added up, in their own precision, and blocks of them in
-    double precision. A record of weight 0 adds exactly zero, whatever its factors are.
+    Products, and sums of `SUM_BLOCK` products, are in the precision of the factors. Blocks are added in
+    double precision. A record of weight 0 adds exactly zero, for any factors.
     """
     shape = left.shape[2], right.shape[2]
     total = torch.zeros(shape, dtype=torch.float64, device=left.device)
@@ -194,7 +196,7 @@ def record_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
 
 
 def _tiles(total: Tensor, like: Tensor) -> Iterator[tuple[Tensor, Tensor, tuple[slice, slice]]]:
-    """Tiles of a sum, memory for what is added to each in the precision of `like`, and their places."""
+    """Tiles of a sum, memory for the addend of each in the precision of `like`, and their places."""
     wide = max(1, min(total.shape[1], _TILE))
     high = max(1, _TILE // wide)
     memory = like.new_empty(min(high * wide, total.numel()))
@@ -217,9 +219,9 @@ def _block_sums(left: Tensor, right: Tensor) -> Tensor:
 
 
 def capturing_cuda_graph() -> bool:
-    """Whether a CUDA graph is being captured, when no branch may depend on a value.
+    """Whether a CUDA graph is being captured: no branch may depend on a value then.
 
-    A norm that would have to be recomputed is NaN then, and a replay in which one turns up is discarded
-    and computed without the graph.
+    A norm that needs another computation is NaN in a graph. A replay with such a norm is discarded and
+    computed without the graph.
     """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -138,7 +138,7 @@ def _record_one_by_one(
     trainable: dict[str, nn.Parameter],
     sharded: ShardedModules | None,
 ) -> GradientTape:
-    """The tape of materialised gradients, each from a forward and a backward pass of its own."""
+    """The tape of materialised gradients, with one forward and one backward pass per record."""
     if sharded is not None:
         raise Unsupported(
             "torch.vmap cannot run the model for all records at once (it branches on a value, for "
@@ -171,7 +171,7 @@ def _losses_one_by_one(
     views: Views | None,
     device: torch.device,
 ) -> Iterator[Tensor]:
-    """The loss of each record; how much one of them draws does not change what others draw."""
+    """The loss of each record. The draws of a record do not depend on how much other records draw."""
     seeds = torch.randint(2**62, (len(next(tree_leaves(inputs))),)).tolist()
     for row, seed in enumerate(seeds):
         x, y = (tree_map(part, lambda value: value[row]) for part in (inputs, targets))  # noqa: B023
@@ -313,7 +313,7 @@ class Recording(TorchFunctionMode):
         return output
 
     def _call_under_vmap(self, func: Any, args: Any, kwargs: Any, *, per_sample: bool) -> Any:
-        """The result of a call without a rule, with a copy for each record of what records share."""
+        """The result of a call without a rule, with per-sample copies of shared values."""
         if per_sample and torch.is_grad_enabled() and not self.losses_only:
             args, kwargs = tree_map((args, kwargs), self.per_sample)
         if func in _CONVOLUTIONS:
@@ -458,7 +458,7 @@ class _LayerFunction(_SingleLevelFunction):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads if len(grads) > 1 else grads[0]
-        # what the tape keeps of these must not keep the graph
+        # tensors that the tape keeps must not keep the graph
         saved = tuple([value.detach() for value in ctx.saved_tensors])
         return None, None, *ctx.layer.backward(grad, saved, ctx.needs_input_grad[2:])
 
