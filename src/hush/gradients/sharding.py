@@ -153,11 +153,8 @@ def _outputs(output: Any, name: str) -> Iterator[Tensor]:
     """Tensors of a module's output; raises if it may contain others."""
     if isinstance(output, Tensor):
         yield output
-    elif isinstance(output, (list, tuple)):
-        for part in output:
-            yield from _outputs(part, name)
-    elif isinstance(output, dict):
-        for part in output.values():
+    elif isinstance(output, (list, tuple, dict)):
+        for part in output.values() if isinstance(output, dict) else output:
             yield from _outputs(part, name)
     elif output is not None and not isinstance(output, (bool, int, float, str)):
         raise Unsupported(

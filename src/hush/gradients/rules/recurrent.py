@@ -252,31 +252,22 @@ def _run_directions(
         gates, own = Gates(kind, records, *weights), [state[backwards] for state in start]
         rows = x.flip(0) if backwards else x
         inputs = recording.capture(gates, rows).unflatten(0, x.shape[:2])
-        states, *end = _torch_kernel(gates, inputs, own)
+        weight, bias = gates.state_weight.value, gates.state_bias
+        kernel = [torch.eye(len(weight), dtype=inputs.dtype, device=inputs.device), weight]
+        if kind == "gru" and bias is not None:
+            kernel += [torch.zeros_like(bias.value), bias.value]
+        if x.is_cuda:
+            kernel = [part.clone() for part in kernel]
+            sizes = len(kernel), len(weight), _CUDNN_MODES[kind], weight.shape[1]
+            torch._cudnn_rnn_flatten_weight(kernel, *sizes, 0, 1, False, False)
+        hidden = [state.unsqueeze(0).contiguous() for state in own]
+        options = (len(kernel) == 4, 1, 0.0, True, False, False)
+        initial = hidden if kind == "lstm" else hidden[0]
+        states, *end = getattr(torch._VF, kind)(inputs, initial, kernel, *options)
         gates.previous = torch.cat([own[0].unsqueeze(0), states[:-1]]).detach()
         outputs.append(states.flip(0) if backwards else states)
-        ends.append(tuple(end))
+        ends.append(tuple([state.squeeze(0) for state in end]))
     return torch.cat(outputs, dim=-1), ends
-
-
-def _torch_kernel(gates: Gates, inputs: Tensor, start: list[Tensor]) -> tuple[Tensor, ...]:
-    """PyTorch's own recurrence over the gates."""
-    weight = gates.state_weight.value
-    weights = [torch.eye(len(weight), dtype=inputs.dtype, device=inputs.device), weight]
-    if gates.kind == "gru" and gates.state_bias is not None:
-        weights += [torch.zeros_like(gates.state_bias.value), gates.state_bias.value]
-    if inputs.is_cuda:
-        weights = [part.clone() for part in weights]
-        mode, size = _CUDNN_MODES[gates.kind], weight.shape[1]
-        torch._cudnn_rnn_flatten_weight(
-            weights, len(weights), len(weight), mode, size, 0, 1, False, False
-        )
-    hidden = [state.unsqueeze(0).contiguous() for state in start]
-    options = (len(weights) == 4, 1, 0.0, True, False, False)
-    states, *end = getattr(torch._VF, gates.kind)(
-        inputs, hidden if gates.kind == "lstm" else hidden[0], weights, *options
-    )
-    return (states, *(state.squeeze(0) for state in end))
 
 
 def recurrent(
