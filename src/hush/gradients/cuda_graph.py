@@ -422,7 +422,7 @@ def _captured(
     torch.cuda.empty_cache()  # the graph cannot use memory of the warm-up
     output, failed, waiting = None, None, torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        # torch does not detect every way to wait, and a graph without kernels
+        # torch warns that it misses some ways to wait, and that a graph has no kernels
         warnings.simplefilter("ignore")
         # other threads, such as those that load data, are not restricted
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
