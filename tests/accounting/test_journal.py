@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tracemalloc
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 import hush
 from hush.accounting import ledger as module
-from hush.accounting.journal import new_header
+from hush.accounting.journal import chained, new_header
 from hush.core.errors import LedgerError, PrivacyWarning
 from tests import forked
 from tests.accounting.charged import OTHER, PLAN, STEEP, charge, counts
@@ -444,6 +445,24 @@ ledger.charge(plan, run="r", step=21, release="15")
     with hush.Ledger(path) as ledger:
         assert ledger.counts == {PLAN: 22}
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_charge_of_a_long_ledger_takes_less_memory_than_its_line(path: Path) -> None:
+    with hush.Ledger(path) as ledger:
+        fill(ledger, range(1, 3))
+        head = ledger.head
+    with path.open("ab") as file:
+        for step in range(3, 10_001):
+            entry = {"charge": PLAN.digest, "run": "r", "step": step, "release": f"{step:016x}"}
+            line, head = chained(entry, head)
+            file.write(line)
+    tracemalloc.start()
+    ledger = hush.Ledger(path, read_only=True)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken < 0.9 * path.stat().st_size
+    assert (ledger.counts, ledger.head) == ({PLAN: 10_000}, head)
+    assert ledger.releases[-1] == f"{10_000:016x}"
 
 
 def test_a_void_ledger_stays_void(path: Path) -> None:

@@ -97,8 +97,8 @@ def rewritten(run: Path) -> None:
     first = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)[0]
     (run / "ledger.jsonl").write_bytes(first)
     with hush.Ledger(run / "ledger.jsonl") as ledger:
-        for step, charge in enumerate(charges.charges[1:], start=2):
-            ledger.charge(PLAN, run=name, step=step, release=charge.release)
+        for step, release in enumerate(charges.releases[1:], start=2):
+            ledger.charge(PLAN, run=name, step=step, release=release)
 
 
 def without_ledger(run: Path) -> None:

@@ -32,7 +32,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 from hush.core.atomic_files import file_named, make_folder, sync_folder
@@ -43,15 +43,8 @@ from hush.core.plan import Plan
 VERSION = 2
 _CHAIN_KEY = b', "chain": "'
 _DIGITS = 32
+_CHAIN_LENGTH = len(_CHAIN_KEY) + _DIGITS + len(b'"}\n')
 _TORN_KINDS = (b"plan", b"protects", b"delta", b"torn", b"void")
-
-
-class Charge(NamedTuple):
-    """One charged step with a stored release."""
-
-    plan: str
-    release: str
-    digest: str
 
 
 @dataclass
@@ -61,24 +54,37 @@ class Run:
     Args:
         last: Last charged step.
         folded: Last step without a stored release, and the digest of its line.
-        charges: Charges with a stored release: the steps up to `last`.
+        plans: Plan of each charge with a stored release: the steps up to `last`.
+        releases: Their releases.
+        digests: Their digests, as bytes: a ledger may have millions.
     """
 
     last: int
     folded: tuple[int, str] | None = None
-    charges: list[Charge] = field(default_factory=list)
+    plans: list[str] = field(default_factory=list)
+    releases: list[str] = field(default_factory=list)
+    digests: bytearray = field(default_factory=bytearray)
 
-    def charge(self, step: int) -> Charge | None:
-        """Charge of a step; None if its release is not on record."""
-        index = step - self.last + len(self.charges) - 1
-        return self.charges[index] if 0 <= index < len(self.charges) else None
+    def add(self, plan: str, release: str, digest: str) -> None:
+        """Append a charge with a stored release; `last` is unchanged."""
+        self.plans.append(sys.intern(plan))
+        self.releases.append(release)
+        self.digests += bytes.fromhex(digest)
 
-    def digest_at(self, step: int) -> str | None:
-        """Digest of the chain just after a step; None if not on record."""
-        if self.folded is not None and self.folded[0] == step:
-            return self.folded[1]
-        charge = self.charge(step)
-        return None if charge is None else charge.digest
+    def charge(self, step: int) -> tuple[str, str, str] | None:
+        """Plan, release and digest of a step; None if its release is not on record."""
+        index = step - self.last + len(self.plans) - 1
+        if not 0 <= index < len(self.plans):
+            return None
+        size = _DIGITS // 2
+        digest = self.digests[size * index : size * (index + 1)].hex()
+        return self.plans[index], self.releases[index], digest
+
+    def fold(self, step: int) -> None:
+        """Forget the releases up to a step with a stored one."""
+        count = len(self.plans) - (self.last - step)
+        self.folded = step, self.digests[_DIGITS // 2 * (count - 1) :][: _DIGITS // 2].hex()
+        del self.plans[:count], self.releases[:count], self.digests[: _DIGITS // 2 * count]
 
 
 class Journal:
@@ -104,6 +110,8 @@ class Journal:
         """Torn lines without a note that counts them."""
         self._torn: list[tuple[bytes, list[str]]] = []
         """Remaining text of each torn charge, and the plans under which it is counted."""
+        self._newest: tuple[str, Run, bytes, bytes] | None = None
+        """Plan and run of the last line if it is a charge, and its text before and after the step."""
 
     def run(self, name: str) -> Run:
         """Charges of a run; an empty one at step 0 if it has none."""
@@ -114,7 +122,8 @@ class Journal:
         number = 0
         for number, line in enumerate(lines, start=1):
             try:
-                self.add(line)
+                if not self._repeats(line):
+                    self.add(line)
             except (ValueError, KeyError, TypeError, AttributeError):
                 old = b'"version": 1}' in line
                 reason = " (it is of version 1, whose lines have no digest)" if old else ""
@@ -122,8 +131,29 @@ class Journal:
         if not number:
             raise ValueError("line 1 (it is empty)")
 
+    def _repeats(self, line: bytes) -> bool:
+        """Add a charge that differs from the newest one in step and release only; False for others.
+
+        Nearly all lines are such charges: their text is compared and not parsed.
+        """
+        if self._newest is None:
+            return False
+        plan, run, before, after = self._newest
+        text, head = line[:-_CHAIN_LENGTH], b"%b%d%b" % (before, run.last + 1, after)
+        release, digest = text[len(head) : -1], _link(self.chain, text)
+        expected = b'%b%b"%b%b"}\n' % (head, release, _CHAIN_KEY, digest.encode())
+        if line != expected or not release.isalnum():
+            return False
+        run.last += 1
+        run.add(plan, release.decode(), digest)
+        self.counts[plan] += 1
+        self.chain = digest
+        self.lines += 1
+        return True
+
     def add(self, line: bytes) -> None:
         """Add one line; raises if it is damaged or cannot follow the others."""
+        self._newest = None
         try:
             entry = json.loads(line.decode())
         except (ValueError, RecursionError):
@@ -140,19 +170,23 @@ class Journal:
         if (self.unexplained and "torn" not in entry) or (not self.lines) != ("ledger" in entry):
             raise ValueError
         match entry:
-            case {"charge": plan, "run": run, "step": step, "release": release}:
-                charges = self.runs.setdefault(run, Run(step - 1))
-                if plan not in self.plans or step != charges.last + 1:
+            case {"charge": plan, "run": name, "step": step, "release": release}:
+                run = self.runs.setdefault(name, Run(step - 1))
+                if plan not in self.plans or step != run.last + 1:
                     raise ValueError
                 # the charge replaces the torn ones that it begins with: docs/guarantees/ledger.md, 4
                 for torn in [torn for torn in self._torn if _agree(text, torn[0])]:
                     self._torn.remove(torn)
                     self.counts.subtract(torn[1])
                 self.counts[plan] += 1
-                charges.charges.append(Charge(sys.intern(plan), release, digest))
-                charges.last = step
+                run.add(plan, release, digest)
+                run.last = step
                 self.assumed |= entry.get("arithmetic") == "assumed"
                 self.seeded |= entry.get("randomness") == "seeded"
+                head, between = head_of(plan, name, step), text[: -len(json.dumps(release)) + 1]
+                if not self._torn and between.startswith(head) and between.endswith(b'"release": "'):
+                    before = head[: -len(b"%d, " % step)]
+                    self._newest = plan, run, before, between[len(head) - len(b", ") :]
             case {"ledger": "hush", "version": version} if version == VERSION:
                 self.header, self.identity = line.rstrip(b"\n") + b"\n", digest
             case {"plan": name, "value": value}:
@@ -165,7 +199,16 @@ class Journal:
             case {"delta": float(delta)}:
                 self.delta = delta
             case {"folded": int(lines), "through": str(through)}:
-                self._unfold(entry)
+                self.counts.update(entry["counts"])
+                for name, plain in entry["runs"].items():
+                    run = self.runs[name] = Run(
+                        plain["last"], plain["folded"] and tuple(plain["folded"])
+                    )
+                    for charge in plain["kept"]:
+                        run.add(*charge)
+                self._torn = [(bytes.fromhex(text), plans) for text, plans in entry["torn"]]
+                self.assumed = entry["arithmetic"] == "assumed"
+                self.seeded = entry.get("randomness") == "seeded"
                 self.lines, digest = lines - 1, through
             case {"torn": torn}:
                 for fragment, plans in zip(self.unexplained, torn, strict=True):
@@ -182,15 +225,6 @@ class Journal:
                 raise ValueError
         self.chain = digest
         self.lines += 1
-
-    def _unfold(self, entry: dict[str, Any]) -> None:
-        self.counts.update(entry["counts"])
-        for name, run in entry["runs"].items():
-            kept = [Charge(*charge) for charge in run["kept"]]
-            self.runs[name] = Run(run["last"], run["folded"] and tuple(run["folded"]), kept)
-        self._torn = [(bytes.fromhex(text), plans) for text, plans in entry["torn"]]
-        self.assumed = entry["arithmetic"] == "assumed"
-        self.seeded = entry.get("randomness") == "seeded"
 
     def torn_note(self) -> dict[str, Any]:
         """The entry that counts the unexplained lines, under every plan that they may have named."""
@@ -238,7 +272,11 @@ class Journal:
             "folded": self.lines,
             "counts": dict(self.counts),
             "runs": {
-                name: {"last": run.last, "folded": run.folded, "kept": run.charges}
+                name: {
+                    "last": run.last,
+                    "folded": run.folded,
+                    "kept": [run.charge(run.last - back) for back in reversed(range(len(run.plans)))],
+                }
                 for name, run in self.runs.items()
             },
             "torn": [[torn.hex(), plans] for torn, plans in self._torn],

@@ -112,7 +112,7 @@ class Ledger:
         Charges without a recorded order (folded or cut short) come first. The charges of two runs that
         took turns on one ledger are listed one run after the other.
         """
-        charges = (charge.plan for run in self._journal.runs.values() for charge in run.charges)
+        charges = (plan for run in self._journal.runs.values() for plan in run.plans)
         lengths = [(name, sum(1 for _ in group)) for name, group in groupby(charges)]
         first = Counter(self._journal.counts)
         for name, length in lengths:
@@ -123,7 +123,7 @@ class Ledger:
     @property
     def releases(self) -> Sequence[str]:
         """Fingerprints of each run's releases in order, without those cut short or folded."""
-        return [charge.release for run in self._journal.runs.values() for charge in run.charges]
+        return [release for run in self._journal.runs.values() for release in run.releases]
 
     @property
     def dimensions(self) -> Mapping[Plan, int]:
@@ -255,7 +255,11 @@ class Ledger:
             run: Name of the run.
             step: Number of the step in the run.
         """
-        return self._journal.run(run).digest_at(step)
+        charges = self._journal.run(run)
+        if charges.folded is not None and charges.folded[0] == step:
+            return charges.folded[1]
+        charge = charges.charge(step)
+        return None if charge is None else charge[2]
 
     def check_charged(self, run: str, steps: int, digest: str | None) -> None:
         """Raise unless all charges up to a checkpoint are here, unchanged since it was written.
@@ -475,14 +479,12 @@ class Ledger:
             step: The last step that a resumed run does not repeat.
         """
         charges = self._journal.run(run)
-        last, folded = charges.charge(step), len(charges.charges) - (charges.last - step)
-        if last is None or folded < _MIN_FOLDED:
+        if not 0 <= charges.last - step <= len(charges.plans) - _MIN_FOLDED:
             return
         if not self._writable or self._journal.void is not None:  # no further charge can follow
             return
         self.check_process()
-        charges.folded = step, last.digest
-        del charges.charges[:folded]
+        charges.fold(step)
         if self._file is not None:
             try:
                 self._file.replace(self._journal.folded_lines())
