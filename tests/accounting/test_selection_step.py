@@ -15,7 +15,14 @@ import hush
 from hush.accounting.epsilon import delta
 from hush.accounting.mechanism import mechanism
 from hush.accounting.pld import accountant
-from hush.accounting.selection import _ORDERS, Profile, Selection, SelectionProfile, selection_rdp
+from hush.accounting.selection import (
+    _ORDERS,
+    Profile,
+    Selection,
+    SelectionProfile,
+    _profile,
+    selection_rdp,
+)
 from hush.accounting.steps import SampledGaussian
 from tests.accounting import selection_oracle as oracle
 from tests.accounting.selection_oracle import Array
@@ -104,7 +111,7 @@ def test_the_profile_of_a_trial_is_the_accountants() -> None:
         assert bound.lower <= upper <= 1.03 * bound.upper
     step = mechanism(selected(MANY))
     assert isinstance(step, Selection)
-    between = float(step._profile.trial(np.array(1.2345)))
+    between = float(_profile(step.trials, step.number).trial(np.array(1.2345)))
     assert (
         accountant.delta(counts, 1.2345).lower
         <= between

@@ -199,8 +199,7 @@ class ApproximateDP(AttackBounds):
         smallest = np.maximum(worst, deltas[:, None]).min(axis=0)
         # delta is convex in exp(epsilon): no larger than on the line between two points
         between = np.interp(np.exp(epsilons), np.exp(known), deltas, left=1.0)
-        rounded: Array = np.minimum(np.minimum(smallest, between) + _ROUNDING, 1.0)
-        return rounded
+        return np.asarray(np.minimum(np.minimum(smallest, between) + _ROUNDING, 1.0))
 
     def _epsilon(self, delta: float) -> float:
         largest = max(epsilon for epsilon, _ in self.points)
@@ -278,32 +277,17 @@ class Risk(Value):
         return next(limit for limit in limits if limit is not None) - self._baseline
 
     def attained(self, attack: AttackBounds) -> float:
-        """Upper bound on the limited rate, advantage or posterior.
-
-        Args:
-            attack: Bounds on every test of the releases.
-        """
+        """Upper bound on the limited rate, advantage or posterior under these bounds on every test."""
         if self.fpr is not None:
             return attack.true_positive_rate(self.fpr)
         return attack.advantage if self.prior is None else attack.posterior(self.prior)
 
     def gain(self, attack: AttackBounds) -> float:
-        """Upper bound on the gain of an attack over a guess without the release; at most `max_gain`.
-
-        Args:
-            attack: Bounds on every test of the releases.
-        """
+        """Upper bound on the gain of an attack over a guess without the release; at most `max_gain`."""
         return max(0.0, self.attained(attack) - self._baseline)
 
     def budget(self, delta: float) -> Budget:
-        """The largest epsilon at `delta` that implies this limit for every mechanism.
-
-        Args:
-            delta: Delta of the budget.
-
-        Returns:
-            The budget.
-        """
+        """The budget with the largest epsilon at `delta` that implies this limit for every mechanism."""
 
         def kept(epsilon: float) -> bool:
             return self.gain(ApproximateDP([(epsilon, delta)])) <= self.max_gain

@@ -127,11 +127,7 @@ class Row:
 
 
 def compare(setting: Setting, done: Callable[[], None] = lambda: None) -> list[Row]:
-    """A row for each method; the first one is plain DP-SGD.
-
-    Args:
-        setting: Data, budget and gradients.
-        done: Called after each row.
+    """A row for each method; the first one is plain DP-SGD. `done` is called after each row.
 
     **Guarantee.** Each plan is from `calibrate` or `fit_noise` and keeps the budget for its number of
     steps. Per-instance numbers hold for one synthetic location.

@@ -35,6 +35,7 @@ _STAGES = (8, 14, 20, 26, *range(31, len(WHOLE_ORDERS), 3), len(WHOLE_ORDERS))
 _TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
 # The group property is not used at deltas below this, and epsilon is searched to this gap.
 _LOG_MIN_DELTA, _TOLERANCE = -660.0, 1e-4
+_MAX_PROFILE_EPSILON = 600.0
 _ROUNDING = 1e-12
 
 
@@ -99,9 +100,19 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
             ceiling,
         )
     if list(steps.values()) == [1]:
-        upper = min(upper, next(iter(steps)).epsilon_upper(delta))
+        upper = min(upper, _profile_epsilon(next(iter(steps)), delta))
     dominating = _dominating_steps(steps)
     return upper if dominating is None else min(upper, accountant.epsilon(dominating, delta).upper)
+
+
+def _profile_epsilon(step: ComposableStep, delta: float) -> float:
+    """Upper bound on epsilon at `delta` of a step by its `delta_upper`, possibly infinite."""
+    high = 1.0
+    while step.delta_upper(high) > delta:
+        high *= 2
+        if high > _MAX_PROFILE_EPSILON:
+            return math.inf
+    return bisect(lambda epsilon: step.delta_upper(epsilon) > delta, 0.0, high, tolerance=1e-6)[1]
 
 
 def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
@@ -231,8 +242,7 @@ def _extrapolate(divergences: Array, orders: Array, higher: Array) -> Array:
         for k in (len(a) - 2, len(a) - 1)
         for j in range(k)
     ]
-    extrapolated: Array = np.maximum(np.min(lines, axis=0), 0.0) / (higher - 1)
-    return extrapolated
+    return np.asarray(np.maximum(np.min(lines, axis=0), 0.0) / (higher - 1))
 
 
 @functools.lru_cache(maxsize=64)

@@ -27,10 +27,7 @@ def dominating_jump_diffusion(
 ) -> JumpDiffusionLaw | None:
     """A step that dominates coordinate-sampled Gaussian noise on `blocks`; None if none is certified.
 
-    Args:
-        rate: Probability that a record takes part.
-        coordinate_rate: Probability that a coordinate of a record takes part.
-        blocks: Largest change of one coordinate and l2 sensitivity of each block, in units of its noise.
+    `blocks` are the largest change of one coordinate and the l2 sensitivity, in units of the noise.
 
     **Guarantee.** In both directions the step's hockey-stick divergence is at least the mechanism's, at
     every epsilon: docs/guarantees/twice-sampling-pld.md.
@@ -81,11 +78,6 @@ def dominated_gaussian(blocks: Blocks, rate: float, coordinate_rate: float) -> t
     sqrt(m) times theirs, by c times a binomial number of them. That is c k at least with the probability
     that k or more take part, so the sum dominates a step at that rate and that shift; several blocks
     are weighted: docs/guarantees/twice-sampling.md, step 4. The result is the best by chi-square.
-
-    >>> changes = SensitivitySet(p=2, norm=1.0, cap=0.1)
-    >>> rate, multiplier = dominated_gaussian(((changes, 1.5),), rate=0.06, coordinate_rate=1 / 3)
-    >>> round(rate, 3), round(multiplier, 2)
-    (0.06, 4.5)
     """
     movable = tuple((ball, deviation) for ball, deviation in blocks if ball.max_entry > 0)
     candidates = [(rate * coordinate_rate, deviation / ball.max_entry) for ball, deviation in movable]

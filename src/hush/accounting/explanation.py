@@ -42,50 +42,33 @@ class PrivacyProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class TradeOffCurve:
-    """False negative rates of the best test at each false positive rate.
-
-    Args:
-        false_positive_rates: From 0 to 1, dense near 0.
-        lower: Lower bound on the false negative rate of every test.
-        gaussian: The curve of mu-GDP, below `lower` down to error rates of 1e-10.
-        mu: Parameter of Gaussian DP: the distance of two unit normals that are at least as easy to
-            distinguish as neighbouring data sets.
-    """
+    """False negative rates of the best test at each false positive rate."""
 
     false_positive_rates: tuple[float, ...]
     lower: tuple[float, ...]
+    """Lower bound on the false negative rate of every test."""
     gaussian: tuple[float, ...]
+    """The curve of mu-GDP, below `lower` down to error rates of 1e-10."""
     mu: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRates:
-    """Upper bounds on the rates of the best membership attack.
-
-    Args:
-        advantage: Largest true positive rate less false positive rate.
-        posterior: Probability of a correct guess, from even odds.
-        true_positive_rates: The largest at false positive rates of 10%, 1% and 0.1%, in this order.
-    """
+    """Upper bounds on the advantage, the accuracy at even odds and the power of the best attack."""
 
     advantage: float
     posterior: float
     true_positive_rates: tuple[float, ...]
+    """At each of `FALSE_POSITIVE_RATES`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A guarantee in terms of attacks, with the curves behind it.
-
-    Args:
-        attack: Rates that follow from the privacy profile.
-        from_epsilon: Rates that follow from epsilon and delta alone: never smaller.
-        profile: Certified bounds on delta at each epsilon.
-        trade_off: Trade-off curve and mu of Gaussian DP.
-    """
+    """A guarantee in terms of attacks, with the curves behind it."""
 
     attack: AttackRates
     from_epsilon: AttackRates
+    """Rates that follow from epsilon and delta alone: never smaller."""
     profile: PrivacyProfile
     trade_off: TradeOffCurve
 

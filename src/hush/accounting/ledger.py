@@ -56,6 +56,7 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, read_only: bool = False) -> None:
         self.path = None if path is None else Path(path)
+        self._title = "the ledger in memory" if path is None else f"the ledger {self.path}"
         self._journal = Journal()
         self._file: LockedFile | None = None
         self._writable = not read_only
@@ -95,10 +96,6 @@ class Ledger:
                     "given. Restore it from a copy: a new ledger does not count the charges of this one."
                 ) from None
             raise
-
-    @property
-    def _title(self) -> str:
-        return "the ledger in memory" if self.path is None else f"the ledger {self.path}"
 
     @property
     def counts(self) -> Mapping[Plan, int]:
@@ -216,11 +213,7 @@ class Ledger:
         )
 
     def store_delta(self, delta: float) -> None:
-        """Record the delta of a run's budget; the newest one counts.
-
-        Args:
-            delta: Delta at which epsilon is reported, chosen independently of the records.
-        """
+        """Record the delta of a run's budget, chosen independently of the records; the newest counts."""
         delta = DELTA["range"].check("delta", delta)
         self._check_writable()
         if delta != self._journal.delta:
@@ -239,21 +232,13 @@ class Ledger:
         return label
 
     def last_step(self, run: str) -> int:
-        """Last step charged for a run; 0 if there is none.
-
-        Args:
-            run: Name of the run.
-        """
+        """Last step charged for a run; 0 if there is none."""
         return self._journal.run(run).last
 
     def digest_at(self, run: str, step: int) -> str | None:
         """Digest of the hash chain just after a charged step; None if it is not on record.
 
         A checkpoint stores it to verify that a ledger still has all charges up to that step.
-
-        Args:
-            run: Name of the run.
-            step: Number of the step in the run.
         """
         charges = self._journal.run(run)
         if charges.folded is not None and charges.folded[0] == step:
@@ -288,21 +273,12 @@ class Ledger:
         """`counts` without the torn charges that a repeated charge of this step replaces.
 
         A search for the number of steps within a budget counts such a charge once: ledger.md, 4.
-
-        Args:
-            plan: Plan of the repeated step.
-            run: Name of the run.
-            step: Number of the step in the run.
         """
         self._check_not_void()
         return self._journal.totals(head_of(plan.digest, run, step))
 
     def check_adjacency(self, adjacency: Adjacency = RECORD) -> None:
-        """Raise `LedgerError` unless charges for this adjacency may follow; call it before any draw.
-
-        Args:
-            adjacency: Adjacency of the charges to come.
-        """
+        """Raise `LedgerError` unless charges for this adjacency may follow; call it before any draw."""
         if check_kind("adjacency", adjacency, Adjacency).group != 1:
             raise InvalidValue(
                 f"adjacency with group={adjacency.group} cannot be charged: a step is charged for one "
@@ -425,11 +401,7 @@ class Ledger:
         return list(self._journal.folded_lines())
 
     def mirror(self, snapshot: Sequence[bytes]) -> None:
-        """Become a copy in memory of a ledger that another process writes; `charge` then raises.
-
-        Args:
-            snapshot: Snapshot of the written ledger.
-        """
+        """Become a copy in memory of a ledger that another process writes; `charge` then raises."""
         if self.path is not None or (self.counts and not self.mirrored):
             raise LedgerError(
                 f"{self._title} has its own charges or file, which a copy of another one would "
@@ -440,12 +412,7 @@ class Ledger:
         self.mirrored = True
 
     def follow(self, plan: Plan, **details: Any) -> None:
-        """Count a charge that rank 0 has put on disk.
-
-        Args:
-            plan: Plan of the step.
-            details: Other arguments of `charge`.
-        """
+        """Count a charge that rank 0 has put on disk; `details` are the other arguments of `charge`."""
         if not self.mirrored:
             raise LedgerError(
                 f"{self._title} is no copy: only `charge`, which returns when the charge is on disk, "
@@ -458,11 +425,7 @@ class Ledger:
             self.mirrored = True
 
     def void(self, reason: str) -> None:
-        """Record that the guarantee no longer holds: from here on none is given.
-
-        Args:
-            reason: Cause, e.g. that the model was moved outside of a private step.
-        """
+        """Record that the guarantee no longer holds, and the cause: from here on none is given."""
         check_kind("reason", reason, str)
         self._check_writable()
         self._journal.void = self._journal.void or reason  # holds here even if it cannot be written

@@ -43,8 +43,7 @@ def log_mixture(weights: tuple[float, float], log_p: npt.ArrayLike, log_q: npt.A
 
     Error: at most 8u (1 + the largest finite summand of the two exponents, in absolute value).
     """
-    mixed: Array = np.logaddexp(weights[0] + np.asarray(log_p), weights[1] + np.asarray(log_q))
-    return mixed
+    return np.asarray(np.logaddexp(weights[0] + np.asarray(log_p), weights[1] + np.asarray(log_q)))
 
 
 def log_mixture_ratio(
@@ -87,13 +86,11 @@ def log_binomial(n: float | Array, k: Array, weights: tuple[float, float]) -> Ar
 
 def log_binomial_in_turn(n: float | Array, k: Array, weights: tuple[float, float]) -> Array:
     """`log_binomial` with each weight added to the log-binomial coefficient in turn; the same bound."""
-    total: Array = _log_choose(n, k) + (n - k) * weights[0] + k * weights[1]
-    return total
+    return np.asarray(_log_choose(n, k) + (n - k) * weights[0] + k * weights[1])
 
 
 def _log_choose(n: float | Array, k: Array) -> Array:
-    chosen: Array = gammaln(np.asarray(n) + 1) - gammaln(k + 1) - gammaln(n - k + 1)
-    return chosen
+    return np.asarray(gammaln(np.asarray(n) + 1) - gammaln(k + 1) - gammaln(n - k + 1))
 
 
 def log_sum_exp(terms: Array) -> Array:

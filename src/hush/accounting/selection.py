@@ -42,8 +42,7 @@ class TruncatedNegativeBinomial:
     def weight(self, better: Array) -> Array:
         """w(s) = f'(1 - s) at each probability s that one trial is better; it decreases in s."""
         share = self.stop / (self.stop + (1 - self.stop) * better)
-        weights: Array = self.mean * share ** (self.shape + 1)
-        return weights
+        return np.asarray(self.mean * share ** (self.shape + 1))
 
     def probabilities(self) -> Iterator[Decimal]:
         """Probabilities of 1, 2, 3, ... trials, to `_WORKING_DIGITS` digits."""
@@ -68,8 +67,7 @@ class TruncatedPoisson:
         return OUTWARD * self.rate / -math.expm1(-self.rate)
 
     def weight(self, better: Array) -> Array:
-        weights: Array = self.mean * np.exp(-self.rate * better)
-        return weights
+        return np.asarray(self.mean * np.exp(-self.rate * better))
 
     def probabilities(self) -> Iterator[Decimal]:
         rate = Decimal(self.rate)
@@ -155,8 +153,7 @@ class Profile:
         odds, p = np.exp(self.epsilons), np.asarray(probability)[:, None]
         above = (odds * p + self.deltas).min(axis=1)
         below = (1 - (1 - p - self.deltas) / odds).min(axis=1)
-        largest: Array = np.minimum(np.minimum(above, below) * OUTWARD, 1.0)
-        return largest
+        return np.asarray(np.minimum(np.minimum(above, below) * OUTWARD, 1.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +217,7 @@ def _crossing(steep: Line, flat: Line) -> float:
 # Number of points of a trial's profile, which ends at the epsilon of this delta.
 _POINTS, _MIN_DELTA = 128, 1e-12
 # Epsilons beyond this one count as infinite.
-_TOLERANCE, _MAX_EPSILON = 1e-6, 600.0
+_MIN_EPSILON, _MAX_EPSILON = 1e-6, 600.0
 
 Trials = tuple[tuple[tuple[PairedStep, int], ...], ...]
 
@@ -240,30 +237,17 @@ class Selection(ComposableStep):
     participation = 1.0
 
     def rdp(self, orders: Array) -> Array:
-        return selection_rdp(orders, self._trial_rdp, self._profile, self.number)
+        return selection_rdp(orders, self._trial_rdp, _profile(self.trials, self.number), self.number)
 
     def delta_upper(self, epsilon: float) -> float:
-        return self._profile(epsilon)
-
-    def epsilon_upper(self, delta: float) -> float:
-        high = 1.0
-        while self._profile(high) > delta:
-            high *= 2
-            if high > _MAX_EPSILON:
-                return math.inf
-        return bisect(lambda epsilon: self._profile(epsilon) > delta, 0.0, high, tolerance=_TOLERANCE)[1]
+        return _profile(self.trials, self.number)(epsilon)
 
     def _trial_rdp(self, orders: Array) -> Array:
         """RDP of one trial: the larger of its training's and its score's."""
         totals = [
             np.sum([count * step.rdp(orders) for step, count in steps], axis=0) for steps in self.trials
         ]
-        largest: Array = np.max(totals, axis=0)
-        return largest
-
-    @property
-    def _profile(self) -> SelectionProfile:
-        return _profile(self.trials, self.number)
+        return np.asarray(np.max(totals, axis=0))
 
 
 @lru_cache(maxsize=64)
@@ -273,7 +257,7 @@ def _profile(trials: Trials, number: TrialCount) -> SelectionProfile:
     end = max(accountant.epsilon(steps, _MIN_DELTA).upper for steps in counts)
     trial = Profile(np.array([0.0, 1.0]), np.ones(2))
     if end <= _MAX_EPSILON:
-        epsilons = np.linspace(0.0, max(end, _TOLERANCE), _POINTS)
+        epsilons = np.linspace(0.0, max(end, _MIN_EPSILON), _POINTS)
         deltas = np.max([accountant.profile_upper(steps, list(epsilons)) for steps in counts], axis=0)
         # a bound at a smaller epsilon is one at a larger epsilon too
         trial = Profile(epsilons, np.minimum.accumulate(deltas))

@@ -66,26 +66,26 @@ def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
     )
 
 
-def log_beyond(step: SampledGaussian, order: float, high: float) -> float:
-    """An upper bound on log E_Q[ratio^order; outcome > high], Q the law without the record."""
-    variance = step.multiplier * step.multiplier
-    log_shift_ratio = (high - 0.5) / variance
-    # beyond `high` the ratio is at most exp(growth) (q + (1 - q) exp(-growth there))
-    rest = math.log(step.rate + (1 - step.rate) * math.exp(-min(max(log_shift_ratio, 0.0), 700.0)))
-    moment = order * (order - 1) / 2 / variance
-    return order * rest + moment + float(log_ndtr((order - high) / step.multiplier))
+def log_tail_power(step: SampledGaussian, order: float, direction: Direction) -> float:
+    """An upper bound on the growth beyond the pair's cuts, Q the law without the record.
 
-
-def log_below(step: SampledGaussian, order: float, low: float) -> float:
-    """An upper bound on log E_Q[ratio^(1 - order); outcome < low], Q the law without the record."""
-    variance = step.multiplier * step.multiplier
+    It is log E_Q[ratio^order; outcome > high] for the removal, log E_Q[ratio^(1 - order); outcome < low]
+    for the addition of a record.
+    """
+    pair, variance = dominating_pair(step, order), step.multiplier * step.multiplier
     moment = order * (order - 1) / 2 / variance
-    shifted = float(log_ndtr((low + order - 1) / step.multiplier))
+    if direction is Direction.REMOVE:
+        log_shift_ratio = (pair.high - 0.5) / variance
+        # beyond `high` the ratio is at most exp(growth) (q + (1 - q) exp(-growth there))
+        rest = math.log(step.rate + (1 - step.rate) * math.exp(-min(max(log_shift_ratio, 0.0), 700.0)))
+        return order * rest + moment + float(log_ndtr((order - pair.high) / step.multiplier))
+    shifted = float(log_ndtr((pair.low + order - 1) / step.multiplier))
     tilted = (1 - order) * math.log(step.rate) + moment + shifted
     if step.rate == 1:
         return tilted
-    by_smallest_ratio = (1 - order) * math.log1p(-step.rate) + float(log_ndtr(low / step.multiplier))
-    return min(tilted, by_smallest_ratio)
+    return min(
+        tilted, (1 - order) * math.log1p(-step.rate) + float(log_ndtr(pair.low / step.multiplier))
+    )
 
 
 def hockey_stick(step: SampledGaussian, threshold: float) -> float:
@@ -110,8 +110,7 @@ def _cuts(deviation: float, order: float) -> Array:
     parts = [centre, order + peak, 1 - order + peak, np.linspace(low, high, _BETWEEN)]
     cuts = np.unique(np.concatenate(parts))
     cells = np.floor((cuts - low) / (_MIN_GAP * deviation))
-    thinned: Array = cuts[np.append(True, np.diff(cells) > 1)]
-    return thinned
+    return np.asarray(cuts[np.append(True, np.diff(cells) > 1)])
 
 
 # Largest order of the corner bounds: higher ones decide no epsilon.
@@ -169,16 +168,10 @@ class Trial(ComposableStep):
         return np.minimum(composed, [_per_trial(self, float(order)) for order in orders])
 
     @property
-    def log_acceptance_range(self) -> tuple[float, float]:
+    def log_acceptance(self) -> tuple[float, float]:
         """The logs of the least and the largest acceptance probability, m and M."""
         low, high = ((self.threshold + side) / self.test.multiplier for side in (-0.5, 0.5))
         return float(log_ndtr(low)), float(log_ndtr(high))
-
-    @property
-    def acceptance(self) -> tuple[float, float]:
-        """The least and the largest acceptance probability, m and M."""
-        low, high = self.log_acceptance_range
-        return math.exp(low), math.exp(high)
 
 
 @lru_cache(maxsize=65536)
@@ -218,11 +211,7 @@ def _log_tail_moment(trial: Trial, order: float, direction: Direction, log_scale
         float(log_ndtr((1 - pair.high) / train.multiplier)),
     ]
     near = [log_power + float(np.logaddexp(0.0, flat)) + mass for mass in outside]
-    if direction is Direction.REMOVE:
-        far = log_power + log_beyond(train, order, pair.high)
-    else:
-        far = log_power + log_below(train, order, pair.low)
-    return float(np.logaddexp.reduce([*near, far]))
+    return float(np.logaddexp.reduce([*near, log_power + log_tail_power(train, order, direction)]))
 
 
 def _log_rejection_moment(trial: Trial, order: float) -> float:
@@ -232,7 +221,7 @@ def _log_rejection_moment(trial: Trial, order: float) -> float:
     else:
         hockey = hockey_stick(trial.train, 1 / (1 - trial.test.rate))
         change = trial.test.rate + (1 - trial.test.rate) * hockey
-    lowest, highest = trial.acceptance
+    lowest, highest = map(math.exp, trial.log_acceptance)
     change *= highest - lowest
     least = float(ndtr(-(trial.threshold + 0.5) / trial.test.multiplier))
     if least <= 0:
@@ -245,7 +234,7 @@ def _log_rejection_moment(trial: Trial, order: float) -> float:
 
 def _acceptance_corners(trial: Trial, direction: Direction) -> tuple[Array, Array]:
     """log t and log k of the guarantee page, at the corners of the acceptance probabilities."""
-    log_least, log_most = trial.log_acceptance_range
+    log_least, log_most = trial.log_acceptance
     # a' and b both least, both most, (m, M) and (M, m); a = (1 - rate) a' + rate b
     log_without = np.array([log_least, log_most, log_least, log_most])
     gap = log_most - log_least
@@ -257,12 +246,12 @@ def _acceptance_corners(trial: Trial, direction: Direction) -> tuple[Array, Arra
 
 @lru_cache(maxsize=65536)
 def _per_acceptance(trial: Trial, order: float) -> float:
-    if order > _MAX_ORDER or trial.acceptance[0] <= 0:
+    if order > _MAX_ORDER or math.exp(trial.log_acceptance[0]) <= 0:
         return math.inf
-    low, high = (math.log(end) for end in acceptance_change(trial))
     excess = max(
-        *(_dinkelbach_supremum(trial, order, Direction.REMOVE, -scale) for scale in (low, high)),
-        *(_dinkelbach_supremum(trial, order, Direction.ADD, scale) for scale in (low, high)),
+        _dinkelbach_supremum(trial, order, direction, sign * math.log(scale))
+        for direction, sign in ((Direction.REMOVE, -1), (Direction.ADD, 1))
+        for scale in acceptance_change(trial)
     )
     return math.log1p(excess) / (order - 1) * _QUADRATURE_OUTWARD
 
@@ -291,7 +280,7 @@ def _dinkelbach_supremum(trial: Trial, order: float, direction: Direction, log_s
         rest = float((gain - worst * mass).max(axis=0).sum())
         # E[t] >= m: the rest of the last round adds at most rest / m
         tails = math.exp(min(_log_tail_moment(trial, order, direction, log_scale), 700.0))
-    lowest = min(trial.acceptance[0], math.exp(float(log_accepted.min())))
+    lowest = min(math.exp(trial.log_acceptance[0]), math.exp(float(log_accepted.min())))
     return worst + (max(rest, 0.0) + tails) / lowest
 
 
@@ -301,7 +290,7 @@ def acceptance_change(trial: Trial) -> tuple[float, float]:
 
     Rounded outward; docs/guarantees/selective.md, step 5, has the two equations.
     """
-    lowest, highest = trial.acceptance
+    lowest, highest = map(math.exp, trial.log_acceptance)
     rate, stay = trial.test.rate, 1 - trial.test.rate
     extreme = highest / lowest
     if rate == 1:

@@ -167,8 +167,7 @@ def closed_form_deviations(blocks: Blocks) -> Array:
     """
     ranks = np.array([block.size for block in blocks], dtype=float)
     norms = np.array([block.l2_radius for block in blocks])
-    deviations: Array = np.sqrt(norms / np.sqrt(ranks) * (norms @ np.sqrt(ranks)))
-    return deviations
+    return np.asarray(np.sqrt(norms / np.sqrt(ranks) * (norms @ np.sqrt(ranks))))
 
 
 def divergence_limits(budget: Budget, steps: int) -> dict[int, float]:

@@ -77,10 +77,6 @@ class ComposableStep(ABC):
         """The step with 1 / `shift` of its noise, if it has one noise to divide."""
         return None
 
-    def epsilon_upper(self, delta: float) -> float:
-        """Upper bound on the epsilon of this step alone, if one not by RDP is known; else infinite."""
-        return math.inf
-
     def delta_upper(self, epsilon: float) -> float:
         """Upper bound on the delta of this step alone, if one not by RDP is known; else 1."""
         return 1.0
@@ -131,6 +127,10 @@ class PairedStep(_Subsampled):
     def noise(self) -> GaussianLaw | GeneralizedGaussianLaw:
         """Law of the noise, in units of the number's sensitivity."""
 
+    @abstractmethod
+    def with_scale(self, scale: float) -> Self:
+        """The step with noise of this scale."""
+
     @property
     def law(self) -> SampledLaw:
         return SampledLaw(self.noise, self.rate)
@@ -139,13 +139,7 @@ class PairedStep(_Subsampled):
     def dominated_step(self) -> Self:
         return self
 
-    @property
-    def dominating_step(self) -> Self:
-        return self
-
-    @abstractmethod
-    def with_scale(self, scale: float) -> Self:
-        """The step with noise of this scale."""
+    dominating_step = dominated_step
 
     def divided(self, shift: float) -> Self:
         return self.with_scale(self.noise.scale / shift)
@@ -157,10 +151,7 @@ class PairedStep(_Subsampled):
 
 @dataclass(frozen=True, order=True)
 class SampledGaussian(PairedStep):
-    """Poisson-subsampled Gaussian mechanism.
-
-    `multiplier` is in units of the l2 sensitivity, so the clipping norm does not appear.
-    """
+    """Poisson-subsampled Gaussian mechanism; `multiplier` is in units of the l2 sensitivity."""
 
     multiplier: float
 
@@ -177,10 +168,9 @@ class SampledGaussian(PairedStep):
 
 @dataclass(frozen=True, order=True)
 class SampledNoise(PairedStep):
-    """Poisson-subsampled additive noise on one number.
+    """Poisson-subsampled noise on one number, of density proportional to exp(-|x / scale|^beta).
 
-    The noise has density proportional to exp(-|x / scale|^beta): `beta` 1 is Laplace. `scale` is in
-    units of the number's sensitivity.
+    `scale` is in units of the number's sensitivity; `beta` 1 is Laplace noise.
 
     **Guarantee.** docs/guarantees/scalar-noise.md. For one number, or a vector if a record
     changes one entry of it; for other vectors only Laplace, with `scale` in units of the l1 norm.
@@ -230,11 +220,7 @@ class Block:
 
 @dataclass(frozen=True)
 class CoordinateWise(_Subsampled):
-    """Poisson-subsampled noise on each coordinate of a sum, with coordinate sampling.
-
-    A record takes part with probability `rate`; given that, in each coordinate with `coordinate_rate`,
-    independently.
-    """
+    """Poisson-subsampled noise on each coordinate of a sum, with coordinate sampling."""
 
     blocks: tuple[Block, ...]
     coordinate_rate: float = 1.0
@@ -242,8 +228,7 @@ class CoordinateWise(_Subsampled):
     needs_whole_orders = True
 
     def divided(self, shift: float) -> "CoordinateWise":
-        blocks = (replace(block, scale=block.scale / shift) for block in self.blocks)
-        return replace(self, blocks=tuple(blocks))
+        return replace(self, blocks=tuple(replace(b, scale=b.scale / shift) for b in self.blocks))
 
     @property
     def unsampled(self) -> "CoordinateWise":
@@ -280,13 +265,8 @@ class CoordinateWise(_Subsampled):
         whole = self.dominating_step
         if whole is None or self.coordinate_rate == 1:
             return whole
-        blocks = [
-            (
-                block.sensitivity.max_entry / block.deviation,
-                block.sensitivity.l2_radius / block.deviation,
-            )
-            for block in self.blocks
-        ]
+        changes = ((block.sensitivity, block.deviation) for block in self.blocks)
+        blocks = [(ball.max_entry / scale, ball.l2_radius / scale) for ball, scale in changes]
         diffusion = dominating_jump_diffusion(self.rate, self.coordinate_rate, blocks)
         if diffusion is None or diffusion.log_chi_square >= whole.multiplier**-2:
             return whole
@@ -317,9 +297,6 @@ def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) 
     Block j has l2 sensitivity `norms[j]`. Divided by its deviation, the whole change has norm
     sqrt(sum (norm / deviation)^2), and the noise is isotropic: docs/guarantees/poisson-gaussian.md,
     step 1.
-
-    >>> ellipsoid(0.01, norms=[3.0, 4.0], deviations=[1.0, 1.0])
-    SampledGaussian(rate=0.01, multiplier=0.2)
     """
     ratios = (norm / deviation for norm, deviation in zip(norms, deviations, strict=True))
     return SampledGaussian(rate, 1 / math.hypot(*ratios))

@@ -5,7 +5,7 @@ back when delta is summed. That is exact, and it keeps relative accuracy at any 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -75,7 +75,12 @@ def choose_window(cumulants: Cumulants, *, log_delta: float | None, epsilon: flo
         # The improved conversion from Rényi divergence; its best order is close to the saddle point.
         return (cumulants(tilts) - log_delta - np.log1p(tilts)) / tilts + np.log(tilts) - np.log1p(tilts)
 
-    tilt = _minimiser(objective, 1e-6 / untilted, 1e3 / untilted)
+    lowest, highest = 1e-6 / untilted, 1e3 / untilted
+    for points in (60, 12, 12):
+        grid = np.geomspace(lowest, highest, points)
+        best = int(np.argmin(objective(grid)))
+        lowest, highest = grid[max(best - 1, 0)], grid[min(best + 1, points - 1)]
+    tilt = float(math.sqrt(lowest * highest))
     mean, deviation = cumulants.moments(tilt)
     deviation = max(deviation, 1e-6 * untilted)
     log_mass = float(cumulants(np.array([tilt]))[0])
@@ -93,15 +98,6 @@ def choose_window(cumulants: Cumulants, *, log_delta: float | None, epsilon: flo
         deviation=deviation,
         log_delta=log_mass - tilt * mean if log_delta is None else log_delta,
     )
-
-
-def _minimiser(objective: Callable[[Array], Array], low: float, high: float) -> float:
-    """Approximate minimiser of `objective` between two positive numbers."""
-    for points in (60, 12, 12):
-        grid = np.geomspace(low, high, points)
-        best = int(np.argmin(objective(grid)))
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, points - 1)]
-    return float(math.sqrt(low * high))
 
 
 # Fourier coefficients below exp(-NEGLIGIBLE) are taken as zero; their size is added to the error.

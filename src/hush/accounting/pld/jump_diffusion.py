@@ -167,21 +167,17 @@ _QUADRATURE = 1201
 
 @dataclass(frozen=True)
 class JumpDiffusionLaw(PrivacyLossLaw):
-    """exp(W) against 1, for a record that takes part with chance `rate`.
-
-    Args:
-        rate: Chance that the record takes part.
-        variance: Variance of the normal part of W.
-        jump: Unit of the jumps.
-        jumps: Jump sizes in that unit, and the mean number of each without the record.
-        killed: Exponent of the chance of no infinite loss, with the record.
-    """
+    """exp(W) against 1, for a record that takes part with chance `rate`."""
 
     rate: float
     variance: float
+    """Variance of the normal part of W."""
     jump: float
+    """Unit of the jumps."""
     jumps: tuple[tuple[int, float], ...]
+    """Jump sizes in that unit, and the mean number of each without the record."""
     killed: float
+    """Exponent of the chance of no infinite loss, with the record."""
 
     @property
     def log_chi_square(self) -> float:

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from hush.accounting.numerics import UNIT, Array
-from hush.accounting.pld.privacy_loss import CellMasses, Direction, Step
+from hush.accounting.pld.privacy_loss import Direction, Step
 
 # An atom this close to its grid point, relatively, counts as on it; `compose` adds the error.
 SNAP = 1e-13
@@ -154,7 +154,11 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
     masses[:-1] = inside - upward
     masses[1:] += upward
     masses[0] += cut.first[0]
-    masses += _rounding_slack(cut, width)
+    # The survival at a point is off by `error` of the survival at the point before. The mass to add
+    # from there on is the largest of these: docs/guarantees/poisson-gaussian.md, step 8.
+    rounding = _OUTWARD * cut.error[:-1] * _survival(cut.first)[:-1] / -math.expm1(-width)
+    bound = np.maximum.accumulate(rounding[::-1])[::-1]
+    masses += bound - np.append(bound[1:], 0.0)
     infinite_mass = float(cut.first[-1] * (1 + 1e-9 + cut.error[-1]))
     return Lattice(0.0, first, width, masses, infinite_mass, step.law.loss_rounding)
 
@@ -171,7 +175,15 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
     first = math.floor((low - origin) / width) - 1
     points = _grid(origin, first, math.ceil((high - origin) / width) + 3 - first, width)
     cuts = points[:-1] + width / 2
-    _isolate_extreme_loss(step, direction, points, cuts)
+    end = _extreme_loss(step, direction)
+    if math.isfinite(end):
+        # Isolate the extreme of a bounded loss in its bin if it is on the grid: its atom stays there.
+        # Any cut between two points is sound. The rounding is of one loss computed in two ways.
+        rounding = 2 * step.law.loss_rounding * (1 + abs(end))
+        nearest = int(np.argmin(np.abs(points - end)))
+        if abs(points[nearest] - end) <= rounding:
+            inward = -1 if direction is Direction.REMOVE else 1
+            cuts[nearest + min(inward, 0)] = end + 2 * inward * rounding
     cut = step.law.cell_masses(direction, cuts)
     # Lowering an atom's loss by one point is always allowed: above the last cut, and if the second law's
     # mass underflows, which hides the atom's place. Mass below the first cut is dropped.
@@ -190,18 +202,6 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
     return Lattice(origin, first, width, masses, loss_rounding=step.law.loss_rounding)
 
 
-def _rounding_slack(cut: CellMasses, width: float) -> Array:
-    """Mass to add at each point to keep rounding from lowering the survival function.
-
-    The survival at a point is off by `error` of the survival at the point before: the mass added there
-    and above is the largest of these from there on. docs/guarantees/poisson-gaussian.md, step 8.
-    """
-    rounding = _OUTWARD * cut.error[:-1] * _survival(cut.first)[:-1] / -math.expm1(-width)
-    bound = np.maximum.accumulate(rounding[::-1])[::-1]
-    slack: Array = bound - np.append(bound[1:], 0.0)
-    return slack
-
-
 def _certain_share(masses: Array, bin_survival: Array, error: Array, width: float) -> Array:
     """Certain share of each mass, which keeps rounding from raising the survival function.
 
@@ -218,8 +218,7 @@ def _certain_share(masses: Array, bin_survival: Array, error: Array, width: floa
         relative = np.divide(rounding, survival, out=np.full(len(survival), np.inf), where=survival > 0)
     np.maximum.accumulate(relative, out=relative)
     # 1 / (1 + 2 x) <= 1 - x up to x = 1/2; beyond, no mass is certain
-    share: Array = np.where(relative < 0.5, 1 / (1 + 2 * relative), 0.0)
-    return share
+    return np.asarray(np.where(relative < 0.5, 1 / (1 + 2 * relative), 0.0))
 
 
 def _survival(masses: Array) -> Array:
@@ -242,21 +241,6 @@ def aligned_width(step: Step, direction: Direction, width: float) -> float:
     return width
 
 
-def _isolate_extreme_loss(step: Step, direction: Direction, points: Array, cuts: Array) -> None:
-    """Isolate the extreme of a bounded loss in its bin, if it is on the grid: its atom stays there.
-
-    Any cut between two points is sound.
-    """
-    end = _extreme_loss(step, direction)
-    if math.isfinite(end):
-        # of one loss computed in two ways
-        rounding = 2 * step.law.loss_rounding * (1 + abs(end))
-        nearest = int(np.argmin(np.abs(points - end)))
-        if abs(points[nearest] - end) <= rounding:
-            inward = -1 if direction is Direction.REMOVE else 1
-            cuts[nearest + min(inward, 0)] = end + 2 * inward * rounding
-
-
 def _extreme_loss(step: Step, direction: Direction) -> float:
     """Extreme loss of the shifted noise; the unshifted noise has its extreme at the grid's origin."""
     low, high = step.law.loss_range(direction)
@@ -264,8 +248,7 @@ def _extreme_loss(step: Step, direction: Direction) -> float:
 
 
 def _grid(origin: float, first: int, count: int, width: float) -> Array:
-    points: Array = origin + np.arange(first, first + count, dtype=float) * width
-    return points
+    return np.asarray(origin + np.arange(first, first + count, dtype=float) * width)
 
 
 def _origin(step: Step, direction: Direction, width: float) -> float:

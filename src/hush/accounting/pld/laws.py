@@ -88,7 +88,7 @@ class GeneralizedGaussianLaw:
     @property
     def total_variation(self) -> float:
         with np.errstate(over="ignore"):
-            return float(gammainc(1 / self.beta, np.power(self._half, self.beta)))
+            return float(gammainc(1 / self.beta, np.power(0.5 / self.scale, self.beta)))
 
     def log_likelihood_ratio(self, noise: Array, shift: float) -> Array:
         place = 2 * self.scale * noise + (2 * shift - 1)
@@ -96,7 +96,8 @@ class GeneralizedGaussianLaw:
 
     def invert_ratio(self, ratios: Array) -> tuple[Array, Array]:
         place = np.sign(ratios) * self._invert(np.abs(ratios))
-        return (place + 1) * self._half, (place - 1) * self._half
+        half = 0.5 / self.scale
+        return (place + 1) * half, (place - 1) * half
 
     def survival(self, noise: Array) -> Array:
         if self.beta == 1:
@@ -134,17 +135,12 @@ class GeneralizedGaussianLaw:
             weight = np.log(np.abs(np.diff(tails)))
         return noise, weight - np.logaddexp.reduce(weight)
 
-    @property
-    def _half(self) -> float:
-        return 0.5 / self.scale
-
     def _powers(self, noise: Array) -> Array:
-        powers: Array = np.minimum(noise, MAX_POWER ** (1 / self.beta)) ** self.beta
-        return powers
+        return np.asarray(np.minimum(noise, MAX_POWER ** (1 / self.beta)) ** self.beta)
 
     def _ratio(self, place: Array) -> Array:
         """Log-likelihood ratio at |2x - 1| = `place`, with relative accuracy however small it is."""
-        beta, half = self.beta, self._half
+        beta, half = self.beta, 0.5 / self.scale
         inner = place < 1
         with np.errstate(divide="ignore", over="ignore", under="ignore"):
             y = np.where(inner & (place > 0), place, 0.5)
@@ -155,7 +151,7 @@ class GeneralizedGaussianLaw:
 
     def _slope(self, place: Array) -> Array:
         """Derivative of `_ratio`."""
-        beta, half = self.beta, self._half
+        beta, half = self.beta, 0.5 / self.scale
         above, below = ((1 + place) * half) ** (beta - 1), (np.abs(1 - place) * half) ** (beta - 1)
         return beta * half * (above + np.where(place < 1, below, -below))
 

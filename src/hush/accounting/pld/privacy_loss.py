@@ -8,7 +8,7 @@ direction `REMOVE`, and the one without it in the direction `ADD`.
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -257,17 +257,14 @@ _NO_MASS = 5e-324
 class GroupLaw(PrivacyLossLaw):
     """Mixture of shifts k = 0..size of `noise`, binomial with `rate`, against none or its mirror image.
 
-    Args:
-        noise: Noise that one record shifts by one at most.
-        rate: Chance that a record is drawn.
-        size: Number of records.
-        replaced: Whether each has another record in its place in the other data set, or none.
+    One record shifts `noise` by one at most.
     """
 
     noise: NoiseLaw
     rate: float
     size: int
     replaced: bool
+    """Whether each record has another one in its place in the other data set, or none."""
 
     def with_representable_loss(self) -> Self:
         # the shift with all records drawn has the largest losses
@@ -282,7 +279,7 @@ class GroupLaw(PrivacyLossLaw):
         # the numbers drawn in the two data sets are coupled: total variation is jointly convex
         return sum(
             weight * self._noise_of(2 * k if self.replaced else k).total_variation
-            for k, weight in self._weights
+            for k, weight in _binomial_weights(self.size, self.rate)
             if k
         )
 
@@ -290,7 +287,7 @@ class GroupLaw(PrivacyLossLaw):
     def loss_rounding(self) -> float:
         # docs/guarantees/groups.md, step 6
         power = self.noise.beta if isinstance(self.noise, GeneralizedGaussianLaw) else 2.0
-        least = min(weight for _, weight in self._weights)
+        least = min(weight for _, weight in _binomial_weights(self.size, self.rate))
         return 8 * UNIT * power * (MAX_POWER - math.log(least))
 
     @property
@@ -321,27 +318,17 @@ class GroupLaw(PrivacyLossLaw):
         # The components farthest from a cut have its smallest tails and the largest errors: of the tail,
         # of its argument (no more), of the shares and of their sum.
         forward = direction is Direction.REMOVE
-        farthest = outcomes + self._mirrored if forward else self.size - outcomes
+        farthest = outcomes + self.size * self.replaced if forward else self.size - outcomes
         survival_error = self.noise.survival_error(np.maximum(farthest / scale, 0.0))
-        return with_records, without, 4 * UNIT * (2 * survival_error + len(self._weights) + 8)
+        shares = len(_binomial_weights(self.size, self.rate))
+        return with_records, without, 4 * UNIT * (2 * survival_error + shares + 8)
 
-    @property
-    def _mirrored(self) -> int:
-        """The largest shift of the second law, which is to the other side."""
-        return self.size if self.replaced else 0
-
-    @property
-    def _weights(self) -> tuple[tuple[int, float], ...]:
-        return _binomial_weights(self.size, self.rate)
-
-    def _components(self, direction: Direction) -> Iterator[tuple[int, float]]:
+    def _components(self, direction: Direction) -> Sequence[tuple[int, float]]:
         """Shifts and weights of a direction's first law."""
+        weights = _binomial_weights(self.size, self.rate)
         if direction is Direction.REMOVE:
-            yield from self._weights
-        elif self.replaced:
-            yield from ((-k, weight) for k, weight in self._weights)
-        else:
-            yield 0, 1.0
+            return weights
+        return [(-k, weight) for k, weight in weights] if self.replaced else [(0, 1.0)]
 
     def _noise_of(self, shift: int) -> NoiseLaw:
         """The noise in units of `shift`."""
@@ -353,12 +340,13 @@ class GroupLaw(PrivacyLossLaw):
 
     def _log_mixture(self, noise: Array) -> Array:
         """log sum_k weight_k shifted_k / unshifted."""
-        if len(noise) > (chunk := _MAX_TERMS // len(self._weights)):
+        weights = _binomial_weights(self.size, self.rate)
+        if len(noise) > (chunk := _MAX_TERMS // len(weights)):
             parts = (noise[start : start + chunk] for start in range(0, len(noise), chunk))
             return np.concatenate([self._log_mixture(part) for part in parts])
         top = np.full(len(noise), -np.inf)
         terms = []
-        for k, weight in self._weights:
+        for k, weight in weights:
             # with next to no noise a ratio may be no number
             with np.errstate(over="ignore"):
                 ratios = self._noise_of(k).log_likelihood_ratio(noise, 0.0) if k else 0 * noise
@@ -422,5 +410,5 @@ def _ratio_table(law: GroupLaw) -> tuple[Array, Array]:
     # Beyond the shifts a bounded ratio is flat.
     bounded = law.noise.max_privacy_loss < math.inf
     reach = 0.0 if bounded else law.noise.inverse_survival(_NO_MASS) * law.noise.scale
-    table = np.linspace(-law._mirrored - reach, law.size + reach, _GROUP_TABLE_SIZE)
+    table = np.linspace(-law.size * law.replaced - reach, law.size + reach, _GROUP_TABLE_SIZE)
     return table, np.maximum.accumulate(law.log_ratio(table / law.noise.scale))

@@ -33,10 +33,6 @@ def coordinatewise_rdp(blocks: Blocks, rate: float, orders: npt.ArrayLike) -> Ar
 
     **Guarantee.** Never below either direction of adding and removing one record:
     docs/guarantees/coordinate-wise.md.
-
-    >>> blocks = [(CoordinateRDP(beta=1, scale=1.0), SensitivitySet(p=1, norm=1.0))]
-    >>> coordinatewise_rdp(blocks, rate=0.1, orders=[2, 4]).round(6).tolist()
-    [0.008536, 0.017893]
     """
     order_array = np.atleast_1d(np.asarray(orders, dtype=float))
     if rate == 1:
@@ -44,7 +40,7 @@ def coordinatewise_rdp(blocks: Blocks, rate: float, orders: npt.ArrayLike) -> Ar
     if not ((order_array == np.round(order_array)) & (order_array >= 2)).all():
         raise InvalidValue(
             f"orders={orders!r} must be whole numbers >= 2 under sampling: the amplification bound is "
-            "a binomial sum over who takes part. Pass e.g. orders=[2, 3, 4]."
+            "a binomial sum over the records that take part. Pass e.g. orders=[2, 3, 4]."
         )
     base = _at_every_order(tuple(blocks), int(order_array.max()))
     swapped = all(profile.rate == 1 for profile, _ in blocks)
@@ -52,20 +48,13 @@ def coordinatewise_rdp(blocks: Blocks, rate: float, orders: npt.ArrayLike) -> Ar
 
 
 def subsampled_rdp(base: npt.ArrayLike, rate: float, *, swapped: bool) -> float:
-    """Rényi divergence of one Poisson-subsampled step, from the divergences without sampling.
+    """Rényi divergence of one Poisson-subsampled step, from those without sampling at 2, 3, ..., a.
 
-    Args:
-        base: D_a without sampling at a = 2, 3, ..., each whole order up to the result's.
-        rate: Probability that a record takes part.
-        swapped: Whether a reflection swaps the laws without the record and with it, as for symmetric
-            noise. Otherwise the odd moments of their ratio less 1 must not be negative, as with sampled
-            coordinates.
+    `swapped`: a reflection swaps the laws without the record and with it, as for symmetric noise.
+    Otherwise the odd moments of their ratio less 1 must not be negative, as with sampled coordinates.
 
     **Guarantee.** An upper bound on both directions, if `base` bounds both (each order may have its
     own worst case): docs/guarantees/coordinate-wise.md, "Input sampling".
-
-    >>> round(subsampled_rdp([0.5, 0.75], rate=0.1, swapped=True), 6)
-    0.01039
     """
     unsampled = np.asarray(base, dtype=float)
     a = len(unsampled) + 1
@@ -115,8 +104,7 @@ def _moment_cache(blocks: tuple[tuple[CoordinateRDP, SensitivitySet], ...]) -> d
 
 def _sum_over_blocks(blocks: Blocks, orders: Array) -> Array:
     """Bound on the divergence of a product of blocks: their worst allocations, added."""
-    total: Array = np.sum([worst_allocation(profile, ball, orders) for profile, ball in blocks], axis=0)
-    return total
+    return np.asarray(np.sum([worst_allocation(*block, orders) for block in blocks], axis=0))
 
 
 _FIRST_RATIO = 1.6
@@ -199,8 +187,7 @@ class ConcaveMajorant:
                 slope = ((level - heights[below]) / (self.point - points[below])).min()
             line = level * (1 + tolerance) + slope * (x - self.point)
         wide = value > line
-        between: Array = np.sqrt(self.grid[:-1][wide] * self.grid[1:][wide])
-        return between
+        return np.asarray(np.sqrt(self.grid[:-1][wide] * self.grid[1:][wide]))
 
     def _powers(self) -> Array:
         y = self.grid**self.p
@@ -277,16 +264,10 @@ class ConcaveMajorant:
 
 
 def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.ArrayLike) -> Array:
-    """Upper bound on the Rényi divergence of every change in `ball`, at each order.
+    """Upper bound on the sum of `profile` over the coordinates of every change in `ball`, by order.
 
-    A change's divergence is the sum of `profile` over its coordinates.
-
-    **Guarantee.** Never below the supremum: the allocation lemma of
-    docs/guarantees/coordinate-wise.md. It is within 1e-3 of the lemma's value.
-
-    >>> changes = SensitivitySet(p=2, norm=0.5, dimension=1000)
-    >>> worst_allocation(CoordinateRDP(beta=2, scale=1), changes, [2, 3]).round(6).tolist()
-    [0.5, 0.75]
+    **Guarantee.** Never below the supremum, and within 1e-3 of the value of the allocation lemma of
+    docs/guarantees/coordinate-wise.md.
     """
     order = np.atleast_1d(np.asarray(orders, dtype=float))
     if profile.rate < 1 and not (order == np.round(order)).all():

@@ -39,8 +39,7 @@ def renyi_divergence(step: "SampledGaussian", orders: npt.ArrayLike) -> Array:
     # Rounding: the sums have positive terms, each off by the error of log-factorials; and a moment
     # of almost no information may come out below zero.
     outward = OUTWARD + 16 * UNIT * gammaln(order_array + 1)
-    values: Array = np.maximum(outward * moments.reshape(order_array.shape) / (order_array - 1), 0.0)
-    return values
+    return np.asarray(np.maximum(outward * moments.reshape(order_array.shape) / (order_array - 1), 0.0))
 
 
 def epsilon(

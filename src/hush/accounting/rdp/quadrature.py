@@ -109,8 +109,7 @@ class Integrand:
         step = np.minimum(step, 1 + np.exp(inverse))
         quadratic = np.log(a * (a - 1) / 2) + 2 * np.log(step) + stretch
         plain = np.logaddexp(0.0, np.logaddexp(np.log1p(a) + a * inverse, np.log(a) + (a - 1) * inverse))
-        tighter: Array = np.minimum(quadratic, plain)
-        return tighter
+        return np.asarray(np.minimum(quadratic, plain))
 
     def _log_reverse_bound(self, log_ratio: Array, turn: Array, factor: Array) -> Array:
         """log of a bound on |g(w)|, w = q (1/r - 1), on the disc."""
@@ -122,8 +121,7 @@ class Integrand:
         stretch = np.where(a >= 2, (a - 2) * top, (a - 2) * bottom)
         quadratic = np.log(a * (a - 1) / 2) + 2 * np.log(step) + stretch
         plain = np.logaddexp(a * _log_mixture_ratio(q, turn - log_ratio), np.log1p(a * step))
-        tighter: Array = np.minimum(quadratic, plain)
-        return tighter
+        return np.asarray(np.minimum(quadratic, plain))
 
 
 def _modulus_factor(rate: float, log_ratio: Array, turn: Array) -> Array:
@@ -138,8 +136,7 @@ def _modulus_factor(rate: float, log_ratio: Array, turn: Array) -> Array:
 
 def _power_bound(centre: Array, reach: Array, power: float) -> Array:
     """The largest |z|^power on the disc around a positive centre."""
-    largest: Array = (centre + reach if power >= 0 else centre - reach) ** power
-    return largest
+    return np.asarray((centre + reach if power >= 0 else centre - reach) ** power)
 
 
 def _log_mixture_ratio(rate: float, log_ratio: Array) -> Array:
@@ -231,8 +228,7 @@ class _AdaptiveQuadrature:
         self.log_error[panels[0].astype(np.intp)] = np.inf
         # a sum of positive terms; an exponent E is off by a few units of E
         rounding = 1e-12 + 32 * UNIT * self.exponent
-        upper: Array = np.logaddexp(self.log_total, self.log_error) + rounding
-        return upper
+        return np.asarray(np.logaddexp(self.log_total, self.log_error) + rounding)
 
     def _integrand(self, pair: npt.NDArray[np.intp], side: Array) -> Integrand:
         return Integrand(self.beta, self.rate, self.orders[pair], self.shifts[pair], side)
