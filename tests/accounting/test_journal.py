@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import tracemalloc
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -142,38 +143,20 @@ def test_a_path_that_cannot_be_opened_is_an_error_with_a_way_out(tmp_path: Path,
         hush.Ledger(tmp_path / name, read_only=name == "missing.jsonl")
 
 
-def damage_middle(lines: list[bytes]) -> list[bytes]:
-    return [*lines[:3], lines[3][:20], *lines[4:]]
+DAMAGE: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "cut in the middle": lambda lines: [*lines[:3], lines[3][:20], *lines[4:]],
+    "lost plan": lambda lines: [lines[0], *lines[2:]],
+    "lost header": lambda lines: lines[1:],
+    "lost charge": lambda lines: [*lines[:4], *lines[5:]],
+    "changed": lambda lines: [*lines[:4], lines[4].replace(b'"3"', b'"9"'), *lines[5:]],
+    "of another ledger": lambda lines: [new_header().rstrip(), *lines[1:]],
+}
 
 
-def lose_plan(lines: list[bytes]) -> list[bytes]:
-    return [lines[0], *lines[2:]]
-
-
-def lose_header(lines: list[bytes]) -> list[bytes]:
-    return lines[1:]
-
-
-def lose_charge(lines: list[bytes]) -> list[bytes]:
-    return [*lines[:4], *lines[5:]]
-
-
-def change_release(lines: list[bytes]) -> list[bytes]:
-    return [*lines[:4], lines[4].replace(b'"release": "3"', b'"release": "9"'), *lines[5:]]
-
-
-def of_another_ledger(lines: list[bytes]) -> list[bytes]:
-    return [new_header().rstrip(), *lines[1:]]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [damage_middle, lose_plan, lose_header, lose_charge, change_release, of_another_ledger],
-)
-def test_a_damaged_ledger_is_refused(path: Path, damage: object) -> None:
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_ledger_is_refused(path: Path, damage: str) -> None:
     charge(path, PLAN, range(1, 6))
-    lines = path.read_bytes().splitlines()
-    path.write_bytes(b"\n".join(damage(lines)) + b"\n")  # type: ignore[operator]
+    path.write_bytes(b"\n".join(DAMAGE[damage](path.read_bytes().splitlines())) + b"\n")
     with pytest.raises(LedgerError, match=r"damaged at line \d+"):
         hush.Ledger(path)
 

@@ -30,17 +30,6 @@ def test_a_plan_is_stored_once_and_named_by_its_digest(path: Path) -> None:
     assert [line["charge"] for line in lines if "charge" in line].count(PLAN.digest) == 5
 
 
-def test_epsilon_adds_up_different_plans(path: Path) -> None:
-    charge(path, PLAN, range(1, 101))
-    charge(path, OTHER, range(1, 4), run="s")
-    with hush.Ledger(path) as ledger:
-        together = ledger.epsilon(1e-5).epsilon
-    alone = hush.epsilon(PLAN, steps=100, delta=1e-5).epsilon
-    separate = alone.upper + hush.epsilon(OTHER, steps=3, delta=1e-5).epsilon.upper
-    assert alone.upper < together.lower
-    assert together.upper < separate
-
-
 def test_the_same_release_is_charged_once_and_another_is_refused(path: Path) -> None:
     charge(path, PLAN, range(1, 4))
     with hush.Ledger(path) as ledger:

@@ -7,7 +7,7 @@ import pytest
 import hush
 from hush.accounting.mechanism import mechanism
 from hush.accounting.steps import Block, CoordinateWise, SampledGaussian, SampledNoise, ellipsoid
-from hush.core.errors import Unproved
+from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Clipping, Noise, SensitivitySet
 
 
@@ -88,3 +88,19 @@ def test_unequal_noise_is_one_effective_multiplier() -> None:
     total = sum((c / s) ** 2 for c, s in ((2.5, 5.0), (1.0, 3.0)))
     assert step == SampledGaussian(0.1, pytest.approx(1 / math.sqrt(total)))  # type: ignore[arg-type]
     assert ellipsoid(1.0, [2.0], [6.0]) == SampledGaussian(1.0, 3.0)
+
+
+@pytest.mark.parametrize("clipping", [hush.clipping.Entries(changed=1), hush.Lp(p=13.0, norm=1.0)])
+def test_an_exponent_beyond_the_bound_on_rounding_is_not_charged_as_one_number(
+    clipping: Clipping,
+) -> None:
+    noisy = plan(
+        sampling=hush.FullBatch(),
+        clipping=clipping,
+        noise=hush.GeneralizedGaussian(beta=13.0, multiplier=1.0),
+    )
+    if isinstance(clipping, hush.Lp):
+        assert isinstance(mechanism(noisy, 1), CoordinateWise)
+    else:
+        with pytest.raises(InvalidValue, match=r"beta=13.0 must be between 1 and 12"):
+            mechanism(noisy)

@@ -1,4 +1,4 @@
-"""Noise calibrated to the risk itself: against closed forms, quadrature, sampling and other limits."""
+"""Bounds on attacks, and noise calibrated to a risk: against closed forms, quadrature, sampling and other limits."""
 
 import math
 from typing import Any
@@ -189,3 +189,27 @@ def test_what_was_spent_and_who_is_protected_count() -> None:
     assert multiplier(together) > 2 * multiplier(alone)
     with pytest.raises(BudgetExceeded, match=r"times what a true positive rate of 0\.1 at 0\.02 false"):
         hush.calibrate(plan(0.1), risk, steps=50, spent={plan(1.0, 0.5): 1})
+
+
+RATES = (1e-3, 0.01, 0.1, 0.3, 0.7)
+
+
+def test_without_sampling_it_is_the_gaussian_trade_off() -> None:
+    attacker = Attacker({plan(1.0, 10.0): 100})
+    assert attacker.advantage == pytest.approx(2 * norm.cdf(0.5) - 1, rel=1e-9)
+    for x in RATES:
+        exact = norm.cdf(norm.isf(x) - 1.0)
+        rate = attacker.false_negative_rate(x)
+        assert rate <= exact * (1 + 1e-12)
+        assert rate == pytest.approx(exact, rel=1e-4)
+
+
+def test_the_curve_falls_and_is_consistent() -> None:
+    attacker = Attacker({plan(0.2, 2.0): 10, plan(1.0, 20.0): 4})
+    missed = [attacker.false_negative_rate(x) for x in (0.0, *RATES, 1.0)]
+    assert missed == sorted(missed, reverse=True)
+    assert missed[0] == pytest.approx(1.0, abs=1e-9)
+    assert missed[-1] == 0.0
+    for x, missed_rate in zip((0.0, *RATES, 1.0), missed, strict=True):
+        assert 1 - missed_rate - x <= attacker.advantage + 1e-12
+    assert attacker.success == (1 + attacker.advantage) / 2

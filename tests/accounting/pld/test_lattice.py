@@ -1,6 +1,7 @@
-"""One step on a grid: the pessimistic lattice must dominate it, the optimistic one be dominated."""
+"""One step on a grid, against 40 digits: one lattice must dominate it, the other be dominated."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import mpmath as mp
@@ -10,31 +11,50 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hush.accounting.numerics import Array
+from hush.accounting.pld import accountant
 from hush.accounting.pld import privacy_loss as loss
 from hush.accounting.pld.lattice import SNAP, Lattice, optimistic, pessimistic
+from hush.accounting.pld.laws import GeneralizedGaussianLaw
 from hush.accounting.pld.privacy_loss import CellMasses, Direction
-from hush.accounting.steps import SampledGaussian
+from hush.accounting.steps import PairedStep, SampledGaussian, SampledNoise
 
 BOTH = list(Direction)
 
 
-def exact(step: SampledGaussian, direction: Direction, epsilon: float) -> float:
-    """delta of one step with 40 digits, from the definition: the mass where the loss exceeds."""
+def exact(step: PairedStep, direction: Direction, epsilon: float) -> float:
+    """delta of one step with 40 digits: the loss is monotone, so the best test is a half-line."""
     with mp.workdps(40):
-        q, s = mp.mpf(step.rate), mp.mpf(step.multiplier)
-        e = mp.mpf(epsilon)
-        bound = e if direction is Direction.REMOVE else -e
-        inner = (mp.exp(bound) - (1 - q)) / q
-        if inner <= 0:
-            # the loss is above log(1 - q) at every outcome
-            return float(1 - mp.exp(e)) if direction is Direction.REMOVE else 0.0
-        x = s * s * mp.log(inner) + mp.mpf(1) / 2
-        sign = -1 if direction is Direction.REMOVE else 1
-        null, shifted = mp.ncdf(sign * x / s), mp.ncdf(sign * (x - 1) / s)
-        mixed = (1 - q) * null + q * shifted
-        if direction is Direction.REMOVE:
-            return float(mixed - mp.exp(e) * null)
-        return float(null - mp.exp(e) * mixed)
+        q, e, remove = mp.mpf(step.rate), mp.mpf(epsilon), direction is Direction.REMOVE
+        inner = (mp.exp(e if remove else -e) - (1 - q)) / q
+        aim, sign = mp.log(inner) if inner > 0 else -mp.inf, 1 if remove else -1
+        null, moved = (_gaussian if isinstance(step, SampledGaussian) else _scalar)(step, aim, sign)
+        mixed = (1 - q) * null + q * moved
+        first, second = (mixed, null) if remove else (null, mixed)
+        return float(max(first - mp.exp(e) * second, 0, 1 - mp.exp(e)))
+
+
+def _gaussian(step: SampledGaussian, aim: mp.mpf, sign: int) -> tuple[mp.mpf, mp.mpf]:
+    """Mass of both laws beyond the outcome with the log-ratio `aim`."""
+    s = mp.mpf(step.multiplier)
+    place = s * s * aim + mp.mpf(1) / 2
+    return mp.ncdf(-sign * place / s), mp.ncdf(-sign * (place - 1) / s)
+
+
+def _scalar(step: SampledNoise, aim: mp.mpf, sign: int) -> tuple[mp.mpf, mp.mpf]:
+    beta, scale = mp.mpf(step.beta), mp.mpf(step.scale)
+    low, high = -scale * 800 ** (1 / beta), 1 + scale * 800 ** (1 / beta)
+
+    def ratio(x: mp.mpf) -> mp.mpf:
+        return (abs(x) / scale) ** beta - (abs(x - 1) / scale) ** beta
+
+    def beyond(x: mp.mpf) -> mp.mpf:
+        half = mp.gammainc(1 / beta, (abs(x) / scale) ** beta, mp.inf, regularized=True) / 2
+        return half if x > 0 else 1 - half
+
+    for _ in range(110):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ratio(middle) <= aim else (low, middle)
+    return beyond(sign * low), beyond(sign * (low - 1))
 
 
 def curve(lattice: Lattice, epsilon: float) -> float:
@@ -43,14 +63,16 @@ def curve(lattice: Lattice, epsilon: float) -> float:
     return float(lattice.masses @ gains) + lattice.infinite_mass
 
 
-def brackets(low: Lattice, high: Lattice, step: SampledGaussian, direction: Direction) -> bool:
-    """Whether the curves lie on either side of the true one, at many epsilons.
-
-    Up to what `compose` pays for one step: a loss moved by 2 SNAP, masses moved by their rounding.
-    """
-    for epsilon in np.linspace(low.losses[0] - low.width, low.losses[-1], 61):
-        upper = exact(step, direction, float(epsilon) - 2 * SNAP)
-        lower = exact(step, direction, float(epsilon) + 2 * SNAP)
+def brackets(
+    low: Lattice, high: Lattice, step: PairedStep, direction: Direction, points: int = 61
+) -> bool:
+    """Whether the curves lie on either side of the true one, up to what `compose` pays for."""
+    shift = 2 * SNAP
+    if isinstance(step, SampledNoise):
+        shift += 1e-14 * float(np.abs(high.losses[[0, -1]]).max())
+    for epsilon in np.linspace(low.losses[0] - low.width, low.losses[-1], points):
+        upper = exact(step, direction, float(epsilon) - shift)
+        lower = exact(step, direction, float(epsilon) + shift)
         if not curve(low, epsilon) <= upper * (1 + 1e-12) + 1e-15:
             return False
         if not lower * (1 - 1e-12) - 1e-15 <= curve(high, epsilon):
@@ -58,29 +80,29 @@ def brackets(low: Lattice, high: Lattice, step: SampledGaussian, direction: Dire
     return True
 
 
-SETTINGS = [
-    (0.001, 0.6, 1e-3),
-    (0.01, 1.0, 1e-3),
-    (0.2, 4.0, 5e-3),
-    (0.001, 0.3, 3e-3),
-    (1e-5, 0.6, 1e-3),
-    (0.5, 0.5, 0.05),
-    (1.0, 1.5, 0.02),
-    (0.999, 2.0, 0.02),
-    (1e-4, 20.0, 1e-6),
+BETAS = [1.0, 1.25, 2.0, 2.33, 4.0]
+STEPS: list[tuple[PairedStep, float]] = [
+    (SampledGaussian(0.001, 0.6), 1e-3),
+    (SampledGaussian(0.01, 1.0), 1e-3),
+    (SampledGaussian(0.2, 4.0), 5e-3),
+    (SampledGaussian(0.001, 0.3), 3e-3),
+    (SampledGaussian(1e-5, 0.6), 1e-3),
+    (SampledGaussian(0.5, 0.5), 0.05),
+    (SampledGaussian(1.0, 1.5), 0.02),
+    (SampledGaussian(0.999, 2.0), 0.02),
+    (SampledGaussian(1e-4, 20.0), 1e-6),
+    *((SampledNoise(rate, beta, 1.3), 0.02) for rate in (1.0, 0.5, 0.01) for beta in BETAS),
 ]
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("direction", BOTH)
-@pytest.mark.parametrize(("rate", "multiplier", "width"), SETTINGS)
-def test_the_true_curve_lies_between(
-    rate: float, multiplier: float, width: float, direction: Direction
-) -> None:
-    step = SampledGaussian(rate, multiplier)
+@pytest.mark.parametrize(("step", "width"), STEPS)
+def test_the_true_curve_lies_between(step: PairedStep, width: float, direction: Direction) -> None:
     low, high = (make(step, direction, width, 1e-12) for make in (optimistic, pessimistic))
     assert (low.masses >= 0).all()
     assert (high.masses >= 0).all()
-    assert brackets(low, high, step, direction)
+    assert brackets(low, high, step, direction, points=61 if isinstance(step, SampledGaussian) else 25)
 
 
 @given(
@@ -100,6 +122,23 @@ def test_the_true_curve_lies_between_on_any_grid(
     width = max(relative * min(1.0, rate / multiplier), 3e-5)
     low, high = (make(step, direction, width, 1e-12) for make in (optimistic, pessimistic))
     assert brackets(low, high, step, direction)
+
+
+@given(
+    rate=st.floats(-4, 0).map(lambda power: 10**power),
+    beta=st.one_of(st.just(1.0), st.floats(1, 6)),
+    scale=st.floats(-0.5, 1.5).map(lambda power: 10**power),
+    relative=st.floats(-2, 0.5).map(lambda power: 10**power),
+    direction=st.sampled_from(BOTH),
+)
+@settings(max_examples=40, deadline=None)
+def test_the_true_curve_of_scalar_noise_lies_between_on_any_grid(
+    rate: float, beta: float, scale: float, relative: float, direction: Direction
+) -> None:
+    step = SampledNoise(rate, beta, scale)
+    width = max(relative * min(1.0, rate / scale), 3e-4)
+    low, high = (make(step, direction, width, 1e-12) for make in (optimistic, pessimistic))
+    assert brackets(low, high, step, direction, points=9)
 
 
 def unfused(step: SampledGaussian, direction: Direction, width: float) -> Lattice:
@@ -172,3 +211,49 @@ def test_rounding_of_the_masses_is_paid_for(
         for epsilon in high.losses:
             assert curve(high, epsilon) >= curve(true[pessimistic], epsilon) * (1 - 1e-9)
             assert curve(low, epsilon) <= curve(true[pessimistic], epsilon)
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("rate", [1.0, 0.5, 0.01])
+@pytest.mark.parametrize("beta", [*BETAS[:-1], pytest.param(BETAS[-1], marks=pytest.mark.slow)])
+def test_delta_of_one_step(beta: float, rate: float) -> None:
+    step = SampledNoise(rate, beta, 1.3)
+    for epsilon in (1e-3, 0.05, 0.3, 0.7, 2.0):
+        truth = max(exact(step, direction, epsilon) for direction in BOTH)
+        bound = accountant.delta({step: 1}, epsilon)
+        assert bound.lower <= truth * (1 + 1e-9)
+        assert truth * (1 - 1e-9) <= bound.upper
+        assert bound.upper <= 1.02 * truth + 1e-12
+
+
+@dataclass(frozen=True)
+class _WrongTail(GeneralizedGaussianLaw):
+    """A law whose masses are those of another power."""
+
+    def survival(self, noise: Array) -> Array:
+        return GeneralizedGaussianLaw(1.05 * self.beta, self.scale).survival(noise)
+
+
+@dataclass(frozen=True)
+class _Broken(SampledNoise):
+    """A step that forgets which power its noise has."""
+
+    @property
+    def noise(self) -> GeneralizedGaussianLaw:
+        return _WrongTail(self.beta, self.scale)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("direction", BOTH)
+@pytest.mark.parametrize("beta", BETAS)
+def test_another_law_is_seen(beta: float, direction: Direction) -> None:
+    step, width = SampledNoise(0.5, beta, 1.0), 0.01
+    low, high = (make(step, direction, width, 1e-12) for make in (optimistic, pessimistic))
+    assert brackets(low, high, step, direction, 25)
+    more, less = SampledNoise(0.5, beta, 1.05), SampledNoise(0.5, beta, 0.95)
+    assert not brackets(low, pessimistic(more, direction, width, 1e-12), step, direction, 25)
+    assert not brackets(optimistic(less, direction, width, 1e-12), high, step, direction, 25)
+    low, high = (
+        make(_Broken(0.5, beta, 1.0), direction, width, 1e-12) for make in (optimistic, pessimistic)
+    )
+    assert not brackets(low, high, step, direction, 25)

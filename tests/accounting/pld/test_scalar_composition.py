@@ -11,8 +11,6 @@ from hush.accounting.pld import accountant
 from hush.accounting.pld.privacy_loss import Step
 from hush.accounting.steps import SampledGaussian, SampledNoise
 
-RATES = [1.0, 0.5, 0.01]
-
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
 @pytest.mark.parametrize(
@@ -99,15 +97,12 @@ def test_a_split_change_is_worse_between_laplace_and_normal() -> None:
 
 
 @given(
-    rate=st.sampled_from(RATES),
     scale=st.floats(0.3, 20.0),
     share=st.floats(0.05, 0.95),
     relative=st.floats(0.0, 1.2),
 )
 @settings(max_examples=20, deadline=None)
-def test_a_split_change_is_no_worse_under_laplace(
-    rate: float, scale: float, share: float, relative: float
-) -> None:
+def test_a_split_change_is_no_worse_under_laplace(scale: float, share: float, relative: float) -> None:
     # without sampling, where the two coordinates are independent steps
     whole = accountant.delta({SampledNoise(1.0, 1.0, scale): 1}, relative / scale)
     parts = [SampledNoise(1.0, 1.0, scale / part) for part in (share, 1 - share)]
