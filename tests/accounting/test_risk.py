@@ -1,4 +1,4 @@
-"""Bounds on attacks, and noise calibrated to a risk: against closed forms, quadrature, sampling and other limits."""
+"""Bounds on attacks, and noise for a risk, against closed forms, quadrature and sampling."""
 
 import math
 from typing import Any

@@ -67,15 +67,12 @@ class AttackBounds(ABC):
         return (1 + self.advantage) / 2
 
     def posterior(self, prior: float) -> float:
-        """The largest accuracy of a guess of membership after the releases (1 less the Bayes risk).
+        """Upper bound on the accuracy of a guess of membership after the releases (1 - Bayes risk).
 
         m + (1 - m) delta(log(m / (1 - m))), m = max(prior, 1 - prior).
 
         Args:
             prior: Probability of membership before any release.
-
-        Returns:
-            An upper bound; `success` at a prior of 1/2.
         """
         checked = _PRIOR.check("prior", prior)
         m = max(checked, 1 - checked)
@@ -84,13 +81,10 @@ class AttackBounds(ABC):
         return min(1.0, m + (1 - m) * float(self._deltas([log_odds])[0]) + _ROUNDING)
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
-        """The largest power of a test at a false positive rate.
+        """Upper bound on the power of a test: the share of members that it calls members.
 
         Args:
             false_positive_rate: Share of non-members that the test calls members (type I error).
-
-        Returns:
-            An upper bound on the share of members that it calls members.
         """
         return min(1.0, 1 - self.false_negative_rate(false_positive_rate) + UNIT)
 

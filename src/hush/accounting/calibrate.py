@@ -131,17 +131,9 @@ def max_steps(
     dimension: Dimension = None,
     adjacency: Adjacency = RECORD,
 ) -> int:
-    """The largest number of further steps of `plan` that `budget` allows.
+    """The largest number of further steps of `plan` that `budget` allows after `spent`.
 
-    Args:
-        plan: Sampling, clipping, noise and release of the further steps.
-        budget: Epsilon and delta that may be spent, or a `Risk`.
-        spent: Steps of each plan charged before.
-        dimension: Number of parameters, if the charge depends on it.
-        adjacency: Adjacency of the budget.
-
-    Returns:
-        The number of steps, at most 10**12; 0 if not even one fits.
+    At most 10**12; 0 if not even one step fits.
     """
     mechanism(plan, dimension.get(plan) if isinstance(dimension, Mapping) else dimension)
 
@@ -166,27 +158,7 @@ def max_rate(
 ) -> Plan:
     """The plan with the largest Poisson sampling rate that keeps `steps` steps within `budget`.
 
-    Args:
-        plan: Clipping, noise and release; its sampling is replaced.
-        budget: Epsilon and delta that may be spent, or a `Risk`.
-        steps: Number of steps.
-        dimension: Number of parameters, as in `hush.rdp`.
-        adjacency: Adjacency of the budget.
-
-    Returns:
-        The plan with the calibrated rate, at most 1.
-
     **Guarantee.** As for `calibrate`.
-
-    >>> import hush
-    >>> plan = hush.Plan(
-    ...     sampling=hush.FullBatch(),
-    ...     clipping=hush.L2(norm=1.0),
-    ...     noise=hush.Gaussian(multiplier=1.0),
-    ... )
-    >>> private = max_rate(plan, hush.Budget(epsilon=3.0, delta=1e-5), steps=1000)
-    >>> 2.997 <= hush.epsilon(private, steps=1000, delta=1e-5).epsilon.upper <= 3.0
-    True
     """
     steps = check_count("steps", steps, "with no step there is no rate to choose", at_least=1)
 

@@ -57,31 +57,25 @@ def check_cap(name: str, cap: float, dimension: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Data, sampling, budget and gradient geometry that all methods share.
-
-    Args:
-        records: Number of records.
-        rate: Sampling rate of plain DP-SGD.
-        steps: Number of updates.
-        dimension: Number of parameters.
-        budget: Epsilon and delta of each method.
-        cap: Largest entry of a gradient over its Euclidean norm.
-        subspaces: Ranks and norms of gradients in orthogonal subspaces; by default those of the plan.
-        acceptance: Share of accepted trials of selective release.
-        queries: Number of noisy votes.
-        public_records: Number of public records of the same kind.
-    """
+    """Data, sampling, budget and gradient geometry that all methods share."""
 
     records: int
     rate: float
+    """Sampling rate of plain DP-SGD."""
     steps: int
+    """Number of updates."""
     dimension: int
     budget: Budget
     cap: float | None = None
+    """Largest entry of a gradient over its Euclidean norm."""
     subspaces: tuple[tuple[int, float], ...] = ()
+    """Ranks and norms of gradients in orthogonal subspaces; by default those of the plan."""
     acceptance: float = 0.5
+    """Share of accepted trials of selective release."""
     queries: int = 200
+    """Number of noisy votes."""
     public_records: int = 0
+    """Number of public records of the same kind."""
 
     def __post_init__(self) -> None:
         for name in ("records", "steps", "dimension", "queries"):

@@ -154,10 +154,7 @@ def participation_probability(steps: Counts) -> float:
 
 
 def dominated_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, int]:
-    """Steps with a dominating pair that the change of these dominates: their epsilon is a lower bound.
-
-    Steps without a known one are left out.
-    """
+    """Steps with a dominating pair that these dominate: a lower bound, without the unknown ones."""
     dominated: Counter[Step] = Counter()
     for step, count in steps.items():
         if step.dominated_step is not None:

@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 
 from hush.accounting.attacker import ApproximateDP
 from hush.accounting.epsilon import Dimension, compose, deltas
-from hush.accounting.numerics import UNIT, Array
+from hush.accounting.numerics import UNIT
 from hush.core.guarantee import RECORD, Adjacency, Guarantee
 from hush.core.plan import Plan
 
@@ -128,22 +128,8 @@ def gaussian_mu(profile: PrivacyProfile) -> float:
     The profile's tangents bound the trade-off curve by a polygon. The convex curve of mu-GDP is below
     the polygon if it is below its corners.
     """
-    slopes, deltas = _convex(np.exp(np.array(profile.epsilons)), np.array(profile.upper))
-    # equal error rates on each tangent; the largest is on the polygon
-    even = float(((1 - deltas) / (1 + slopes)).max()) - _ROUNDING
-    if even <= MIN_ERROR_RATE:
-        return math.inf
-    between = -np.diff(deltas) / np.diff(slopes)
-    rates = np.concatenate([[MIN_ERROR_RATE, even], between])
-    rates = rates[(rates >= MIN_ERROR_RATE) & (rates <= even)]
-    power = (deltas[:, None] + slopes[:, None] * rates).min(axis=0) * (1 + _ROUNDING)
-    # two unit normals at this distance have a test of this power
-    mus = ndtri(np.minimum(power, 1 - MIN_ERROR_RATE)) - ndtri(rates)
-    return max(0.0, float(mus.max()) * _OUTWARD)
-
-
-def _convex(slopes: Array, deltas: Array) -> tuple[Array, Array]:
-    """The profile's points on their lower convex hull, an upper bound on a convex profile."""
+    slopes, deltas = np.exp(np.array(profile.epsilons)), np.array(profile.upper)
+    # the points on the lower convex hull, an upper bound on a convex profile
     hull: list[int] = []
     for k in range(len(slopes)):
         if hull and slopes[k] - slopes[hull[-1]] < _MIN_GAP:
@@ -155,7 +141,18 @@ def _convex(slopes: Array, deltas: Array) -> tuple[Array, Array]:
                 break
             hull.pop()
         hull.append(k)
-    return slopes[hull], deltas[hull]
+    slopes, deltas = slopes[hull], deltas[hull]
+    # equal error rates on each tangent; the largest is on the polygon
+    even = float(((1 - deltas) / (1 + slopes)).max()) - _ROUNDING
+    if even <= MIN_ERROR_RATE:
+        return math.inf
+    between = -np.diff(deltas) / np.diff(slopes)
+    rates = np.concatenate([[MIN_ERROR_RATE, even], between])
+    rates = rates[(rates >= MIN_ERROR_RATE) & (rates <= even)]
+    power = (deltas[:, None] + slopes[:, None] * rates).min(axis=0) * (1 + _ROUNDING)
+    # two unit normals at this distance have a test of this power
+    mus = ndtri(np.minimum(power, 1 - MIN_ERROR_RATE)) - ndtri(rates)
+    return max(0.0, float(mus.max()) * _OUTWARD)
 
 
 def attack_rates(attack: ApproximateDP) -> AttackRates:

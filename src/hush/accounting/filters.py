@@ -110,15 +110,9 @@ class RenyiFilter:
 
 
 def individual_gaussian_rdp(norms: npt.ArrayLike, scale: float, orders: npt.ArrayLike) -> Array:
-    """Individual RDP of a full-batch Gaussian step, for records of these gradient norms.
+    """Individual RDP of a full-batch Gaussian step, for records with clipped gradients of these norms.
 
-    Args:
-        norms: Euclidean norm of each record's clipped gradient.
-        scale: Standard deviation of the noise on the sum.
-        orders: Rényi orders, each above 1.
-
-    Returns:
-        A row for each record, a column for each order.
+    A row for each record, a column for each order.
 
     **Guarantee.** For normal noise of deviation `scale` on the sum, on a fixed support or not, in both
     directions: docs/guarantees/bounded.md, 4. It depends on the record alone.

@@ -49,21 +49,16 @@ _TORN_KINDS = (b"plan", b"protects", b"delta", b"torn", b"void")
 
 @dataclass
 class Run:
-    """Charges of one run, in order; the oldest ones may be folded, without their releases.
-
-    Args:
-        last: Last charged step.
-        folded: Last step without a stored release, and the digest of its line.
-        plans: Plan of each charge with a stored release: the steps up to `last`.
-        releases: Their releases.
-        digests: Their digests, as bytes: a ledger may have millions.
-    """
+    """Charges of one run, in order; the oldest ones may be folded, without their releases."""
 
     last: int
     folded: tuple[int, str] | None = None
+    """Last step without a stored release, and the digest of its line."""
     plans: list[str] = field(default_factory=list)
+    """Plan of each charge with a stored release: the steps up to `last`."""
     releases: list[str] = field(default_factory=list)
     digests: bytearray = field(default_factory=bytearray)
+    """Digests of these charges: a ledger may have millions."""
 
     def add(self, plan: str, release: str, digest: str) -> None:
         """Append a charge with a stored release; `last` is unchanged."""
@@ -82,8 +77,9 @@ class Run:
 
     def fold(self, step: int) -> None:
         """Forget the releases up to a step with a stored one."""
-        count = len(self.plans) - (self.last - step)
-        self.folded = step, self.digests[_DIGITS // 2 * (count - 1) :][: _DIGITS // 2].hex()
+        charge, count = self.charge(step), len(self.plans) - (self.last - step)
+        assert charge is not None
+        self.folded = step, charge[2]
         del self.plans[:count], self.releases[:count], self.digests[: _DIGITS // 2 * count]
 
 

@@ -29,10 +29,6 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
     more than its mechanism: docs/guarantees, on the page that `proof_note` gives.
 
-    Args:
-        plan: The step.
-        dimension: Number of parameters, if it is known.
-
     Raises:
         Unproved: No proof covers the plan's parts together.
     """

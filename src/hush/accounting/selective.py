@@ -48,7 +48,15 @@ class DominatingPair:
 @lru_cache(maxsize=256)
 def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
     """The pair for convex functions that grow like the power `order` of the ratio, or of its inverse."""
-    cuts = _cuts(step.multiplier, order)
+    # increasing outcomes, dense around possible peaks of the integrand of either direction
+    deviation = step.multiplier
+    centre = deviation * math.sqrt(3) * ndtri((np.arange(_CENTRE) + 0.5) / _CENTRE)
+    peak = deviation * math.sqrt(3) * ndtri((np.arange(_PEAK) + 0.5) / _PEAK)
+    low, high = 1 - order - _FAR * deviation, order + _FAR * deviation
+    parts = [centre, order + peak, 1 - order + peak, np.linspace(low, high, _BETWEEN)]
+    cuts = np.unique(np.concatenate(parts))
+    cells = np.floor((cuts - low) / (_MIN_GAP * deviation))
+    cuts = cuts[np.append(True, np.diff(cells) > 1)]
     log_shift_ratio = (cuts - 0.5) / step.multiplier / step.multiplier
     without = log_normal_mass(cuts[:-1] / step.multiplier, cuts[1:] / step.multiplier)
     shifted = log_normal_mass((cuts[:-1] - 1) / step.multiplier, (cuts[1:] - 1) / step.multiplier)
@@ -100,17 +108,6 @@ def hockey_stick(step: SampledGaussian, threshold: float) -> float:
     without = math.exp(float(log_ndtr(-cut / step.multiplier)))
     gain, loss = step.rate * (with_record - without), (threshold - 1) * without
     return max(0.0, gain - loss) + 1e-14 * (step.rate * with_record + abs(loss))
-
-
-def _cuts(deviation: float, order: float) -> Array:
-    """Increasing outcomes, dense around possible peaks of the integrand of either direction."""
-    centre = deviation * math.sqrt(3) * ndtri((np.arange(_CENTRE) + 0.5) / _CENTRE)
-    peak = deviation * math.sqrt(3) * ndtri((np.arange(_PEAK) + 0.5) / _PEAK)
-    low, high = 1 - order - _FAR * deviation, order + _FAR * deviation
-    parts = [centre, order + peak, 1 - order + peak, np.linspace(low, high, _BETWEEN)]
-    cuts = np.unique(np.concatenate(parts))
-    cells = np.floor((cuts - low) / (_MIN_GAP * deviation))
-    return np.asarray(cuts[np.append(True, np.diff(cells) > 1)])
 
 
 # Largest order of the corner bounds: higher ones decide no epsilon.

@@ -93,14 +93,8 @@ def least_variance_deviations(
 ) -> Array:
     """Deviation of each block's Gaussian noise, of least total variance within `budget`.
 
-    Args:
-        blocks: The changes that one record can make in each block of coordinates.
-        rate: Probability that a record takes part in a step.
-        coordinate_rate: Probability that a coordinate of a record takes part. At 1 the proportions are
-            a closed form, scaled by privacy loss distributions. Below 1 both are from Rényi divergences
-            at whole orders.
-        budget: Epsilon and delta of all steps.
-        steps: Number of steps.
+    At coordinate rate 1 the proportions are a closed form, scaled by privacy loss distributions. Below 1
+    both are from Rényi divergences at whole orders.
 
     **Guarantee.** The noise keeps the budget: docs/guarantees/shaped-noise.md.
     """
@@ -129,13 +123,6 @@ def charged_variance(
 
     The proportions are the best ones by Rényi divergences, or the closed form if Rényi divergences
     exceed the budget with any noise. The scale is from the smaller of all proved costs.
-
-    Args:
-        blocks: The changes that one record can make in each block of coordinates.
-        rate: Probability that a record takes part in a step.
-        coordinate_rate: Probability that a coordinate of a record takes part, below 1.
-        budget: Epsilon and delta of all steps.
-        steps: Number of steps.
     """
     deviations = closed_form_deviations(blocks)
     with contextlib.suppress(BudgetExceeded):
@@ -213,12 +200,7 @@ def _noisy_step(
 class BlockCost:
     """D_a of one step and its gradient in the blocks' log-variances, convex at each whole order.
 
-    Args:
-        blocks: The changes that one record can make in each block of coordinates.
-        rate: Probability that a record takes part.
-        coordinate_rate: Probability that a coordinate of a record takes part.
-        highest: Highest order.
-        removal: Whether the removal of a record is covered too, which the paper does not charge.
+    `removal`: whether the removal of a record is covered too, which the paper does not charge.
     """
 
     def __init__(

@@ -194,7 +194,7 @@ class JumpDiffusionLaw(PrivacyLossLaw):
     @property
     def loss_rounding(self) -> float:
         # rounding of the components' places, and of the subsampled ratio
-        return 32 * UNIT * (2 + self.variance + abs(self._drift) + self.jump * len(self._weights[0]))
+        return 32 * UNIT * (2 + self.variance + abs(self._drift) + self.jump * len(_components(self)[0]))
 
     @property
     def ratio_range(self) -> tuple[float, float]:
@@ -202,7 +202,8 @@ class JumpDiffusionLaw(PrivacyLossLaw):
 
     @property
     def centre(self) -> float:  # type: ignore[override]
-        return float(self._places[int(np.argmax(self._weights[1]))])
+        places, _, without = _components(self)
+        return float(places[int(np.argmax(without))])
 
     def log_ratio(self, outcomes: Array) -> Array:
         return log_mixture_ratio_absolute(self.rate, outcomes)
@@ -216,9 +217,9 @@ class JumpDiffusionLaw(PrivacyLossLaw):
         return losses, np.log(np.maximum(without, 1e-300))
 
     def outcome_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
-        diffused, without = self._weights
+        places, diffused, without = _components(self)
         removed = direction is Direction.REMOVE
-        places, shares = self._places, (1 - self.rate if removed else 1.0) * without
+        shares = (1 - self.rate if removed else 1.0) * without
         if removed:
             places = np.append(places, places + self.variance)
             shares = np.append(shares, self.rate * diffused)
@@ -240,7 +241,7 @@ class JumpDiffusionLaw(PrivacyLossLaw):
         else:
             without[0] += _BEYOND
         # The component farthest from a cut has the smallest tail there, and the largest error.
-        places = self._places
+        places = _components(self)[0]
         farthest = ratios - places[0] if forward else places[-1] + self.variance - ratios
         survival_error = _NORMAL.survival_error(np.maximum(farthest / math.sqrt(self.variance), 0.0))
         return with_record, without, 4 * UNIT * (4 * survival_error + 16 * len(places) + 64)
@@ -254,32 +255,27 @@ class JumpDiffusionLaw(PrivacyLossLaw):
     def _drift(self) -> float:
         return -self.killed - sum(mean * math.expm1(size * self.jump) for size, mean in self.jumps)
 
-    @property
-    def _weights(self) -> tuple[Array, Array]:
-        """Chances of each number of units jumped, with the record and without it."""
-        tilted = tuple((size, mean * math.exp(size * self.jump)) for size, mean in self.jumps)
-        with_record, without = _compound_poisson(tilted), _compound_poisson(self.jumps)
-        length = max(len(with_record), len(without))
-        first, second = (np.pad(law, (0, length - len(law))) for law in (with_record, without))
-        return math.exp(-self.killed) * first, second
-
-    @property
-    def _places(self) -> Array:
-        """Means of W without the record, by the number of units jumped."""
-        jumped: Array = np.arange(len(self._weights[0]), dtype=float) * self.jump
-        return jumped + (self._drift - self.variance / 2)
-
     def _masses(self, ratios: Array) -> tuple[Array, Array]:
         """Masses of W below, between and above the `ratios`, with the record taking part and without."""
         diffused, without = np.zeros(len(ratios) + 1), np.zeros(len(ratios) + 1)
         deviation = math.sqrt(self.variance)
-        for place, first, second in zip(self._places, *self._weights, strict=True):
+        for place, first, second in zip(*_components(self), strict=True):
             diffused += first * noise_masses(_NORMAL, (ratios - place - self.variance) / deviation)
             without += second * noise_masses(_NORMAL, (ratios - place) / deviation)
         return diffused, without
 
 
 @lru_cache(maxsize=64)
+def _components(law: JumpDiffusionLaw) -> tuple[Array, Array, Array]:
+    """Means of W without the record by the units jumped, and the chances of each with it and without."""
+    tilted = tuple((size, mean * math.exp(size * law.jump)) for size, mean in law.jumps)
+    with_record, without = _compound_poisson(tilted), _compound_poisson(law.jumps)
+    length = max(len(with_record), len(without))
+    first, second = (np.pad(chances, (0, length - len(chances))) for chances in (with_record, without))
+    places = np.arange(length, dtype=float) * law.jump + (law._drift - law.variance / 2)
+    return places, math.exp(-law.killed) * first, second
+
+
 def _compound_poisson(jumps: tuple[tuple[int, float], ...]) -> Array:
     """Chances of 0, 1, 2, ... units jumped, but for a chance of `_BEYOND` in all."""
     law = np.ones(1)

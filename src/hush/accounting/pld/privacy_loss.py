@@ -111,22 +111,19 @@ class PrivacyLossLaw(ABC):
         first, second, error = (np.empty(len(cuts) + 1) for _ in range(3))
         for start in range(0, max(len(cuts) - 1, 1), _CHUNK):
             stop = min(start + _CHUNK, len(cuts) - 1)
-            chunk = self._chunk_masses(direction, cuts[start : stop + 1])
-            low, high = int(start > 0), len(chunk.first) - int(stop < len(cuts) - 1)
-            for whole, part in ((first, chunk.first), (second, chunk.second), (error, chunk.error)):
+            chunk, forward = cuts[start : stop + 1], direction is Direction.REMOVE
+            with_record, without, rounding = self._outcome_masses(
+                direction, chunk if forward else -chunk[::-1]
+            )
+            # Rounding at both cuts of a cell affects its mass under either law.
+            errors = np.maximum(np.append(rounding, rounding[-1:]), np.append(rounding[:1], rounding))
+            parts = (with_record, without, errors)
+            if not forward:
+                parts = (without[::-1], with_record[::-1], errors[::-1])
+            low, high = int(start > 0), len(errors) - int(stop < len(cuts) - 1)
+            for whole, part in zip((first, second, error), parts, strict=True):
                 whole[start + low : start + high] = part[low:high]
         return CellMasses(first, second, error)
-
-    def _chunk_masses(self, direction: Direction, cuts: Array) -> CellMasses:
-        forward = direction is Direction.REMOVE
-        with_record, without, rounding = self._outcome_masses(
-            direction, cuts if forward else -cuts[::-1]
-        )
-        # Rounding at both cuts of a cell affects its mass under either law.
-        error = np.maximum(np.append(rounding, rounding[-1:]), np.append(rounding[:1], rounding))
-        if forward:
-            return CellMasses(with_record, without, error)
-        return CellMasses(without[::-1], with_record[::-1], error[::-1])
 
 
 class Step(Protocol):
