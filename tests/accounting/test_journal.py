@@ -92,10 +92,11 @@ def test_a_void_note_cut_short_still_voids(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kept", "value"), [("arithmetic", "assumed"), ("randomness", "seeded")])
-def test_a_torn_charge_keeps_its_assumptions(path: Path, kept: Any, value: str) -> None:
+def test_a_torn_charge_keeps_its_assumptions(path: Path, kept: str, value: Any) -> None:
+    marked: dict[str, Any] = {kept: value}
     with hush.Ledger(path) as ledger:
         ledger.charge(PLAN, run="r", step=1, release="a")
-        ledger.charge(PLAN, run="r", step=2, release="b", **{kept: value})
+        ledger.charge(PLAN, run="r", step=2, release="b", **marked)
     path.write_bytes(path.read_bytes()[:-48])
     assert path.read_text().endswith(f'"{kept}": "{value}", "release": "b')
     with hush.Ledger(path) as ledger:

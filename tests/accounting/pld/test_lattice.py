@@ -27,7 +27,11 @@ def exact(step: PairedStep, direction: Direction, epsilon: float) -> float:
         q, e, remove = mp.mpf(step.rate), mp.mpf(epsilon), direction is Direction.REMOVE
         inner = (mp.exp(e if remove else -e) - (1 - q)) / q
         aim, sign = mp.log(inner) if inner > 0 else -mp.inf, 1 if remove else -1
-        null, moved = (_gaussian if isinstance(step, SampledGaussian) else _scalar)(step, aim, sign)
+        if isinstance(step, SampledGaussian):
+            null, moved = _gaussian(step, aim, sign)
+        else:
+            assert isinstance(step, SampledNoise)
+            null, moved = _scalar(step, aim, sign)
         mixed = (1 - q) * null + q * moved
         first, second = (mixed, null) if remove else (null, mixed)
         return float(max(first - mp.exp(e) * second, 0, 1 - mp.exp(e)))
