@@ -12,7 +12,7 @@ from hush.accounting import composition
 from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.steps import Basis, ComposableStep
+from hush.accounting.steps import Basis, ComposableStep, Composition
 from hush.clipping import L2, Entries, Lp
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import DELTA, RECORD, Adjacency, Arithmetic, Bound, Guarantee, Neighbours
@@ -276,6 +276,6 @@ def _mechanism_counts(
                 "than the bound for one, repeated. Use Gaussian noise and release=Always(), or pass "
                 "group=1."
             )
-        for step, multiplicity in whole.components:
+        for step, multiplicity in whole.components if isinstance(whole, Composition) else [(whole, 1)]:
             steps[step] += check_count("steps", multiplicity * repeats, _WHY_WHOLE)
     return {step: count for step, count in steps.items() if count}

@@ -258,13 +258,8 @@ class RectifiedLaw:
             log_remainder_mass(log_ndtr(-bound - location), log_ndtr(-bound - shifted), order),
             log_remainder_mass(log_ndtr(location - bound), log_ndtr(shifted - bound), order),
         )
-        return _capped_rdp(np.logaddexp(excess, self._inside(location, shift, order)), shift, order)
-
-    def _inside(self, location: Array, shift: Array, order: float) -> Array:
-        """log of the integral of p^a q^(1-a) - q - a (p - q) over the support.
-
-        The first term is exp(a (a-1) shift^2 / 2) times the normal mass around location - (a-1) shift.
-        """
+        # log of the integral of p^a q^(1-a) - q - a (p - q) over the support: the first term is
+        # exp(a (a-1) shift^2 / 2) times the normal mass around location - (a-1) shift
         lift = order * (order - 1) * shift**2 / 2
         centre = location - (order - 1) * shift
         power = lift + log_normal_mass(-self.bound - centre, self.bound - centre)
@@ -277,7 +272,8 @@ class RectifiedLaw:
         error = 16 * UNIT * (1 + np.where(np.isfinite(sizes), sizes, 0.0))
         with np.errstate(divide="ignore"):
             total = np.exp(power - largest) + np.exp(second - largest) - np.exp(first - largest)
-            return np.asarray(largest + np.log(np.maximum(total, 0.0) + error))
+            inside = largest + np.log(np.maximum(total, 0.0) + error)
+        return _capped_rdp(np.logaddexp(excess, inside), shift, order)
 
     def information(self, location: Array) -> Array:
         low, high = -self.bound - location, self.bound - location
@@ -334,17 +330,14 @@ class TruncatedLaw:
             at_low, at_high = np.exp(log_density(low) - mass), np.exp(log_density(high) - mass)
             mean = at_low - at_high
             near = 1 + low * at_low - np.where(at_high > 0, high, 0.0) * at_high - mean**2
-        variance = np.where(outside > _FAR, self._variance(np.maximum(outside, _FAR)), near)
-        return np.clip(variance, 0.0, min(1.0, self.bound**2))
-
-    def _variance(self, outside: Array) -> Array:
-        """The variance by Gauss-Legendre, for locations so far outside that the closed form cancels."""
-        reach = np.minimum(2 * self.bound, 45 / outside)
-        depth = reach[..., None] * _NODES
-        weight = _WEIGHTS * np.exp(-depth * (outside[..., None] + depth / 2))
+        # so far outside that the closed form cancels, by Gauss-Legendre
+        far = np.maximum(outside, _FAR)
+        depth = np.minimum(2 * self.bound, 45 / far)[..., None] * _NODES
+        weight = _WEIGHTS * np.exp(-depth * (far[..., None] + depth / 2))
         weight /= weight.sum(-1, keepdims=True)
         mean = (weight * depth).sum(-1, keepdims=True)
-        return np.asarray((weight * (depth - mean) ** 2).sum(-1))
+        by_quadrature = (weight * (depth - mean) ** 2).sum(-1)
+        return np.clip(np.where(outside > _FAR, by_quadrature, near), 0.0, min(1.0, self.bound**2))
 
 
 Support = UnboundedLaw | Atoms | RectifiedLaw | TruncatedLaw

@@ -30,11 +30,6 @@ class ComposableStep(ABC):
     """One step of a composition; without a dominating pair it is charged by RDP."""
 
     @property
-    def components(self) -> tuple[tuple["ComposableStep", int], ...]:
-        """Steps of the mechanism, and the number of times that each runs."""
-        return ((self, 1),)
-
-    @property
     def charged_for_groups(self) -> bool:
         """Whether k records move the noisy quantity by at most k times one record's change."""
         return True

@@ -188,7 +188,7 @@ class JumpDiffusionLaw(PrivacyLossLaw):
     def total_variation(self) -> float:
         below = self._masses(np.zeros(1))
         # of a sum of positive terms each; the difference of the two has their absolute error
-        distance = below[0][1] - below[1][1] + self._infinite
+        distance = below[0][1] - below[1][1] - math.expm1(-self.killed)
         return min(1.0, self.rate * (float(distance) + 1e-12) * OUTWARD)
 
     @property
@@ -237,7 +237,7 @@ class JumpDiffusionLaw(PrivacyLossLaw):
         with_record = self.rate * diffused + (1 - self.rate) * without
         # numbers of jumps that are left out count as an infinite loss in either direction
         if forward:
-            with_record[-1] += self.rate * self._infinite + _BEYOND
+            with_record[-1] += self.rate * -math.expm1(-self.killed) + _BEYOND
         else:
             without[0] += _BEYOND
         # The component farthest from a cut has the smallest tail there, and the largest error.
@@ -245,11 +245,6 @@ class JumpDiffusionLaw(PrivacyLossLaw):
         farthest = ratios - places[0] if forward else places[-1] + self.variance - ratios
         survival_error = _NORMAL.survival_error(np.maximum(farthest / math.sqrt(self.variance), 0.0))
         return with_record, without, 4 * UNIT * (4 * survival_error + 16 * len(places) + 64)
-
-    @property
-    def _infinite(self) -> float:
-        """Chance of an infinite loss of a record that takes part."""
-        return -math.expm1(-self.killed)
 
     @property
     def _drift(self) -> float:

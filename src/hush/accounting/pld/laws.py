@@ -149,12 +149,6 @@ class GeneralizedGaussianLaw:
             far = ((1 + y) * half) ** beta * -np.expm1(beta * np.log1p(-2 / (1 + y)))
             return np.where(place > 0, np.where(inner, np.power(half, beta) * near, far), 0.0)
 
-    def _slope(self, place: Array) -> Array:
-        """Derivative of `_ratio`."""
-        beta, half = self.beta, 0.5 / self.scale
-        above, below = ((1 + place) * half) ** (beta - 1), (np.abs(1 - place) * half) ** (beta - 1)
-        return beta * half * (above + np.where(place < 1, below, -below))
-
     def _invert(self, ratios: Array) -> Array:
         """Inverse of `_ratio`: a table and Newton's method, else bisection; infinite beyond all mass."""
         if self.beta == 1:
@@ -171,9 +165,13 @@ class GeneralizedGaussianLaw:
         inside = (after > 0) & (after < len(values))
         target, low, high = ratios[inside], table[after[inside] - 1], table[after[inside]]
         place = np.exp(np.interp(np.log(target), np.log(values), np.log(table)))
+        beta, half = self.beta, 0.5 / self.scale
         for _ in range(_NEWTON_STEPS):
             with np.errstate(all="ignore"):
-                step = (self._ratio(place) - target) / self._slope(place)
+                above = ((1 + place) * half) ** (beta - 1)
+                below = (np.abs(1 - place) * half) ** (beta - 1)
+                slope = beta * half * (above + np.where(place < 1, below, -below))
+                step = (self._ratio(place) - target) / slope
             place = np.clip(place - np.where(np.isfinite(step), step, 0.0), low, high)
         rest = np.abs(self._ratio(place) - target) > 8 * self.beta * UNIT * target
         target, low, high = target[rest], low[rest], high[rest]

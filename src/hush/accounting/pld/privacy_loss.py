@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 
 from hush.accounting.numerics import UNIT, Array, log_mixture_ratio_absolute, log_weights
 from hush.accounting.pld.laws import MAX_POWER, GaussianLaw, GeneralizedGaussianLaw
+
+if TYPE_CHECKING:  # a step contains its law
+    from hush.accounting.steps import PairedStep
 
 # Cuts per chunk, to bound the memory: a grid may have millions.
 _CHUNK = 1 << 16
@@ -56,6 +59,7 @@ class PrivacyLossLaw(ABC):
         return self
 
     def with_representable_loss(self) -> Self:
+        """The step, or one with just enough more noise for its losses to fit a grid."""
         return self
 
     @property
@@ -126,16 +130,8 @@ class PrivacyLossLaw(ABC):
         return CellMasses(first, second, error)
 
 
-class Step(Protocol):
-    """One step with a dominating pair: a hashable key of counts."""
-
-    def __hash__(self) -> int: ...
-
-    @property
-    def law(self) -> PrivacyLossLaw: ...
-
-    def with_representable_loss(self) -> "Step":
-        """The step, or one with just enough more noise for its losses to fit a grid."""
+Step: TypeAlias = "PairedStep | PrivacyLossLaw"
+"""One step with a dominating pair."""
 
 
 @dataclass(frozen=True)
