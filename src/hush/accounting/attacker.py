@@ -271,17 +271,32 @@ class Risk(Value):
         return next(limit for limit in limits if limit is not None) - self._baseline
 
     def attained(self, attack: AttackBounds) -> float:
-        """Upper bound on the limited rate, advantage or posterior under these bounds on every test."""
+        """Upper bound on the limited rate, advantage or posterior.
+
+        Args:
+            attack: Bounds on every test of the releases.
+        """
         if self.fpr is not None:
             return attack.true_positive_rate(self.fpr)
         return attack.advantage if self.prior is None else attack.posterior(self.prior)
 
     def gain(self, attack: AttackBounds) -> float:
-        """Upper bound on the gain of an attack over a guess without the release; at most `max_gain`."""
+        """Upper bound on the gain of an attack over a guess without the release; at most `max_gain`.
+
+        Args:
+            attack: Bounds on every test of the releases.
+        """
         return max(0.0, self.attained(attack) - self._baseline)
 
     def budget(self, delta: float) -> Budget:
-        """The budget with the largest epsilon at `delta` that implies this limit for every mechanism."""
+        """The largest epsilon at `delta` that implies this limit for every mechanism.
+
+        Args:
+            delta: Delta of the budget.
+
+        Returns:
+            The budget.
+        """
 
         def kept(epsilon: float) -> bool:
             return self.gain(ApproximateDP([(epsilon, delta)])) <= self.max_gain

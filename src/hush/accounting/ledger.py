@@ -213,7 +213,11 @@ class Ledger:
         )
 
     def store_delta(self, delta: float) -> None:
-        """Record the delta of a run's budget, chosen independently of the records; the newest counts."""
+        """Record the delta of a run's budget; the newest one counts.
+
+        Args:
+            delta: Delta at which epsilon is reported, chosen independently of the records.
+        """
         delta = DELTA["range"].check("delta", delta)
         self._check_writable()
         if delta != self._journal.delta:
@@ -232,13 +236,21 @@ class Ledger:
         return label
 
     def last_step(self, run: str) -> int:
-        """Last step charged for a run; 0 if there is none."""
+        """Last step charged for a run; 0 if there is none.
+
+        Args:
+            run: Name of the run.
+        """
         return self._journal.run(run).last
 
     def digest_at(self, run: str, step: int) -> str | None:
         """Digest of the hash chain just after a charged step; None if it is not on record.
 
         A checkpoint stores it to verify that a ledger still has all charges up to that step.
+
+        Args:
+            run: Name of the run.
+            step: Number of the step in the run.
         """
         charges = self._journal.run(run)
         if charges.folded is not None and charges.folded[0] == step:
@@ -273,12 +285,21 @@ class Ledger:
         """`counts` without the torn charges that a repeated charge of this step replaces.
 
         A search for the number of steps within a budget counts such a charge once: ledger.md, 4.
+
+        Args:
+            plan: Plan of the repeated step.
+            run: Name of the run.
+            step: Number of the step in the run.
         """
         self._check_not_void()
         return self._journal.totals(head_of(plan.digest, run, step))
 
     def check_adjacency(self, adjacency: Adjacency = RECORD) -> None:
-        """Raise `LedgerError` unless charges for this adjacency may follow; call it before any draw."""
+        """Raise `LedgerError` unless charges for this adjacency may follow; call it before any draw.
+
+        Args:
+            adjacency: Adjacency of the charges to come.
+        """
         if check_kind("adjacency", adjacency, Adjacency).group != 1:
             raise InvalidValue(
                 f"adjacency with group={adjacency.group} cannot be charged: a step is charged for one "
@@ -401,7 +422,11 @@ class Ledger:
         return list(self._journal.folded_lines())
 
     def mirror(self, snapshot: Sequence[bytes]) -> None:
-        """Become a copy in memory of a ledger that another process writes; `charge` then raises."""
+        """Become a copy in memory of a ledger that another process writes; `charge` then raises.
+
+        Args:
+            snapshot: Snapshot of the written ledger.
+        """
         if self.path is not None or (self.counts and not self.mirrored):
             raise LedgerError(
                 f"{self._title} has its own charges or file, which a copy of another one would "
@@ -412,7 +437,12 @@ class Ledger:
         self.mirrored = True
 
     def follow(self, plan: Plan, **details: Any) -> None:
-        """Count a charge that rank 0 has put on disk; `details` are the other arguments of `charge`."""
+        """Count a charge that rank 0 has put on disk.
+
+        Args:
+            plan: Plan of the step.
+            details: Other arguments of `charge`.
+        """
         if not self.mirrored:
             raise LedgerError(
                 f"{self._title} is no copy: only `charge`, which returns when the charge is on disk, "
@@ -425,7 +455,11 @@ class Ledger:
             self.mirrored = True
 
     def void(self, reason: str) -> None:
-        """Record that the guarantee no longer holds, and the cause: from here on none is given."""
+        """Record that the guarantee no longer holds: from here on none is given.
+
+        Args:
+            reason: Cause, e.g. that the model was moved outside of a private step.
+        """
         check_kind("reason", reason, str)
         self._check_writable()
         self._journal.void = self._journal.void or reason  # holds here even if it cannot be written
