@@ -337,7 +337,8 @@ class TruncatedLaw:
         weight /= weight.sum(-1, keepdims=True)
         mean = (weight * depth).sum(-1, keepdims=True)
         by_quadrature = (weight * (depth - mean) ** 2).sum(-1)
-        return np.clip(np.where(outside > _FAR, by_quadrature, near), 0.0, min(1.0, self.bound**2))
+        variance = np.where(outside > _FAR, by_quadrature, near)
+        return np.asarray(np.clip(variance, 0.0, min(1.0, self.bound**2)))
 
 
 Support = UnboundedLaw | Atoms | RectifiedLaw | TruncatedLaw
