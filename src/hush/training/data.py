@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
@@ -14,7 +13,7 @@ from hush.core.errors import DataError
 from hush.core.randomness import RandomSource, Stream, fill_state, substream
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.fingerprint import fingerprint
-from hush.training.records import MapStyle, check_lengths, check_present, leaves
+from hush.training.records import MapStyle, check_present, has_leaves
 from hush.training.source import Source
 
 Data = tuple[Any, Any] | MapStyle | Source
@@ -71,13 +70,7 @@ def count(data: Data) -> int:
 
 def held_slots(data: Data) -> int:
     """Number of slots of a rank's own part, which may be none."""
-    pair = pair_of(data)
-    if pair is None:
-        return len(as_source(data))
-    if all(part.dim() and not len(part) for part in tree_leaves(pair)):
-        return 0
-    check_lengths(*pair)
-    return next(tree_leaves(pair)).shape[0]
+    return len(as_source(data))
 
 
 def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> tuple[Any, Any]:
@@ -92,11 +85,6 @@ def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> t
     pair = pair_of(data)
     if pair is None:
         return as_source(data).take(indices.tolist(), None if source is None else substream(source).key)
-    return _rows(pair, indices)
-
-
-def _rows(pair: Sequence[Any], indices: Tensor) -> tuple[Any, Any]:
-    """Rows of tensors in memory."""
 
     def rows_of(rows: Tensor) -> Tensor:
         if rows.device != indices.device:  # does not wait for indices on their way to a GPU
@@ -143,21 +131,10 @@ def data_digest(data: Data, slots: int) -> str | None:
 
 def pair_of(data: Data) -> Sequence[Any] | None:
     """Inputs and targets, if all of them are tensors in memory."""
-    tensors = data.tensors if isinstance(data, TensorDataset) else data
-    if not isinstance(tensors, (tuple, list)):
-        return None
-    for part in tensors:
-        if not isinstance(part, Tensor):  # a `Source` reads rows of arrays
-            parts = list(leaves(part))
-            tensor = any(isinstance(value, Tensor) for value in parts)
-            if not tensor or any(isinstance(value, np.ndarray) for value in parts):
-                return None
-    if len(tensors) != 2:
-        raise DataError(
-            f"data of {len(tensors)} tensors: a record is an input and a target. Pass the pair "
-            "(inputs, targets), each one tensor with a row a record."
-        )
-    return tensors
+    pair = data.tensors if isinstance(data, TensorDataset) else data
+    # a `Source` reads rows of arrays
+    tensors = isinstance(pair, (tuple, list)) and len(pair) == 2 and has_leaves(pair, Tensor)
+    return pair if tensors else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -195,17 +172,13 @@ class Batch:
         Args:
             source: Randomness of data sets that draw: see `take`.
         """
-        pair = pair_of(self.data)
-        if pair is not None and self.counts is None and self.present is None:
-            for slots in self.indices.split(self.physical) if len(self) else ():
-                yield *_rows(pair, slots), None, None
-            return
         layout = list(self._layout()) if len(self) else []
-        parts = [slots for slots, _ in layout]
-        rows: Iterable[tuple[Any, Any]] = (take(self.data, slots) for slots in parts)
-        if pair_of(self.data) is None:
+        rows: Iterable[tuple[Any, Any]]
+        if pair_of(self.data) is not None:
+            rows = (take(self.data, slots) for slots, _ in layout)
+        else:
             key = None if source is None else substream(source).key
-            rows = as_source(self.data).batches([slots.tolist() for slots in parts], key)
+            rows = as_source(self.data).batches([slots.tolist() for slots, _ in layout], key)
         for (slots, counts), (inputs, targets) in zip(layout, rows, strict=True):
             yield inputs, targets, None if self.present is None else self.present[slots.cpu()], counts
 

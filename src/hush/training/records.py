@@ -3,8 +3,9 @@
 A row is a tree of tensors with one row each, independent of other records: docs/guarantees/tape.md, 12.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,12 +23,6 @@ or a function of the record."""
 
 LONGEST = "longest"
 """Value of `pad_to` that pads to the longest record of a physical batch."""
-
-_ONE_SHAPE = (
-    "the records of a batch are processed together, in one tensor. Pad them to one public length "
-    "(torch.nn.utils.rnn.pad_sequence, with a mask as another input), or pass a data set of them."
-)
-_TO_DENSE = {"sparse": ".to_dense()", "quantized": ".dequantize()", "meta": "with values"}
 
 
 @runtime_checkable
@@ -84,30 +79,35 @@ class TableRecords:
         row = self.table.iloc[[index]]
         return {name: row[name].to_numpy()[0] for name in row.columns}
 
-    def rows(self, slots: Sequence[int], inputs: Columns, targets: Columns) -> tuple[Any, Any]:
-        """Inputs and targets of some slots, a row each, from columns given by name."""
+    def arrays(self, inputs: Columns, targets: Columns) -> ArrayRecords:
+        """Columns given by name as arrays."""
 
-        def column(name: str) -> Tensor:
-            values = self.table[name]
-            chosen = np.asarray(values.iloc[list(slots)].to_numpy())
-            # missing integers make another type of the values that are read together
-            same = chosen.dtype.kind == getattr(values.dtype, "kind", "O")
-            return _number(name, chosen if same else chosen.astype(object))
+        def column(name: str, values: Any) -> Tensor:
+            array = np.asarray(values.to_numpy())
+            # missing integers would make another type
+            same = array.dtype.kind == getattr(values.dtype, "kind", "O")
+            return _number(name, array if same else array.astype(object))
 
-        return _choose(list(self.table.columns), column, None, inputs, targets)
+        return ArrayRecords(*_choose(self.table, column, inputs, targets))
 
 
 def numbered(data: Any) -> MapStyle:
     """Records of the data by number; raise if they have none."""
-    if isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_numeric, data)):
-        return ArrayRecords(*data)
-    if isinstance(data, tuple) and len(data) == 2:
-        raise _not_tensors(*data)
+    pair = data.tensors if type(data) is TensorDataset else data
+    if isinstance(pair, (tuple, list)) and len(pair) == 2 and has_leaves(pair, Tensor, np.ndarray):
+        return ArrayRecords(*pair)
+    if isinstance(data, tuple):
+        raise DataError(
+            f"data of the kinds {', '.join(type(part).__name__ for part in data)}: pass a pair (inputs, "
+            "targets) of tensors or arrays with a row per record. Of a tokenizer pass those of "
+            'padding="max_length", return_tensors="pt"; of a table the whole one, hush.Source(frame, '
+            'inputs=["age", "hours"], targets="income").'
+        )
+    kind = with_article(type(data).__name__)
     if isinstance(data, dict):
         raise DataError(
-            f"{with_article(type(data).__name__)} with {', '.join(map(repr, data))} has no numbered "
-            "records. Pass the part with the private records, e.g. data['train'], or a pair (inputs, "
-            "targets)."
+            f"{kind} with {', '.join(map(repr, data))} has no numbered records. Pass the part with the "
+            "private records, e.g. data['train'], or a pair (inputs, targets)."
         )
     if hasattr(data, "iloc") and hasattr(data, "columns"):
         return TableRecords(data)
@@ -115,33 +115,14 @@ def numbered(data: Any) -> MapStyle:
         whole, order = base_dataset(data)
         if type(whole) is TensorDataset and len(whole.tensors) == 2:
             return ArrayRecords(*whole.tensors, np.asarray(order, np.int64))
-    stream = isinstance(data, IterableDataset) or hasattr(data, "__next__")
-    if stream or not isinstance(data, MapStyle) or isinstance(data, (tuple, list, Tensor)):
+    if isinstance(data, (IterableDataset, tuple, list, Tensor)) or not isinstance(data, MapStyle):
         raise DataError(
-            f"{with_article(type(data).__name__)} has no numbered records: each step includes every "
-            "record by an independent coin, and the order of a stream is fixed, so its "
-            "privacy cost is unknown. Pass two tensors (inputs, targets) or a map-style data set, e.g. "
-            "hush.Source(loader.dataset, collate_fn=loader.collate_fn, workers=loader.num_workers); "
-            "write a stream to disk once."
+            f"{kind} has no numbered records: each step includes every record by an independent coin, "
+            "and the order of a stream is fixed, so its privacy cost is unknown. Pass two tensors "
+            "(inputs, targets) or a map-style data set, e.g. hush.Source(loader.dataset, "
+            "collate_fn=loader.collate_fn, workers=loader.num_workers); write a stream to disk once."
         )
     return data
-
-
-def _not_tensors(inputs: Any, targets: Any) -> DataError:
-    """Error for a pair of inputs and targets that holds more than tensors and arrays."""
-    way_out = "(torch.as_tensor(inputs), torch.as_tensor(targets))"
-    if isinstance(inputs, Mapping):
-        way_out = (
-            "a tensor for each name, and one of targets: of a tokenizer "
-            'tokenizer(texts, padding="max_length", truncation=True, return_tensors="pt"), with '
-            "max_length= a public number"
-        )
-    elif hasattr(inputs, "iloc"):
-        way_out = 'one table: hush.Source(frame, inputs=["age", "hours"], targets="income")'
-    return DataError(
-        f"inputs and targets are of the kinds {type(inputs).__name__} and {type(targets).__name__}, and "
-        f"gradients are taken of tensors. Pass {way_out}."
-    )
 
 
 def base_dataset(data: "Subset[Any]") -> tuple[Any, list[int]]:
@@ -157,29 +138,19 @@ def check_lengths(inputs: Any, targets: Any) -> None:
     """Raise unless every tensor or array has a row of numbers for each record."""
     parts = [list(leaves(part)) for part in (inputs, targets)]
     for value in (*parts[0], *parts[1]):
-        if not hasattr(value, "ndim"):
-            raise DataError(
-                f"part of the data is {with_article(type(value).__name__)}, which has no row for each "
-                "record. Leave it out, and set it in the model (model.config.use_cache = False) or in "
-                "forward()."
-            )
-        if getattr(value, "is_nested", False):
-            raise DataError(f"data with a nested tensor, of records of several lengths: {_ONE_SHAPE}")
-    counts = [[len(rows) if rows.ndim else None for rows in part] for part in parts]
-    if len({*counts[0], *counts[1]}) == 1 and counts[0][0] is not None:
-        for rows in (*parts[0], *parts[1]):
-            check_numbers(rows)
+        if not value.ndim:
+            raise DataError("a tensor of the data has shape (). Pass tensors with a row per record.")
+    counts = [list(map(len, part)) for part in parts]
+    if len({*counts[0], *counts[1]}) == 1:
+        for value in (*parts[0], *parts[1]):
+            check_numbers(value)
         return
-    listed = isinstance(targets, (list, tuple))
-    if isinstance(inputs, (list, tuple)) and len(inputs) in ([len(targets)] if listed else counts[1]):
+    if isinstance(inputs, (list, tuple)) and len(inputs) == len(targets):
         # their lengths are private
         raise DataError(
-            f"inputs is a {type(inputs).__name__} of {len(inputs)} tensors, one a record: {_ONE_SHAPE} "
-            "If they are of one shape, pass torch.stack(inputs), and one tensor of targets."
-        )
-    if None in (*counts[0], *counts[1]):
-        raise DataError(
-            "data with a tensor of shape (): it has no rows. Pass tensors with a row a record."
+            f"inputs is a {type(inputs).__name__} of {len(inputs)} tensors, one per record, and the "
+            "records of a batch are processed in one tensor. Pass torch.stack(inputs), or pad records "
+            "to one public length (torch.nn.utils.rnn.pad_sequence, with a mask as another input)."
         )
     raise DataError(
         f"{' and '.join(map(str, counts[0]))} inputs and {counts[1][0]} targets: each record needs one "
@@ -189,7 +160,11 @@ def check_lengths(inputs: Any, targets: Any) -> None:
 
 def check_numbers(rows: Any) -> None:
     """Raise unless a tensor or array is dense and has a number in each row."""
-    _check_dense(rows)
+    if isinstance(rows, Tensor) and (rows.layout != torch.strided or rows.is_quantized or rows.is_meta):
+        raise DataError(
+            "the data has a sparse, quantized or meta tensor, and per-sample gradients are taken of "
+            "dense numbers. Convert it with .to_dense() or .dequantize()."
+        )
     if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biufc":
         raise DataError(
             f"an array of type {rows.dtype} has no numbers. Convert it by a rule that is "
@@ -200,18 +175,6 @@ def check_numbers(rows: Any) -> None:
             f"a record has a tensor of shape {tuple(rows.shape[1:])}, without a number in it. Leave the "
             "tensor out, or check how its columns were selected."
         )
-
-
-def _check_dense(part: Any) -> None:
-    """Raise for a sparse, quantized or meta tensor."""
-    if isinstance(part, Tensor):
-        sparse = part.layout != torch.strided
-        kind = "sparse" if sparse else "quantized" if part.is_quantized else "meta" * part.is_meta
-        if kind:
-            raise DataError(
-                f"the data has a {kind} tensor, and per-sample gradients are taken of dense numbers. "
-                f"Pass tensors {_TO_DENSE[kind]}."
-            )
 
 
 def check_present(present: object, slots: int) -> Tensor | None:
@@ -233,42 +196,29 @@ def row_of(
     if collate_fn is not None:
         rows = collate_fn([record])
         if isinstance(rows, Mapping):
-            rows = _choose(rows, rows.__getitem__, lambda function: function(rows), inputs, targets)
+            rows = _choose(rows, lambda _, value: value, inputs, targets)
         else:
             check_no_columns("pairs that the collate function makes", inputs, targets)
     elif isinstance(record, Mapping):
-
-        def call(function: Callable[[Any], Any]) -> Any:
-            return map_leaves(
-                function(record), lambda value: _number("of a function", value)[None], lists=False
-            )
-
-        rows = _choose(record, lambda name: _number(name, record[name])[None], call, inputs, targets)
+        rows = _choose(record, lambda name, value: _number(name, value)[None], inputs, targets)
     else:
         check_no_columns("no dictionaries", inputs, targets)
-        for part in leaves(record):
-            _check_dense(part)
         try:
             rows = default_collate([record])
-        except TypeError:
+        except (TypeError, RuntimeError):
             raise DataError(
-                "a record of this data set is not made of tensors, arrays and numbers (which is private "
-                "and not shown). Turn it into tensors there, or pass a collate_fn that makes them of "
-                "[record]."
+                "a record of this data set is not made of dense tensors, arrays and numbers (which is "
+                "private and not shown). Turn it into tensors there (a sparse one with .to_dense()), or "
+                "pass a collate_fn that makes them of [record]."
             ) from None
-    return _pair_of_rows(rows)
-
-
-def _pair_of_rows(rows: Any) -> tuple[Any, Any]:
-    """Inputs and targets of one collated record; raise unless each tensor has one row."""
     if not isinstance(rows, (tuple, list)) or len(rows) != 2:
         raise DataError(
             "a record of this data set is not a pair (input, target) of tensors but gives "
             f"{type(rows).__name__}: wrap the data set to give such pairs, or pass a "
             "collate_fn that makes one of [record]."
         )
-    inputs, targets = (map_leaves(part, lambda value: value) for part in rows)
-    for value in leaves((inputs, targets)):
+    pair = as_pair([map_leaves(part, lambda value: value) for part in rows])
+    for value in leaves(pair):
         if not isinstance(value, Tensor):
             raise DataError(
                 f"a record holds {with_article(type(value).__name__)} instead of a tensor. Leave "
@@ -277,11 +227,11 @@ def _pair_of_rows(rows: Any) -> tuple[Any, Any]:
         if not value.dim() or len(value) != 1:
             raise DataError(
                 "collate_fn gave a tensor with a first dimension other than 1 for one record: it is "
-                "called with [record], one record at a time. Return tensors with a row a record."
+                "called with [record], one record at a time. Return tensors with a row per record."
             )
-    if not all(any(True for _ in leaves(part)) for part in (inputs, targets)):
+    if not all(any(True for _ in leaves(part)) for part in pair):
         raise DataError("a record has no input or no target. Return a pair (inputs, targets).")
-    return as_pair((inputs, targets))
+    return pair
 
 
 def as_pair(rows: Any) -> tuple[Any, Any]:
@@ -301,54 +251,48 @@ def check_no_columns(records: str, inputs: Columns, targets: Columns) -> None:
 
 
 def _choose(
-    names: Iterable[str],
-    column: Callable[[str], Any],
-    call: Callable[[Callable[[Any], Any]], Any] | None,
-    inputs: Columns,
-    targets: Columns,
+    record: Any, convert: Callable[[str, Any], Any], inputs: Columns, targets: Columns
 ) -> tuple[Any, Any]:
-    """Inputs and targets; the default inputs are all other columns."""
+    """Inputs and targets of a record or table by columns; the default inputs are all other columns.
+
+    Args:
+        record: Values by the names of the columns.
+        convert: Function of a column's name and value that returns a tensor.
+        inputs: Columns of the inputs.
+        targets: Columns of the targets.
+    """
+    names = list(record)
+
+    def pick(columns: Any) -> Any:
+        if callable(columns):
+            return map_leaves(columns(record), partial(convert, "of a function"), lists=False)
+        if isinstance(columns, dict):
+            return {key: pick(part) for key, part in columns.items()}
+        if isinstance(columns, str):
+            if columns not in names:
+                raise DataError(
+                    f"there is no column {columns!r}; the columns are {', '.join(map(str, names))}."
+                )
+            return convert(columns, record[columns])
+        parts = [pick(name) for name in columns]
+        if any(part.dim() != 1 for part in parts):
+            raise DataError(
+                f"a column of {columns} holds several numbers per record, and a list of columns makes "
+                "one vector of one number each. Pass a dictionary of arguments by name."
+            )
+        return torch.stack([part.to(torch.get_default_dtype()) for part in parts], 1)
+
     if targets is None:
         raise DataError(
             f"a record has the columns {', '.join(map(str, names))}, and no target was named. "
             'Pass hush.Source(data, inputs=["age", "hours"], targets="income"), '
             "or a collate_fn that returns (inputs, targets)."
         )
+    chosen = pick(targets)
     if inputs is None:
-        taken = _names_in(targets, names)
+        taken = list(leaves(targets))
         inputs = {name: name for name in names if name not in taken}
-
-    def pick(columns: Any) -> Any:
-        if callable(columns):
-            assert call is not None
-            return call(columns)
-        if isinstance(columns, dict):
-            return {key: pick(part) for key, part in columns.items()}
-        _names_in(columns, names)
-        if isinstance(columns, str):
-            return column(columns)
-        parts = [column(name) for name in columns]
-        for name, part in zip(columns, parts, strict=True):
-            if part.dim() != 1:
-                raise DataError(
-                    f"column {name!r} holds several numbers a record, and a list of columns makes one "
-                    "vector of one number each. Pass a dictionary of arguments by name, "
-                    f"e.g. inputs={{{name!r}: {name!r}}}."
-                )
-        return torch.stack([part.to(torch.get_default_dtype()) for part in parts], 1)
-
-    return pick(inputs), pick(targets)
-
-
-def _names_in(columns: Any, names: Iterable[str]) -> set[str]:
-    """Names of the chosen columns; raise for a column that the data does not have."""
-    chosen = {part for part in leaves(columns) if not callable(part)}
-    if missing := chosen - set(names):
-        raise DataError(
-            f"there is no column {', '.join(sorted(map(repr, missing)))}; the columns are "
-            f"{', '.join(map(str, names))}."
-        )
-    return chosen
+    return pick(inputs), chosen
 
 
 def _number(name: str, value: Any) -> Tensor:
@@ -397,10 +341,10 @@ def map_leaves(value: Any, function: Callable[[Any], Any], *, lists: bool = True
     return function(value)
 
 
-def _numeric(part: Any) -> bool:
-    """Whether a tree holds only tensors and arrays, at least one."""
-    values = list(leaves(part))
-    return bool(values) and all(isinstance(value, (Tensor, np.ndarray)) for value in values)
+def has_leaves(parts: Sequence[Any], *kinds: type) -> bool:
+    """Whether each part is a tree of values of some kinds alone, and not an empty one."""
+    trees = [list(leaves(part)) for part in parts]
+    return all(tree and all(isinstance(value, kinds) for value in tree) for tree in trees)
 
 
 def check_alike(row: Any, template: Any, *, any_length: bool) -> None:
@@ -468,16 +412,6 @@ def _map_with(function: Callable[..., Tensor], rows: Any, *choices: Any) -> Any:
         rows: Tree of tensors.
         choices: One choice for all tensors, or a tree of them; a missing part is None.
     """
-    names = list(rows) if isinstance(rows, dict) else []
-    lengths = choices[0] if function is _padded and isinstance(choices[0], dict) else {}
-    missing = [name for name in lengths if name not in names]
-    if missing:
-        have = f"the parts {', '.join(map(repr, names))}" if names else "no names, but a place each"
-        raise DataError(
-            f"pad_to names {', '.join(map(repr, missing))}, and records have {have}. "
-            "Name the parts that the collate function, or the data set, gives; of inputs by name "
-            'and targets, pad_to=({"words": 128}, None).'
-        )
     if isinstance(rows, Tensor):
         return function(rows, *choices)
 
@@ -488,11 +422,9 @@ def _map_with(function: Callable[..., Tensor], rows: Any, *choices: Any) -> Any:
             return choice[key] if isinstance(key, int) and key < len(choice) else None
         return choice
 
-    parts = {
-        key: _map_with(function, rows[key], *(part_of(choice, key) for choice in choices))
-        for key in (names or range(len(rows)))
-    }
-    return parts if isinstance(rows, dict) else type(rows)(parts.values())
+    keys = list(rows) if isinstance(rows, dict) else range(len(rows))
+    parts = [_map_with(function, rows[key], *(part_of(each, key) for each in choices)) for key in keys]
+    return dict(zip(keys, parts, strict=True)) if isinstance(rows, dict) else type(rows)(parts)
 
 
 def _padded(rows: Tensor, length: int | None, value: Any) -> Tensor:

@@ -100,20 +100,14 @@ class Source:
 
     def __post_init__(self) -> None:
         check_count("workers", self.workers, "they are processes that read records", example=4)
-        if self.collate_fn is not None and not callable(self.collate_fn):
-            raise InvalidValue(
-                f"collate_fn={self.collate_fn!r} cannot be called. Pass a function that makes a batch "
-                "of [record], or leave it out.",
-                key="collate_fn",
-            )
-        if isinstance(self.pad_to, str) and self.pad_to != LONGEST:
-            raise InvalidValue(
-                f'pad_to={self.pad_to!r} is no length. Pass a public number, or "{LONGEST}" for the '
-                "longest record of a physical batch.",
-                key="pad_to",
-            )
-        for length in () if self.ragged else leaves(self.pad_to):
-            if length is not None:
+        for length in leaves(self.pad_to):
+            if isinstance(length, str) and self.pad_to != LONGEST:
+                raise InvalidValue(
+                    f'pad_to={self.pad_to!r} is no length. Pass a public number, or "{LONGEST}" for the '
+                    "longest record of a physical batch.",
+                    key="pad_to",
+                )
+            if length is not None and not self.ragged:
                 check_count("pad_to", length, "it is the public length of every record", at_least=1)
         present = check_present(self.present, len(self))
         # workers of a fork may not touch a GPU
@@ -123,13 +117,13 @@ class Source:
     def _records(self) -> MapStyle:
         return numbered(self.dataset)
 
-    @cached_property
-    def _slots(self) -> int:
-        return len(self._records)
-
     def __len__(self) -> int:
         """Number of slots, fixed when it is first read."""
         return self._slots
+
+    @cached_property
+    def _slots(self) -> int:
+        return len(self._records)
 
     def __getitem__(self, slot: int) -> tuple[Any, Any]:
         """Inputs and targets of one slot, under random numbers of the program's."""
@@ -161,16 +155,22 @@ class Source:
             yield from self.loader.read(parts, self._key(key))
 
     @cached_property
-    def _at_once(self) -> bool:
-        """Whether records are rows of arrays or of a table, read by no code of the user's."""
-        named = not callable(self.inputs) and not callable(self.targets)
-        table = isinstance(self._records, TableRecords) and named
-        return self.collate_fn is None and (table or isinstance(self._records, ArrayRecords))
+    def _arrays(self) -> ArrayRecords | None:
+        """Rows of arrays or of a table, read by no code of the user's; None: records are read alone."""
+        records = self._records
+        if self.collate_fn is not None or callable(self.inputs) or callable(self.targets):
+            return None
+        if isinstance(records, TableRecords):
+            return records.arrays(self.inputs, self.targets)
+        if isinstance(records, ArrayRecords):
+            check_no_columns("rows of arrays", self.inputs, self.targets)
+            return records
+        return None
 
     @cached_property
     def _template(self) -> Rows | None:
         """Row of the first slot that holds a record: structure, types and shapes of all rows."""
-        if self._at_once:
+        if self._arrays is not None:
             return None
         filled = [] if self.present is None else self.present.nonzero().flatten().tolist()
         rows = _checked(self._read(filled[:1] or [0], bytes(32), None))
@@ -189,7 +189,7 @@ class Source:
         The program's generators move by as much however often a record draws: their states are saved
         with checkpoints of other libraries.
         """
-        if key is not None or self._at_once:
+        if key is not None or self._arrays is not None:
             return key
         return bytes(torch.randint(256, (32,)).tolist())
 
@@ -200,8 +200,12 @@ class Source:
         processes.
         """
         try:
-            if self._at_once:
-                return pad(self._array_rows(slots), self.pad_to, self.pad_value)  # type: ignore[no-any-return]
+            if self._arrays is not None:
+                both = self._arrays.rows(slots)
+                if self.present is not None:
+                    empty = (~self.present[slots]).nonzero().flatten()
+                    both = map_leaves(both, lambda rows: rows.index_fill(0, empty.to(rows.device), 0))
+                return pad(both, self.pad_to, self.pad_value)  # type: ignore[no-any-return]
             assert key is not None
             rows = []
             with global_randomness() as seed:
@@ -224,19 +228,6 @@ class Source:
                 "are private and not shown). The step was not charged. Read the records one after "
                 f"another{collated} to see the error; a missing record leaves its slot empty (present=)."
             )
-
-    def _array_rows(self, slots: list[int]) -> Rows:
-        """Rows of arrays, or of a table's named columns; zeros in empty slots."""
-        if isinstance(self._records, TableRecords):
-            rows = self._records.rows(slots, self.inputs, self.targets)
-        else:
-            assert isinstance(self._records, ArrayRecords)
-            check_no_columns("rows of arrays", self.inputs, self.targets)
-            rows = self._records.rows(slots)
-        if self.present is None:
-            return rows
-        empty = (~self.present[slots]).nonzero().flatten()
-        return map_leaves(rows, lambda values: values.index_fill(0, empty.to(values.device), 0))  # type: ignore[no-any-return]
 
 
 def _subkey(key: bytes, use: str) -> bytes:

@@ -21,10 +21,6 @@ from hush.training.options import Units
 _FAR = 0.05
 """Share of `records` by which the number of records may differ from it without a warning."""
 
-_SEVERAL = (list, tuple, set, frozenset, np.ndarray)
-_NO_IDS = {bool, np.timedelta64}
-"""Types that pass for integers: yes or no, and a duration, which is equal to one in another unit."""
-
 Owners = Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | Tensor
 """The owner of each record: integers or names, one a record."""
 
@@ -207,25 +203,23 @@ def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
     else:  # numpy would turn a list of several types into text, and 1 and 1.0 would differ
         values = np.asarray(owners) if hasattr(owners, "dtype") else np.asarray(owners, dtype=object)
     if values.size == 0:
-        raise DataError("units is empty. Pass one id a record.")
-    types = {type(value) for value in values.flat} if values.dtype == object else set()
-    if values.ndim == 2 or any(issubclass(each, _SEVERAL) for each in types):
+        raise DataError("units is empty. Pass one id per record.")
+    types = {type(value) for value in values.flat} if values.dtype == object else {values.dtype.type}
+    if values.ndim == 2 or types & {list, tuple, set}:
         raise DataError(
             f"units of shape {values.shape} give a record several owners: a record is clipped with one "
             "unit, and its other owners would not be protected. Give each record to one owner by a rule "
             "that does not depend on the records, and state that only this one is protected; of a table "
             "with one column, pass the column, ids[:, 0]."
         )
-    if values.ndim == 1 and types and all(issubclass(each, str) for each in types):
-        return np.asarray([str.__str__(value) for value in values])
-    whole = types and not types & _NO_IDS and all(issubclass(each, int | np.integer) for each in types)
-    if values.ndim == 1 and whole:
-        large = max(abs(int(value)) for value in values) >= 2**63
-        return np.asarray([str(int(value)) for value in values]) if large else values.astype(np.int64)
-    if values.ndim != 1 or values.dtype.kind not in "iuU":
-        named = " and ".join(sorted(each.__name__ for each in types)) or values.dtype
+    names = all(issubclass(each, str) for each in types)
+    numbers = bool not in types and all(issubclass(each, int | np.integer) for each in types)
+    if values.ndim != 1 or not (names or numbers):
         raise DataError(
-            f"units of type {named} and shape {values.shape} do not identify the owner of each record. "
-            "Pass one integer or string a record, all of one type."
+            f"units of type {' and '.join(sorted(each.__name__ for each in types))} and shape "
+            f"{values.shape} do not identify the owner of each record. Pass one integer or string a "
+            "record, all of one type."
         )
-    return values
+    if values.dtype != object:
+        return values
+    return values.astype(str) if names else np.asarray([int(value) for value in values], dtype=object)
