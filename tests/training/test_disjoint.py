@@ -328,21 +328,6 @@ def test_as_many_public_images_as_records_are_taken() -> None:
         check_alone(hush.Source(Shuffled(None)))
 
 
-def test_a_data_set_is_watched_once() -> None:
-    reads: list[int] = []
-
-    class Counted(Mixed):
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            reads.append(index)
-            return super().__getitem__(index)
-
-    data = Counted(None)
-    check_alone(hush.Source(data))
-    assert len(reads) == 24
-    check_alone(hush.Source(data, workers=1))
-    assert len(reads) == 24
-
-
 def test_mixup_costs_more_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check, one record moves the clipped sum by several clipping norms."""
     torch.manual_seed(0)

@@ -7,8 +7,6 @@ stop a run before anything is released and are not part of the release.
 
 import hashlib
 import warnings
-import weakref
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, product
@@ -23,36 +21,27 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from hush.core.errors import DataError
 from hush.gradients.tree import tree_leaves
 from hush.training.data import Data, count, take
-from hush.training.records import leaves
+from hush.training.records import MapStyle, leaves
 from hush.training.source import Source, global_randomness
 
 _AT_ONCE = 512
-_DEPTH = 3
+_DEPTH = 4
 """Number of nested data sets that are searched."""
 _PROBED, _READS = 4, 6
-"""Slots whose reads are watched, and reads of each."""
-
-_ALONE: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-"""Data sets, by identity, whose items were found to read their own records alone."""
+"""Number of items whose reads are watched, and reads of each."""
 _LIBRARIES = {"torch", "datasets", "pandas", "numpy"}
 """Packages whose data sets read one record an item."""
 
 Rows = tuple[Any, npt.NDArray[np.int64] | None]
-"""Data set or tensor, and the numbers of its rows (None: all)."""
+"""Data set, tensor or array, and the numbers of its rows (None: all)."""
 
 
 def check_held_out(evaluation: Data, data: Data) -> None:
-    """Raise if the evaluation data shares records with the training data.
-
-    Args:
-        evaluation: Records of a loss and an accuracy without noise.
-        data: Private records.
-    """
+    """Raise if the evaluation data shares records with the private data."""
     if _share_records(evaluation, data):
         raise DataError(
-            "the evaluation data is the training data, or shares records with it: its loss and "
-            "accuracy would be reported without being charged. Pass records that need no "
-            "protection and are in other rows."
+            "the evaluation data is the training data, or shares records with it: its loss and accuracy "
+            "would be reported without being charged. Pass other records, which need no protection."
         )
 
 
@@ -74,11 +63,7 @@ def check_public(public: Data, private: Data) -> None:
 
 
 def check_distinct(data: Data) -> None:
-    """Raise if a record is in several slots: repeated numbers in a subset, or concatenated data sets.
-
-    Args:
-        data: Private records; each slot is a unit of privacy.
-    """
+    """Raise if a record is in several slots: repeated numbers in a subset, or concatenated data sets."""
     repeated = any(rows is not None and len(np.unique(rows)) < len(rows) for _, rows in _holders(data))
     whole = data.dataset if isinstance(data, Source) else data
     parts = whole.datasets if isinstance(whole, ConcatDataset) else []
@@ -95,81 +80,60 @@ def check_distinct(data: Data) -> None:
 def check_alone(source: Source) -> None:
     """Raise if an item of a data set reads other records: mixup, cutmix, mosaics.
 
-    Once per data set, a few items are read several times, each time under other random numbers, through
-    copies of the data set whose containers report which of their rows are read. A container counts if
-    the item has a row in it; public images do not. Not found: reads of files, of containers of another
-    length, and by functions of other libraries.
-
-    Args:
-        source: Private records.
+    A few items are read several times, each time under other random numbers, through a copy of the data
+    set. Containers with a row per record report which rows are read. A container counts if the item has
+    a row in it; public images do not. Not found: reads of files, of containers of another length, and by
+    functions of other libraries.
     """
-    if _ALONE.get(id(source.dataset)) is source.dataset:
-        return
-    filled = torch.arange(len(source)) if source.present is None else source.present.nonzero().flatten()
-    spread = torch.linspace(0, len(filled) - 1, min(_PROBED, len(filled))).long()
-    for slot in filled[spread].tolist():
-        dataset: Any = source.dataset
-        index = slot
-        while isinstance(dataset, Subset | ConcatDataset):
-            if isinstance(dataset, Subset):
-                dataset, index = dataset.dataset, dataset.indices[index]
-            else:
-                ends = [0, *dataset.cumulative_sizes]
-                place = bisect_right(ends, index) - 1
-                dataset, index = dataset.datasets[place], index - ends[place]
-        reads = _reads(dataset, int(index))
-        own = {name for name, rows in reads.items() if rows and set.intersection(*rows)}
-        mixed = [name for name in own if len(set.union(*reads[name])) > 1]
-        if own == {"self"}:  # no container has a row in each read: items are random rows
-            mixed += [name for name, rows in reads.items() if rows and len(set.union(*rows)) > 1]
-        if mixed:
-            raise DataError(
-                f"item i of {type(dataset).__name__} reads several rows of {min(mixed)}, as mixup and "
-                "mosaics do: a record would enter the gradients of other records, and clipping and the "
-                "charge cover its own alone. Mix views of one record, or a record with public ones."
-            )
-    with suppress(TypeError):  # some types have no weak references
-        _ALONE[id(source.dataset)] = source.dataset
+    for dataset, rows in _holders(source.dataset):
+        library = type(dataset).__module__.partition(".")[0] in _LIBRARIES
+        if library or not isinstance(dataset, MapStyle) or not hasattr(dataset, "__dict__"):
+            continue
+        numbers = np.arange(len(dataset)) if rows is None else rows
+        if source.present is not None:  # empty slots are not read
+            numbers = numbers[source.present.numpy()] if len(numbers) == len(source) else numbers[:0]
+        for place in np.linspace(0, len(numbers) - 1, min(_PROBED, len(numbers))).astype(int):
+            reads = _reads(dataset, int(numbers[place]))
+            own = {name for name, rows in reads.items() if rows and set.intersection(*rows)}
+            # no container has a row in each read: items are random rows
+            counted = reads if own == {"self"} else own
+            mixed = [name for name in counted if reads[name] and len(set.union(*reads[name])) > 1]
+            if mixed:
+                raise DataError(
+                    f"item i of {type(dataset).__name__} reads several rows of {min(mixed)}, as mixup "
+                    "and mosaics do: a record would enter the gradients of other records, and clipping "
+                    "and the charge cover its own alone. Mix views of one record, or a record with "
+                    "public ones."
+                )
 
 
 def _reads(dataset: Any, index: int) -> dict[str, list[set[int]]]:
     """Rows that item `index` of a data set reads each time, by the name of their container."""
-    reads: dict[str, list[set[int]]] = {}
+    kind, length = type(dataset), len(dataset)
+    reads: dict[str, list[set[int]]] = {"self": []}
+
+    def item(self: Any, index: Any, *others: Any, **named: Any) -> Any:
+        _add_reads(reads["self"], index, length)
+        return kind.__getitem__(self, index, *others, **named)
+
     # a copy may not be readable: the reads before are known
     with suppress(Exception), warnings.catch_warnings(), global_randomness() as seed:
         warnings.simplefilter("ignore")
-        watched = _watched(dataset, reads, "self", _DEPTH)
-        for number in range(_READS if reads else 0):
+        # the copy must not close the files of the original
+        methods = {"__getitem__": item, "__del__": lambda self: None}
+        watched: Any = object.__new__(type(kind.__name__, (kind,), methods))
+        for name, value in vars(dataset).items():
+            sized = hasattr(value, "__getitem__") and hasattr(value, "__len__")
+            sized = sized and not isinstance(value, (str, Mapping)) and getattr(value, "shape", 0) != ()
+            if sized and len(value) == length:
+                value = _Watched(value, reads.setdefault(f"self.{name}", []), length)
+            watched.__dict__[name] = value
+        for number in range(_READS):
             for rows in reads.values():
                 rows.append(set())
             seed(number.to_bytes(32, "little"))
             watched[index]
     return reads
-
-
-def _watched(dataset: Any, reads: dict[str, list[set[int]]], name: str, depth: int) -> Any:
-    """Copy of a user's data set that reports the rows it reads; the data set itself of other kinds."""
-    kind, rows = type(dataset), len(dataset)
-    user = kind.__module__.partition(".")[0] not in _LIBRARIES and hasattr(dataset, "__dict__")
-    if not user or not depth:
-        return dataset
-    found = reads.setdefault(name, [])
-
-    def item(self: Any, index: Any, *others: Any, **named: Any) -> Any:
-        _add_reads(found, index, rows)
-        return kind.__getitem__(self, index, *others, **named)
-
-    # the copy must not close the files of the original
-    methods = {"__getitem__": item, "__del__": lambda self: None}
-    watched: Any = object.__new__(type(kind.__name__, (kind,), methods))
-    for place, value in vars(dataset).items():
-        sized = hasattr(value, "__getitem__") and hasattr(value, "__len__")
-        sized = sized and not isinstance(value, (str, Mapping)) and getattr(value, "shape", 0) != ()
-        if sized and len(value) == rows:
-            inner = _watched(value, reads, f"{name}.{place}", depth - 1)
-            value = _Watched(inner, reads.setdefault(f"{name}.{place}", []), rows)
-        watched.__dict__[place] = value
-    return watched
 
 
 @Sequence.register
@@ -215,16 +179,14 @@ def _input_names(data: Data) -> Iterator[bytes]:
 
 
 def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
-    """The data set itself, the data sets that it wraps, and the tensors of its inputs.
+    """The data set itself, the data sets that it wraps, and the tensors and arrays of its inputs.
 
     A wrapper of another kind holds its attributes that have as many rows.
     """
-    if isinstance(data, np.ndarray) and data.dtype.kind in "biuf" and data.flags.writeable:
-        data = torch.from_numpy(data.view(data.dtype.newbyteorder("=")))
-    if data is None or isinstance(data, (bool, int, float, complex, str, bytes)):
+    if not hasattr(data, "__getitem__") or isinstance(data, (str, bytes)):
         return  # equal values may be one object
     yield data, None
-    if isinstance(data, Tensor) or depth == 0:
+    if isinstance(data, (Tensor, np.ndarray)) or depth == 0:
         return
     if isinstance(data, Subset):
         yield from (_selected(held, data.indices) for held in _holders(data.dataset, depth - 1))
@@ -270,7 +232,7 @@ def _arrow_rows(dataset: Any) -> Iterator[Rows]:
 def _share_records(first: Any, second: Any) -> bool:
     """Whether two data sets hold a record in common."""
     for (ours, our_rows), (theirs, their_rows) in product(_holders(first), _holders(second)):
-        if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        if isinstance(ours, Tensor | np.ndarray) and isinstance(theirs, Tensor | np.ndarray):
             common = np.intersect1d(_addresses(ours, our_rows), _addresses(theirs, their_rows))
         elif ours is not theirs:
             continue
@@ -283,9 +245,14 @@ def _share_records(first: Any, second: Any) -> bool:
     return False
 
 
-def _addresses(tensor: Tensor, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
-    """Memory addresses of a tensor's rows."""
-    if tensor.layout != torch.strided or tensor.numel() == 0 or tensor.is_meta or not tensor.dim():
+def _addresses(held: Any, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
+    """Memory addresses of the rows of a tensor or array."""
+    if isinstance(held, Tensor) and (held.layout != torch.strided or held.is_meta):
         return np.zeros(0, dtype=np.int64)
-    chosen = np.arange(len(tensor)) if rows is None else rows
-    return np.asarray(tensor.data_ptr() + chosen * tensor.stride(0) * tensor.element_size())
+    if held.ndim == 0 or 0 in held.shape:
+        return np.zeros(0, dtype=np.int64)
+    if isinstance(held, Tensor):
+        start, stride = held.data_ptr(), held.stride(0) * held.element_size()
+    else:
+        start, stride = held.ctypes.data, held.strides[0]
+    return np.asarray(start + stride * (np.arange(len(held)) if rows is None else rows))

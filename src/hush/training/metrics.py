@@ -37,18 +37,19 @@ class StepMetrics(Mapping[str, float]):
         self._epsilon: dict[str, float] = {}
 
     def add(self, released: Mapping[str, float]) -> None:
-        """Add numbers that are public or charged.
-
-        Args:
-            released: Numbers by name.
-        """
+        """Add numbers that are public or charged, by name."""
         self._released.update(released)
 
     def __getitem__(self, name: str) -> float:
-        if name not in ("epsilon", "delta"):
-            if name not in self._released:
-                raise _NoMetric(name, self._number, tuple(self))
+        if name in self._released:
             return self._released[name]
+        if name in _SENSITIVE:
+            raise KeyError(
+                f"{name!r} depends on the records and is not a public metric. Call "
+                f"metrics.sensitive({name!r}), and keep the result where the records are."
+            )
+        if name not in ("epsilon", "delta"):
+            raise KeyError(f"step {self._number} has no metric {name!r}; it has {', '.join(self)}.")
         if not self._epsilon:  # composed on request: it may take longer than a step
             self._check_newest(name)
             spent = self._step.spent(self._delta)
@@ -65,13 +66,18 @@ class StepMetrics(Mapping[str, float]):
         """Non-private metric of the training batch; never publish it.
 
         Args:
-            name: `batch_size`: units drawn. `skipped`: records whose gradient was not finite, in all
-                steps. `loss`: mean over the batch, in evaluation mode. `clipped_share`: share of the
-                slots (or units) drawn whose gradient exceeds the clipping norm. The last two are
-                computed on request, at the weights after the step.
+            name: `batch_size`: units drawn. `skipped`: records skipped in all steps because their
+                gradient was not finite. `loss`: mean over the batch, in evaluation mode.
+                `clipped_share`: share of the slots (or units) drawn with a gradient that exceeds the
+                clipping norm. The last two are computed on request, at the weights after the step.
         """
         check_sensitive([name])
         self._check_newest(name)
+        if name in ("loss", "clipped_share") and self._step.reducer.processes:
+            raise Unsupported(
+                f"{name} is of the whole batch, and rank 0, which calls callbacks, has a part of it. "
+                "Request batch_size and skipped alone."
+            )
         with buffers_restored(self._step.model, self._step.gradients.probed.changing_buffers):
             return _SENSITIVE[name](self._step, self._batch)
 
@@ -81,22 +87,6 @@ class StepMetrics(Mapping[str, float]):
                 f"{name!r} of step {self._number} was read after step {self._step.steps}, when the "
                 "ledger and the weights have changed. Read metrics in the callback that receives them."
             )
-
-
-class _NoMetric(InvalidValue, KeyError):
-    """`KeyError` of a public metric that does not exist; lists those that do."""
-
-    def __init__(self, name: object, step: int, names: tuple[str, ...]) -> None:
-        text = (
-            f"{name!r} depends on the records and is not a public metric. Call "
-            f"metrics.sensitive({name!r}), and keep the result where the records are."
-            if name in _SENSITIVE
-            else f"step {step} has no metric {name!r}; it has {', '.join(names)}. Metrics of an "
-            "evaluation exist after the steps that evaluate: test with `in`."
-        )
-        super().__init__(text)
-
-    __str__ = Exception.__str__  # a KeyError shows its text in quotes
 
 
 OnStep = Callable[[int, StepMetrics], object]
@@ -129,7 +119,6 @@ def check_callbacks(callbacks: Sequence[OnStep]) -> tuple[OnStep, ...]:
 @torch.no_grad()
 def _batch_loss(step: PrivateStep, batch: Batch) -> float:
     """Mean loss of the records of a batch, in evaluation mode."""
-    _check_one_process(step, "loss")
     total, records = 0.0, 0
     with evaluation_mode(step.model):
         for part in batch:
@@ -143,8 +132,7 @@ def _batch_loss(step: PrivateStep, batch: Batch) -> float:
 
 
 def _clipped_share(step: PrivateStep, batch: Batch) -> float:
-    """Share of the slots drawn, or units, whose gradient is longer than the clipping norm."""
-    _check_one_process(step, "clipped_share")
+    """Share of the slots (or units) drawn with a gradient that exceeds the clipping norm."""
     clipping = step.plan.clipping
     if type(clipping) is not L2:
         raise Unsupported(
@@ -159,14 +147,6 @@ def _clipped_share(step: PrivateStep, batch: Batch) -> float:
             norms = occupied_tape(tape, step.gradients.reduction, present, counts).norms(2.0)
         clipped, units = clipped + int((norms > clipping.norm).sum()), units + len(norms)
     return clipped / max(1, units)
-
-
-def _check_one_process(step: PrivateStep, name: str) -> None:
-    if step.reducer.processes:
-        raise Unsupported(
-            f"{name} is of the whole batch, and rank 0, which calls callbacks, has a part of it. "
-            "Request batch_size and skipped alone."
-        )
 
 
 _SENSITIVE: dict[str, Callable[[PrivateStep, Batch], float]] = {
