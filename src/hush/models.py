@@ -110,15 +110,10 @@ def build(
     record = tuple(shape)
     tokens = network.tokens if dtype is None else not dtype.is_floating_point
     if not network.takes(record, tokens):
-        # records of unknown type fit networks of both kinds
-        kinds = (tokens,) if dtype is not None else (True, False)
-        fitting = (
-            name for name, other in networks().items() if any(other.takes(record, k) for k in kinds)
-        )
         source = f" ({network.features} features of the data)" if network.features else ""
         raise Unsupported(
             f"{name} takes records of {_in_words(network.shape, network.tokens)}{source}, not "
-            f"{_in_words(record, tokens)}. Networks that take those (--model): {', '.join(fitting)}."
+            f"{_in_words(record, tokens)}. Choose another network (--model)."
         )
     return network.factory(classes, record)
 

@@ -35,10 +35,7 @@ def prepare(
 ) -> Data:
     """Tensors in memory unchanged, all other data as a `Source`.
 
-    Args:
-        data: Data of any kind.
-        present: Mask of the slots that hold a record; None: the mask of the source, if any.
-        pin_memory: Whether batches go to a GPU.
+    `present` replaces the mask of the source; `pin_memory` says whether batches go to a GPU.
     """
     if not isinstance(data, Source) and pair_of(data) is not None:
         return data
@@ -76,11 +73,8 @@ def held_slots(data: Data) -> int:
 def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> tuple[Any, Any]:
     """Inputs and targets of some slots, a row each.
 
-    Args:
-        data: Tensors, or a source of records.
-        indices: Numbers of the slots.
-        source: Randomness of a data set that draws (augmentation), with a stream per slot: how much one
-            record draws, and which others are read, does not matter. None: the program's own.
+    Data sets that draw (augmentation) have a stream of the randomness per slot, so a record does not
+    depend on the draws of others. None: the program's own randomness.
     """
     pair = pair_of(data)
     if pair is None:
@@ -96,10 +90,8 @@ def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> t
 
 def made_up_record(data: Data) -> tuple[Any, Any]:
     """Inputs and targets of one record of zeros, of the data's shapes and types."""
-    inputs, targets = tree_map(
-        take(data, torch.arange(1), Stream(torch.device("cpu"), bytes(32))), torch.zeros_like
-    )
-    return inputs, targets
+    first = take(data, torch.arange(1), Stream(torch.device("cpu"), bytes(32)))
+    return tree_map(first, torch.zeros_like)  # type: ignore[no-any-return]
 
 
 def as_source(data: Data) -> Source:
@@ -197,17 +189,11 @@ class Batch:
 
 
 def same_slots(drawn: Batch, like: Batch) -> Batch:
-    """Batch of the slots of an earlier draw, on data of the same length.
-
-    Args:
-        drawn: Batch of a step that was not charged.
-        like: Batch of the data to read the slots from.
-    """
+    """Batch of the slots of an earlier draw that was not charged, on data of the same length."""
     if held_slots(drawn.data) != held_slots(like.data):
         raise DataError(
-            "a batch was drawn and not used, from data of another length than this (under ADD_REMOVE "
-            "the numbers are private and not shown), and its slots would be other records'. Keep every "
-            "slot: replace a record that does not fit, and pass present= with False to leave one out."
+            "a batch was drawn and not used, from data of another length (which may be private and is "
+            "not shown). Keep every slot: replace an invalid record, or leave it out by present=."
         )
     return replace(like, indices=drawn.indices, counts=drawn.counts)
 
@@ -221,10 +207,7 @@ def no_randomness(source: Stream, device: torch.device) -> None:
 def own_randomness(source: RandomSource, device: torch.device, *, host: bool = True) -> Iterator[None]:
     """Seed torch's global generators from the source, and restore them at the end.
 
-    Args:
-        source: Source of their states.
-        device: Device of the model.
-        host: Whether to seed the CPU's generator as well, if the model is elsewhere.
+    `host`: whether to seed the CPU's generator as well, if the model is elsewhere.
     """
     # the GPU's first: it gets the same state with and without the other
     shared = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []

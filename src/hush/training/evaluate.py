@@ -19,27 +19,21 @@ _BATCH = 1024
 def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) -> None:
     """Raise if the model cannot be evaluated: before the first charge, on all records.
 
-    Args:
-        model: Model to train; the caller restores its state.
-        loss: Loss of the run.
-        evaluation: Records without protection, which messages may describe.
-        data: Private records; messages contain their dtypes and shapes.
+    Messages may describe records of the evaluation data, which have no protection. The caller restores
+    the state of the model.
     """
     try:
         count(evaluation)
     except DataError as error:
-        raise DataError(
-            f"evaluation: {error} Or leave out evaluation=; nothing was charged yet."
-        ) from error
+        raise DataError(f"evaluation: {error}") from error
     try:
         evaluate(model, loss, evaluation)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         reason = str(error).split("\n", maxsplit=1)[0]
         raise DataError(
             f"the evaluation data cannot be evaluated ({reason}): a record of it is "
-            f"{describe_record(evaluation)}, and a training record is {describe_record(data)}; nothing "
-            "was charged yet. Pass evaluation data of the training data's kinds, shapes and classes, or "
-            "leave it out."
+            f"{describe_record(evaluation)}, and a training record is {describe_record(data)}. Pass "
+            "evaluation data of the training data's kinds, shapes and classes, or leave it out."
         ) from error
 
 
@@ -56,7 +50,7 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     device = next(model.parameters()).device
     # a longer autocast context keeps copies of earlier weights
     torch.clear_autocast_cache()
-    total_loss, total_weight, right, classified_records, classified = 0.0, 0.0, 0, 0, True
+    total_loss, total_weight, right, scored, classified = 0.0, 0.0, 0, 0, True
     with evaluation_mode(model), _all_buffers_restored(model):
         for inputs, targets, _, _ in Batch(torch.arange(count(data)), data, _BATCH):
             inputs, targets = tree_map((inputs, targets), lambda rows: rows.to(device))
@@ -70,13 +64,13 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
                 and not targets.is_floating_point()
             )
             if classified:
-                counts = (
-                    torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
-                )
+                counts = targets == targets if ignored is None else targets != ignored
                 right += int(((outputs.argmax(1) == targets) & counts).sum())
-                classified_records += int(counts.sum())
-    result = {"loss": _ratio(total_loss, total_weight)}
-    return {**result, "accuracy": _ratio(right, classified_records)} if classified else result
+                scored += int(counts.sum())
+    result = {"loss": total_loss / total_weight if total_weight else math.nan}
+    if classified:
+        result["accuracy"] = right / scored if scored else math.nan
+    return result
 
 
 @contextmanager
@@ -93,15 +87,17 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _all_buffers_restored(model: nn.Module) -> Iterator[None]:
-    before = [(module, dict(module._buffers)) for module in model.modules()]
-    contents = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    before = [
+        (module._buffers, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     try:
         yield
     finally:
-        for module, buffers in before:
-            module._buffers.clear()
-            module._buffers.update(buffers)
-        for buffer, value in contents:
+        for buffers, name, buffer, value in before:
+            buffers[name] = buffer
             if not torch.equal(buffer, value):  # a write would count as a change outside of the step
                 buffer.copy_(value)
 
@@ -121,7 +117,3 @@ def _summed(unreduced: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
         return total, float(counted.sum())
     weights = unreduced.loss.weight.double()[targets.long().where(counted, 0)]
     return total, float((weights * counted).sum())
-
-
-def _ratio(total: float, weight: float) -> float:
-    return total / weight if weight else math.nan

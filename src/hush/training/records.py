@@ -193,32 +193,31 @@ def row_of(
     record: Any, collate_fn: Callable[[list[Any]], Any] | None, inputs: Columns, targets: Columns
 ) -> tuple[Any, Any]:
     """Inputs and targets of one record of a data set, a row each."""
-    if collate_fn is not None:
-        rows = collate_fn([record])
-        if isinstance(rows, Mapping):
-            rows = _choose(rows, lambda _, value: value, inputs, targets)
-        else:
-            check_no_columns("pairs that the collate function makes", inputs, targets)
-    elif isinstance(record, Mapping):
-        rows = _choose(record, lambda name, value: _number(name, value)[None], inputs, targets)
+    rows = record if collate_fn is None else collate_fn([record])
+    if isinstance(rows, Mapping):
+
+        def convert(name: str, value: Any) -> Any:
+            return value if collate_fn is not None else _number(name, value)[None]
+
+        rows = _choose(rows, convert, inputs, targets)
     else:
-        check_no_columns("no dictionaries", inputs, targets)
+        check_no_columns(inputs, targets)
         try:
-            rows = default_collate([record])
+            rows = default_collate([record]) if collate_fn is None else rows
         except (TypeError, RuntimeError):
             raise DataError(
                 "a record of this data set is not made of dense tensors, arrays and numbers (which is "
                 "private and not shown). Turn it into tensors there (a sparse one with .to_dense()), or "
                 "pass a collate_fn that makes them of [record]."
             ) from None
-    if not isinstance(rows, (tuple, list)) or len(rows) != 2:
+    pair = isinstance(rows, (tuple, list)) and len(rows) == 2 and has_leaves(rows, object)
+    if not pair:
         raise DataError(
             "a record of this data set is not a pair (input, target) of tensors but gives "
-            f"{type(rows).__name__}: wrap the data set to give such pairs, or pass a "
-            "collate_fn that makes one of [record]."
+            f"{type(rows).__name__}: wrap the data set to give such pairs, or pass a collate_fn that "
+            "makes one of [record]."
         )
-    pair = as_pair([map_leaves(part, lambda value: value) for part in rows])
-    for value in leaves(pair):
+    for value in leaves(rows):
         if not isinstance(value, Tensor):
             raise DataError(
                 f"a record holds {with_article(type(value).__name__)} instead of a tensor. Leave "
@@ -229,9 +228,7 @@ def row_of(
                 "collate_fn gave a tensor with a first dimension other than 1 for one record: it is "
                 "called with [record], one record at a time. Return tensors with a row per record."
             )
-    if not all(any(True for _ in leaves(part)) for part in pair):
-        raise DataError("a record has no input or no target. Return a pair (inputs, targets).")
-    return pair
+    return as_pair([map_leaves(part, lambda value: value) for part in rows])
 
 
 def as_pair(rows: Any) -> tuple[Any, Any]:
@@ -240,13 +237,12 @@ def as_pair(rows: Any) -> tuple[Any, Any]:
     return tuple(inputs) if isinstance(inputs, list) else inputs, targets
 
 
-def check_no_columns(records: str, inputs: Columns, targets: Columns) -> None:
+def check_no_columns(inputs: Columns, targets: Columns) -> None:
     """Raise if columns were chosen of records that have none."""
     if inputs is not None or targets is not None:
         raise DataError(
-            f"inputs= and targets= choose columns by name, and these records are {records}: the "
-            "choice would be left out. Leave both out; to read other values, pass a collate_fn of "
-            "[record] that returns (inputs, targets), or do it in forward()."
+            "inputs= and targets= choose columns by name, and these records have no columns. Leave both "
+            "out; to read other values, pass a collate_fn of [record] that returns (inputs, targets)."
         )
 
 
@@ -255,11 +251,7 @@ def _choose(
 ) -> tuple[Any, Any]:
     """Inputs and targets of a record or table by columns; the default inputs are all other columns.
 
-    Args:
-        record: Values by the names of the columns.
-        convert: Function of a column's name and value that returns a tensor.
-        inputs: Columns of the inputs.
-        targets: Columns of the targets.
+    `convert` makes a tensor of a column's name and value.
     """
     names = list(record)
 
@@ -349,33 +341,26 @@ def has_leaves(parts: Sequence[Any], *kinds: type) -> bool:
 
 def check_alike(row: Any, template: Any, *, any_length: bool) -> None:
     """Raise unless a row has the structure, types and shapes of the first one, or all but its length."""
-
-    def kind(rows: Tensor) -> Any:
-        return rows.dtype, rows.dim(), rows.shape[2:]
-
-    if map_leaves(row, kind) != map_leaves(template, kind):
+    kinds = [
+        map_leaves(each, lambda part: (part.dtype, part.dim(), part.shape[2:]))
+        for each in (row, template)
+    ]
+    lengths = [map_leaves(each, lambda part: part.shape[1:2]) for each in (row, template)]
+    if kinds[0] != kinds[1]:
         raise DataError(
             "a record has another structure, type or shape than the first one (which are private and "
-            "not shown): only the first dimension of a record is padded. Make all records alike in the "
-            "data set or in collate_fn."
+            "not shown). Make all records alike in the data set or in collate_fn: only their first "
+            "dimension is padded."
         )
-    shapes = (map_leaves(each, lambda rows: rows.shape[1:2]) for each in (row, template))
-    if not any_length and next(shapes) != next(shapes):
+    if not any_length and lengths[0] != lengths[1]:
         raise DataError(
-            "a record has another length than the first one (which are private and not shown), and the "
-            "shapes of a batch must not follow its records. Pass pad_to= a public length, or "
-            f'pad_to="{LONGEST}" for a model that ignores padding.'
+            "a record has another length than the first one (which are private and not shown). Pass "
+            f'pad_to= a public length, or pad_to="{LONGEST}" for a model that ignores padding.'
         )
 
 
 def pad(rows: Any, length: Any, value: Any) -> Any:
-    """The tree with the second dimension of its tensors padded, or cut, to public lengths, if any.
-
-    Args:
-        rows: Tensors with a row a record; those without a second dimension are unchanged.
-        length: Length for all tensors, or a tuple or dictionary of lengths for parts of the tree.
-        value: Padding value, likewise.
-    """
+    """The tree with the second dimension of its tensors padded, or cut, to public lengths, if any."""
     return rows if length is None or length == LONGEST else _map_with(_padded, rows, length, value)
 
 
@@ -407,10 +392,7 @@ def stack(parts: Sequence[Any], value: Any, *, pinned: bool = False) -> Any:
 def _map_with(function: Callable[..., Tensor], rows: Any, *choices: Any) -> Any:
     """The tree with a function applied to each tensor and to its part of each choice.
 
-    Args:
-        function: Function of a tensor and of its choices.
-        rows: Tree of tensors.
-        choices: One choice for all tensors, or a tree of them; a missing part is None.
+    A choice is one value for all tensors, or a tree of values; a missing part is None.
     """
     if isinstance(rows, Tensor):
         return function(rows, *choices)

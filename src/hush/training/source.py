@@ -138,19 +138,12 @@ class Source:
     def take(self, slots: list[int], key: bytes | None = None) -> tuple[Any, Any]:
         """Inputs and targets of some slots, a row each, read by this process.
 
-        Args:
-            slots: numbers of the slots.
-            key: key that the records' random numbers are derived from; None: the program's own.
+        The records' random numbers are derived from the key; None: one of the program's randomness.
         """
         return _checked(self._read(slots, self._key(key), self._template))
 
     def batches(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[tuple[Any, Any]]:
-        """Inputs and targets of physical batches, read ahead by the workers.
-
-        Args:
-            parts: slots of each physical batch.
-            key: as for `take`.
-        """
+        """Inputs and targets of physical batches, given by their slots, read ahead by the workers."""
         if parts:  # a rank's own part may have no record to read shapes from
             yield from self.loader.read(parts, self._key(key))
 
@@ -163,7 +156,7 @@ class Source:
         if isinstance(records, TableRecords):
             return records.arrays(self.inputs, self.targets)
         if isinstance(records, ArrayRecords):
-            check_no_columns("rows of arrays", self.inputs, self.targets)
+            check_no_columns(self.inputs, self.targets)
             return records
         return None
 

@@ -27,10 +27,6 @@ def synthetic_records(inputs: Any, targets: Any) -> tuple[Any, Any]:
 
     Inputs are normal and targets uniform on [0, 1). Integers are zeros and ones, which most vocabularies
     and classes have. No two consecutive rows are alike.
-
-    Args:
-        inputs: Inputs of the records; only shapes, types and devices count.
-        targets: Their targets, likewise.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -52,12 +48,6 @@ def check_labels(model: nn.Module, loss: Any, inputs: Any, data: Data) -> None:
     """Raise if some label is no class, for a loss of classes and data in memory.
 
     torch's own error would come in the middle of a run and show a private label.
-
-    Args:
-        model: Trained model.
-        loss: Criterion of the loss.
-        inputs: Inputs of a few records, which show the number of classes.
-        data: Private records.
     """
     pair = pair_of(data)
     if pair is None or not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
@@ -68,12 +58,10 @@ def check_labels(model: nn.Module, loss: Any, inputs: Any, data: Data) -> None:
         return
     classes = outputs.shape[1]
     for part in labels:
-        wrong = (part < 0) | (part >= classes)
-        if bool((wrong & (part != loss.ignore_index)).any()):
+        if bool((((part < 0) | (part >= classes)) & (part != loss.ignore_index)).any()):
             raise DataError(
-                f"some labels are not among the model's {classes} classes, 0 to {classes - 1} (which is "
-                "private and not shown): their loss is not defined. Number the classes from 0, or "
-                "give the model more outputs."
+                f"some labels are not among the model's {classes} classes, 0 to {classes - 1} (they are "
+                "private and not shown). Number the classes from 0, or give the model more outputs."
             )
 
 
@@ -81,9 +69,7 @@ def check_labels(model: nn.Module, loss: Any, inputs: Any, data: Data) -> None:
 def check_some_number(data: Data) -> None:
     """Raise if an entry of the inputs or targets is finite in no record, for data in memory.
 
-    Each record would be left out, and the model trained on noise alone. One record with a number there
-    is enough to pass. Like the other checks of the data, this stops a run before anything is released
-    and is not part of the release.
+    Like the other checks of the data, this stops a run before any release.
     """
     for part in tree_leaves(pair_of(data) or ()):
         if not part.is_floating_point():
@@ -96,9 +82,8 @@ def check_some_number(data: Data) -> None:
         if bool(missing.any()):
             raise DataError(
                 f"{int(missing.sum())} of the {missing.numel()} entries of a record of shape "
-                f"{tuple(missing.shape)} are NaN or infinite in every record: no gradient would be "
-                "finite, and the model would be trained on noise alone. Leave them out, or fill them in "
-                "from what is public; a mask goes in as booleans."
+                f"{tuple(missing.shape)} are NaN or infinite in every record: the model would train on "
+                "noise alone. Leave them out, or fill them with public values; a mask is of booleans."
             )
 
 
@@ -107,13 +92,7 @@ def records_that_fit(
 ) -> int:
     """Physical batch size, from the memory that a few records keep between forward and backward pass.
 
-    Args:
-        model: Trained model.
-        loss: One value per record.
-        inputs: Inputs of the records.
-        targets: Their targets.
-        tape: Tape of the records, whose factors are also kept.
-        one_by_one: Whether the activations of a single record are kept at a time.
+    With `one_by_one`, the activations of a single record are kept at a time.
     """
     device = next(model.parameters()).device
     limit = _HOST_MEMORY

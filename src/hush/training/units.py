@@ -49,19 +49,14 @@ class UnitTable:
         reduction: Reduction = "mean",
         neighbours: Neighbours = Neighbours.ZERO_OUT,
     ) -> "UnitTable":
-        """The units that a list of owners makes.
+        """Units of a list of owners, with at most `per_unit` records of each in a step.
 
-        Args:
-            owners: Owner of each record: integers or names, in the order of the records.
-            per_unit: Maximum number of records of one unit in a step, sampled anew each time.
-            reduction: Whether a unit's gradient is the mean or the sum over its records.
-            neighbours: Adjacency. Under `ADD_REMOVE` the owners are private, and `per_unit` is not
-                compared with their largest number of records.
+        Under `ADD_REMOVE` the owners are private, and `per_unit` is not compared with their largest
+        number of records.
         """
         if reduction not in ("mean", "sum"):
             raise InvalidValue(
-                f'gradient={reduction!r} must be "mean" or "sum": a unit adds the mean or the sum of '
-                "its records' gradients, clipped once.",
+                f'gradient={reduction!r} must be "mean" or "sum" of the gradients of a unit\'s records.',
                 key="gradient",
             )
         limit = check_count("per_unit", per_unit, "a drawn unit has one record at least", 1, 1)
@@ -107,10 +102,6 @@ class UnitTable:
 
         The choice affects only the unit's own gradient, so no charge depends on its law.
 
-        Args:
-            drawn: Numbers of the units.
-            source: Randomness of the choice.
-
         Returns:
             Numbers of the records, unit by unit and units by rising count, and these counts.
         """
@@ -150,8 +141,8 @@ def public_count(records: int | None, units: UnitTable | None, neighbours: Neigh
         return len(units)
     if records is None:
         raise InvalidValue(
-            "records was not passed: the divisor of the update is the public number of slots (under "
-            "ADD_REMOVE a public constant near the private number). Pass e.g. records=60_000.",
+            "records was not passed: the divisor of the update is the public number of slots, or under "
+            "ADD_REMOVE a constant near the private one. Pass e.g. records=60_000.",
             key="records",
         )
     number = check_count("records", records, "the divisor of the update is a public number", 1)
@@ -165,32 +156,23 @@ def public_count(records: int | None, units: UnitTable | None, neighbours: Neigh
 
 
 def check_length(slots: int, records: int, units: UnitTable | None, neighbours: Neighbours) -> None:
-    """Raise unless data has the length that a step was made for; warn if a constant is far off.
-
-    Args:
-        slots: Number of slots of the data.
-        records: Result of `public_count`.
-        units: Owners of the records.
-        neighbours: Adjacency; only under `ADD_REMOVE` may the length be another number.
-    """
+    """Raise unless data has the length that a step was made for; warn if a constant is far off."""
     if units is not None and slots != units.records:
         raise DataError(
-            f"the data has {slots} records and units has {units.records} ids. Pass one id a record, in "
-            "the order of the records."
+            f"the data has {slots} records and units has {units.records} ids. Pass one id per record, "
+            "in the order of the records."
         )
     present = slots if units is None else len(units)
     if present != records and neighbours is not Neighbours.ADD_REMOVE:
         raise DataError(
-            f"the data has {present} records and the step was made for records={records}: the divisor "
-            "and the charge are for that number of slots. Pass the same data; a record that is missing "
-            "leaves its slot empty (present=). If the number is private, pass "
-            "neighbours=hush.Neighbours.ADD_REMOVE and a public constant for records=."
+            f"the data has {present} records and the step was made for records={records}. Pass as many "
+            "slots; a missing record leaves its slot empty (present=). If the number is "
+            "private, pass neighbours=hush.Neighbours.ADD_REMOVE and a public constant for records=."
         )
     if abs(present - records) > _FAR * records:
         warnings.warn(
-            f"there are {present} to draw from and records={records}: an update is "
-            f"{present / records:.2g} times as long as the mean. The guarantee holds. This warning "
-            "follows the private number: do not publish it.",
+            f"the data has {present} units and records={records}: an update is {present / records:.2g} "
+            "times as long as the mean. The guarantee holds, and this warning is not to be published.",
             PrivacyWarning,
             stacklevel=3,
         )
@@ -207,10 +189,9 @@ def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
     types = {type(value) for value in values.flat} if values.dtype == object else {values.dtype.type}
     if values.ndim == 2 or types & {list, tuple, set}:
         raise DataError(
-            f"units of shape {values.shape} give a record several owners: a record is clipped with one "
-            "unit, and its other owners would not be protected. Give each record to one owner by a rule "
-            "that does not depend on the records, and state that only this one is protected; of a table "
-            "with one column, pass the column, ids[:, 0]."
+            f"units of shape {values.shape} give a record several owners: it is clipped with one unit, "
+            "and its other owners would not be protected. Give each record to one owner by a rule that "
+            "does not depend on the records; of a table with one column, pass the column, ids[:, 0]."
         )
     names = all(issubclass(each, str) for each in types)
     numbers = bool not in types and all(issubclass(each, int | np.integer) for each in types)
