@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from hush.core.errors import DataError
 from hush.core.randomness import RandomSource, Stream, fill_state, substream
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.fingerprint import fingerprint
-from hush.training.records import MapStyle, check_present, has_leaves
+from hush.training.records import MapStyle, check_present, has_leaves, rows_at
 from hush.training.source import Source
 
 Data = tuple[Any, Any] | MapStyle | Source
@@ -80,12 +81,8 @@ def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> t
     if pair is None:
         return as_source(data).take(indices.tolist(), None if source is None else substream(source).key)
 
-    def rows_of(rows: Tensor) -> Tensor:
-        if rows.device != indices.device:  # does not wait for indices on their way to a GPU
-            return rows[indices.to(rows.device, non_blocking=rows.is_cuda)]
-        return rows[indices]
-
-    return tree_map(pair[0], rows_of), tree_map(pair[1], rows_of)
+    inputs, targets = tree_map(tuple(pair), partial(rows_at, slots=indices))
+    return inputs, targets
 
 
 def made_up_record(data: Data) -> tuple[Any, Any]:
@@ -150,19 +147,15 @@ class Batch:
         """Number of units drawn."""
         return (self.indices if self.counts is None else self.counts).shape[0]
 
-    def __iter__(self) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
-        """`physical_batches` under the program's own randomness."""
-        return self.physical_batches(None)
-
     def physical_batches(
-        self, source: "RandomSource | None"
+        self, source: "RandomSource | None" = None
     ) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
         """Inputs, targets, mask of the slots with records, and records of each unit, a few at a time.
 
         The last two are None if all slots hold a record, and if every slot is a unit. No unit is split.
 
         Args:
-            source: Randomness of data sets that draw: see `take`.
+            source: Randomness of data sets that draw; None: the program's own.
         """
         layout = list(self._layout()) if len(self) else []
         rows: Iterable[tuple[Any, Any]]
@@ -173,6 +166,8 @@ class Batch:
             rows = as_source(self.data).batches([slots.tolist() for slots, _ in layout], key)
         for (slots, counts), (inputs, targets) in zip(layout, rows, strict=True):
             yield inputs, targets, None if self.present is None else self.present[slots.cpu()], counts
+
+    __iter__ = physical_batches
 
     def _layout(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Slots of each physical batch, and how many of them each unit has."""

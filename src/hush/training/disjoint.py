@@ -189,7 +189,9 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
     if isinstance(data, (Tensor, np.ndarray)) or depth == 0:
         return
     if isinstance(data, Subset):
-        yield from (_selected(held, data.indices) for held in _holders(data.dataset, depth - 1))
+        chosen = np.asarray(data.indices, dtype=np.int64)
+        for held, rows in _holders(data.dataset, depth - 1):
+            yield held, chosen if rows is None else rows[chosen]
     elif isinstance(data, TensorDataset):
         yield data.tensors[0], None
     elif isinstance(data, ConcatDataset):
@@ -208,12 +210,6 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
                 yield from _holders(part, depth - 1)
 
 
-def _selected(held: Rows, rows: Sequence[int]) -> Rows:
-    """Some of the rows."""
-    chosen = np.asarray(rows, dtype=np.int64)
-    return held[0], chosen if held[1] is None else held[1][chosen]
-
-
 _ARROW = object()
 
 
@@ -225,8 +221,9 @@ def _arrow_rows(dataset: Any) -> Iterator[Rows]:
         pairs = list(zip(chunks, buffers, strict=True))
         if pairs and all(each and each.size >= chunk.offset + len(chunk) for chunk, each in pairs):
             rows = [each.address + chunk.offset + np.arange(len(chunk)) for chunk, each in pairs]
-            held, order = (_ARROW, np.concatenate(rows)), dataset._indices
-            yield held if order is None else _selected(held, order.column(0).to_numpy())
+            order = dataset._indices
+            places = slice(None) if order is None else order.column(0).to_numpy()
+            yield _ARROW, np.concatenate(rows)[places]
 
 
 def _share_records(first: Any, second: Any) -> bool:

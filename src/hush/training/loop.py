@@ -28,7 +28,7 @@ from hush.training.data import Data, pair_of, prepare
 from hush.training.disjoint import check_held_out
 from hush.training.distributed.process_group import reducer_of
 from hush.training.evaluate import check_evaluation, evaluate
-from hush.training.metrics import StepMetrics, check_callbacks
+from hush.training.metrics import StepMetrics
 from hush.training.options import (
     Checkpoints,
     Distributed,
@@ -137,7 +137,7 @@ def train(
     if logging.every is not None:
         period = check_count("every", logging.every, "it is a number of steps", 1)
     _check_arguments(options, checkpoints, ledger, scheduler, evaluation)
-    callbacks = check_callbacks(logging.callbacks)
+    callbacks = tuple(logging.callbacks)
     directory = checkpoints.directory
     length_public = options.get("units") is None and relation is not Neighbours.ADD_REMOVE
     ranks = reducer_of(distributed)

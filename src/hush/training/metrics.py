@@ -105,17 +105,6 @@ def check_sensitive(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def check_callbacks(callbacks: Sequence[OnStep]) -> tuple[OnStep, ...]:
-    """Callbacks of a run; raises for values that cannot be called."""
-    if callable(callbacks) or not all(map(callable, callbacks)):
-        raise InvalidValue(
-            f"callbacks={callbacks!r} must be a list of functions on_step(step, metrics): each is "
-            "called after every step. Pass e.g. callbacks=[on_step].",
-            key="callbacks",
-        )
-    return tuple(callbacks)
-
-
 @torch.no_grad()
 def _batch_loss(step: PrivateStep, batch: Batch) -> float:
     """Mean loss of the records of a batch, in evaluation mode."""

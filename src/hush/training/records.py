@@ -54,16 +54,20 @@ class ArrayRecords:
 
     def rows(self, slots: Sequence[int]) -> tuple[Any, Any]:
         """Inputs and targets of some slots, a row each."""
-        chosen = np.asarray(slots, dtype=np.int64)
+        chosen = torch.as_tensor(slots, dtype=torch.int64)
         if self.order is not None:
-            chosen = self.order[chosen]
-
-        def read(rows: Any) -> Tensor:
-            if isinstance(rows, Tensor):
-                return rows[torch.from_numpy(chosen).to(rows.device)]
-            return _tensor_of(np.asarray(rows[chosen]))
-
+            chosen = torch.from_numpy(self.order)[chosen]
+        read = partial(rows_at, slots=chosen)
         return map_leaves(self.inputs, read), map_leaves(self.targets, read)
+
+
+def rows_at(rows: Any, slots: Tensor) -> Tensor:
+    """Rows of a tensor or array by their numbers."""
+    if not isinstance(rows, Tensor):
+        return _tensor_of(np.asarray(rows[slots.numpy()]))
+    if rows.device != slots.device:  # does not wait for numbers on their way to a GPU
+        slots = slots.to(rows.device, non_blocking=rows.is_cuda)
+    return rows[slots]
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,11 +199,10 @@ def row_of(
     """Inputs and targets of one record of a data set, a row each."""
     rows = record if collate_fn is None else collate_fn([record])
     if isinstance(rows, Mapping):
-
-        def convert(name: str, value: Any) -> Any:
-            return value if collate_fn is not None else _number(name, value)[None]
-
-        rows = _choose(rows, convert, inputs, targets)
+        alone = collate_fn is None
+        rows = _choose(
+            rows, lambda name, value: _number(name, value)[None] if alone else value, inputs, targets
+        )
     else:
         check_no_columns(inputs, targets)
         try:
@@ -210,8 +213,7 @@ def row_of(
                 "private and not shown). Turn it into tensors there (a sparse one with .to_dense()), or "
                 "pass a collate_fn that makes them of [record]."
             ) from None
-    pair = isinstance(rows, (tuple, list)) and len(rows) == 2 and has_leaves(rows, object)
-    if not pair:
+    if not isinstance(rows, (tuple, list)) or len(rows) != 2 or not has_leaves(rows, object):
         raise DataError(
             "a record of this data set is not a pair (input, target) of tensors but gives "
             f"{type(rows).__name__}: wrap the data set to give such pairs, or pass a collate_fn that "
@@ -228,13 +230,8 @@ def row_of(
                 "collate_fn gave a tensor with a first dimension other than 1 for one record: it is "
                 "called with [record], one record at a time. Return tensors with a row per record."
             )
-    return as_pair([map_leaves(part, lambda value: value) for part in rows])
-
-
-def as_pair(rows: Any) -> tuple[Any, Any]:
-    """Inputs and targets; several inputs are a tuple (a list after torch's pinning)."""
-    inputs, targets = rows
-    return tuple(inputs) if isinstance(inputs, list) else inputs, targets
+    inputs, targets = map_leaves(rows, lambda value: value)
+    return inputs, targets
 
 
 def check_no_columns(inputs: Columns, targets: Columns) -> None:
@@ -367,10 +364,11 @@ def pad(rows: Any, length: Any, value: Any) -> Any:
 def lengthened(rows: Any, value: Any) -> Any:
     """The tree with one more position of padding in tensors that have positions."""
 
-    def longer(part: Tensor, fill: Any) -> Tensor:
-        return part if part.dim() < 2 else _padded(part, part.shape[1] + 1, fill)
-
-    return _map_with(longer, rows, value)
+    return _map_with(
+        lambda part, fill: part if part.dim() < 2 else _padded(part, part.shape[1] + 1, fill),
+        rows,
+        value,
+    )
 
 
 def stack(parts: Sequence[Any], value: Any, *, pinned: bool = False) -> Any:

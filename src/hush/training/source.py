@@ -27,7 +27,6 @@ from hush.training.records import (
     Columns,
     MapStyle,
     TableRecords,
-    as_pair,
     check_alike,
     check_no_columns,
     check_numbers,
@@ -264,7 +263,9 @@ def _checked(rows: Rows | str) -> Rows:
     """The rows; raise the reason if they could not be read."""
     if isinstance(rows, str):
         raise DataError(rows)
-    return as_pair(rows)
+    inputs, targets = rows
+    # torch's pinning turns a tuple into a list
+    return tuple(inputs) if isinstance(inputs, list) else inputs, targets
 
 
 class SlotLoader:
