@@ -121,9 +121,9 @@ def data_digest(data: Data, slots: int) -> str | None:
 def pair_of(data: Data) -> Sequence[Any] | None:
     """Inputs and targets, if all of them are tensors in memory."""
     pair = data.tensors if isinstance(data, TensorDataset) else data
-    # a `Source` reads rows of arrays
-    tensors = isinstance(pair, (tuple, list)) and len(pair) == 2 and has_leaves(pair, Tensor)
-    return pair if tensors else None
+    if isinstance(pair, (tuple, list)) and len(pair) == 2 and has_leaves(pair, Tensor):
+        return pair
+    return None  # a `Source` reads rows of arrays
 
 
 @dataclass(frozen=True, eq=False, repr=False)

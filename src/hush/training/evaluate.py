@@ -32,8 +32,8 @@ def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) 
         reason = str(error).split("\n", maxsplit=1)[0]
         raise DataError(
             f"the evaluation data cannot be evaluated ({reason}): a record of it is "
-            f"{describe_record(evaluation)}, and a training record is {describe_record(data)}. Pass "
-            "evaluation data of the training data's kinds, shapes and classes, or leave it out."
+            f"{describe_record(evaluation)}, and a training record is {describe_record(data)}; nothing "
+            "was charged yet. Pass evaluation data of the training data's kinds, shapes and classes."
         ) from error
 
 

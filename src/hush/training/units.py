@@ -142,7 +142,7 @@ def public_count(records: int | None, units: UnitTable | None, neighbours: Neigh
     if records is None:
         raise InvalidValue(
             "records was not passed: the divisor of the update is the public number of slots, or under "
-            "ADD_REMOVE a constant near the private one. Pass e.g. records=60_000.",
+            "ADD_REMOVE a public constant near it. Pass e.g. records=60_000.",
             key="records",
         )
     number = check_count("records", records, "the divisor of the update is a public number", 1)
