@@ -92,17 +92,16 @@ def test_every_kind_of_source_trains_alike(kind: str, tmp_path: Path) -> None:
     assert torch.equal(trained(KINDS[kind](tmp_path)), trained((X, Y)))
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "empty slots": {"present": torch.arange(RECORDS) % 5 > 0},
-    "units": {"units": hush.Units(owners=torch.arange(RECORDS) // 4, per_unit=3), "records": None},
-    "add/remove": {"neighbours": hush.Neighbours.ADD_REMOVE, "records": 25},
-}
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_sources_go_with_everything_that_a_step_can_do(setting: str) -> None:
-    options = SETTINGS[setting]
-    source = hush.Source(Pairs(), workers=int(setting == "units"))
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"present": torch.arange(RECORDS) % 5 > 0},
+        {"units": hush.Units(owners=torch.arange(RECORDS) // 4, per_unit=3), "records": None},
+        {"neighbours": hush.Neighbours.ADD_REMOVE, "records": 25},
+    ],
+)
+def test_sources_go_with_everything_that_a_step_can_do(options: dict[str, Any]) -> None:
+    source = hush.Source(Pairs(), workers=int("units" in options))
     assert torch.equal(trained(source, **options), trained((X, Y), **options))
 
 
@@ -113,13 +112,27 @@ def test_sources_go_with_everything_that_a_step_can_do(setting: str) -> None:
         (["age", "town"], "label", "no column 'town'; the columns are age, hours"),
         (["age"], None, "no target was named"),
         (None, "label", "column 'city' does not hold a number"),
-        (None, "labels", "no column 'labels'; the columns are age, hours"),
     ],
 )
 def test_columns_that_are_no_numbers_are_refused(inputs: Any, targets: Any, message: str) -> None:
     with pytest.raises(DataError, match=message) as raised:
         hush.Source(frame(), inputs=inputs, targets=targets)[0]
     assert "Oslo" not in str(raised.value)
+    with pytest.raises(DataError, match=r"DataFrame, Series.*hush\.Source\(frame, inputs="):
+        len(hush.Source((frame()[["age"]], frame()["label"])))
+
+
+def test_a_table_has_missing_values_functions_and_dictionaries_of_columns() -> None:
+    table = frame()
+    both = hush.Source(table, inputs={"x": ["age", "hours"], "y": "income"}, targets="label")[3]
+    assert torch.equal(both[0]["x"], X[3, :2])
+    assert torch.equal(both[0]["y"], X[3, 2])
+    inputs, target = hush.Source(table, inputs=lambda row: [row["age"], 1.0], targets="label")[3]
+    assert inputs.tolist() == [float(X[3, 0]), 1.0]
+    assert int(target) == 1
+    table["count"] = pytest.importorskip("pandas").array([1, None] * (RECORDS // 2), dtype="Int64")
+    with pytest.raises(DataError, match="column 'count' does not hold a number"):
+        hush.Source(table, inputs=["count"], targets="label")[0]
 
 
 @pytest.fixture(autouse=True)

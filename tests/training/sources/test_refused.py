@@ -101,13 +101,3 @@ def test_a_label_that_is_no_class_is_not_shown(selective: bool) -> None:
     with pytest.raises(DataError, match="private and not shown") as raised:
         list(reading)
     assert "4711" not in str(raised.value)
-
-
-def test_tables_in_a_pair_and_splits_by_name_are_refused_with_a_way_out() -> None:
-    pandas = pytest.importorskip("pandas")
-    table = pandas.DataFrame({"age": [1.0, 2.0], "income": [0, 1]})
-    with pytest.raises(DataError, match=r"DataFrame, Series.*hush\.Source\(frame, inputs="):
-        prepare((table[["age"]], table["income"]))
-    splits: Any = {"train": [1, 2], "test": [3]}
-    with pytest.raises(DataError, match=r"a dict with 'train', 'test' has no.*data\['train'\]"):
-        prepare(splits)

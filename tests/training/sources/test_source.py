@@ -70,7 +70,7 @@ def test_ragged_records_are_padded_to_the_longest_of_their_physical_batch(worker
 def test_records_of_another_length_are_refused_without_pad_to() -> None:
     source = hush.Source(Sentences(), collate_fn=pad_to_longest)
     with pytest.raises(DataError, match=r'another length.*pad_to="longest"'):
-        list(batches(source, [0, 1, 3, 2], 3))
+        take(source, torch.tensor([0, 1, 3, 2]))
 
 
 @pytest.mark.parametrize("masked", [True, False])
