@@ -160,9 +160,8 @@ def test_a_record_in_several_slots_is_found(kind: str) -> None:
 
 def test_slots_with_a_record_each_are_taken() -> None:
     parts = random_split(WHOLE, [300, 1000], torch.Generator().manual_seed(0))
-    apart: list[Any] = [parts[0], ConcatDataset(parts), ConcatDataset([Listed(X[:5]), Listed(X[5:])])]
-    for data in apart:
-        check_distinct(data)
+    data: Any
+    for data in (parts[0], ConcatDataset(parts), ConcatDataset([Listed(X[:5]), Listed(X[5:])])):
         check_distinct(hush.Source(data))
 
 
@@ -199,139 +198,126 @@ def test_rows_that_two_selections_of_a_table_share_are_found() -> None:
             check_held_out(evaluation, hush.Source(data, targets="label"))
 
 
-class Mixed(Dataset[tuple[Tensor, Tensor]]):
-    """Records mixed with another one, in a way that a test gives."""
+class Items(Dataset[Any]):
+    """Data set with containers of its records, and a function of it and a number that makes an item."""
 
-    def __init__(self, other: Any, rows: int = 40) -> None:
+    def __init__(self, item: Any, rows: int = 40, **held: Any) -> None:
         self.x, self.y = X[:rows].flatten(1).clone(), Y[:rows]
         self.array, self.listed = self.x.numpy(), list(self.x)
         self.data = TensorDataset(self.x, self.y)
-        self.inner = Listed(self.x)
-        self.indices = list(range(rows))
-        self.other = other
+        self.inner, self.indices = Listed(self.x), list(range(rows))
+        self.item = item
+        vars(self).update(held)
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        share = torch.rand(()) if self.other else 0
-        other = self.other(self, index) if share else 0
-        return (1 - share) * self.x[index] + share * other, self.y[index]
+    def __getitem__(self, index: int, *options: Any) -> Any:
+        return self.item(self, index, *options)
+
+
+def mixed_with(other: Any) -> Any:
+    def item(data: Any, index: int) -> tuple[Tensor, Tensor]:
+        share = torch.rand(())
+        return (1 - share) * data.x[index] + share * other(data, index), data.y[index]
+
+    return item
 
 
 def only_sometimes(data: Any, index: int) -> Any:
     return data.x[random.randrange(len(data))] if random.random() < 0.5 else data.x[index]
 
 
+def random_row(data: Any, index: int) -> Any:
+    row = random.randrange(len(data))
+    return data.x[row], data.y[row]
+
+
+def recursive(data: Any, index: int, mix: bool = True) -> Any:
+    other = data.__getitem__(random.randrange(len(data)), False)[0] if mix else 0
+    return X[index].flatten() + other, 0
+
+
 MIXED: dict[str, Any] = {
-    "rows of a tensor": lambda data, i: data.x[torch.randperm(len(data))[0]],
-    "rows of an array": lambda data, i: data.array[i] * data.array[np.random.randint(len(data))],  # noqa: NPY002
-    "items of a list": lambda data, i: data.listed[i] * random.choice(data.listed),
-    "a wrapped data set": lambda data, i: data.data[i][0] * data.data[random.randrange(len(data))][0],
-    "a data set of the user's": lambda data, i: data.inner[i][0] * data.inner[random.randrange(9)][0],
-    "four of the numbers": lambda data, i: data.x[random.sample(data.indices, 4)].mean(0),
-    "the next one": lambda data, i: data.x[i - 1],
-    "the mean of all": lambda data, i: data.x[:].mean(0),
-    "half of the time": only_sometimes,
+    "rows of a tensor": mixed_with(lambda data, i: data.x[torch.randperm(len(data))[0]]),
+    "rows of an array": mixed_with(lambda data, i: data.array[i] * data.array[np.random.randint(40)]),  # noqa: NPY002
+    "items of a list": mixed_with(lambda data, i: data.listed[i] * random.choice(data.listed)),
+    "a wrapped data set": mixed_with(
+        lambda data, i: data.data[i][0] * data.data[random.randrange(9)][0]
+    ),
+    "a user's data set": mixed_with(
+        lambda data, i: data.inner[i][0] * data.inner[random.randrange(9)][0]
+    ),
+    "four of the numbers": mixed_with(lambda data, i: data.x[random.sample(data.indices, 4)].mean(0)),
+    "the next one": mixed_with(lambda data, i: data.x[i - 1]),
+    "the mean of all": mixed_with(lambda data, i: data.x[:].mean(0)),
+    "half of the time": mixed_with(only_sometimes),
+    "random rows": random_row,
+    "recursive items": recursive,
 }
 
 
 @pytest.mark.parametrize("kind", MIXED)
 def test_items_that_read_other_records_are_refused(kind: str) -> None:
-    data = Mixed(MIXED[kind])
+    data = Items(MIXED[kind])
+    parts = ConcatDataset([WHOLE, Subset(Subset(data, range(2, 30)), range(20))])
     wrapped: Any
-    for wrapped in (data, ConcatDataset([WHOLE, Subset(Subset(data, range(2, 30)), range(20))])):
+    for wrapped in (data, parts, Wrapped(Wrapped(data))):
         with pytest.raises(DataError, match=r"reads several rows of .*Mix views of one record"):
             check_alone(hush.Source(wrapped))
 
 
-def test_recursive_items_are_found() -> None:
-    class Own(Dataset[Any]):
-        def __len__(self) -> int:
-            return 40
-
-        def __getitem__(self, index: int, mix: bool = True) -> tuple[Tensor, int]:
-            other = self.__getitem__(random.randrange(len(self)), False)[0] if mix else 0
-            return X[index].flatten() + other, 0
-
-    with pytest.raises(DataError, match=r"Own reads several rows of self,"):
-        check_alone(hush.Source(Own()))
-
-
-class Ordinary(Mixed):
+def augmented(data: Any, index: int) -> tuple[Tensor, Tensor]:
     """Augmented, cached and looked up: one record an item."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.cache: list[Any] = [None] * len(self)
-        self.transforms = [torch.sin, torch.cos]
-        self.textures = torch.randn(7, 6)
-        self.classes = ["a", "b", "c"]
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if self.cache[index] is None:
-            self.cache[index] = self.listed[index] * 2
-        assert self.classes[int(self.y[index])] in "abc"
-        mixed = self.cache[index] + self.textures[random.randrange(7)]
-        part = self.array[index : index + 1, :3].mean() + float(self.x[index, 2]) + self.data[index][1]
-        return random.choice(self.transforms)(mixed) + part, self.y[torch.tensor([index])][0]
+    if data.cache[index] is None:
+        data.cache[index] = data.listed[index] * 2
+    mixed = data.cache[index] + data.textures[random.randrange(7)]
+    part = data.array[index : index + 1, :3].mean() + float(data.x[index, 2]) + data.data[index][1]
+    return random.choice(data.transforms)(mixed) + part, data.y[torch.tensor([index])][0]
 
 
-class Table(Dataset[Any]):
-    def __init__(self, frame: Any) -> None:
-        self.frame = frame
+def ordinary(**held: Any) -> Items:
+    transforms = [torch.sin, torch.cos]
+    held = {"cache": [None] * 40, "textures": torch.randn(7, 6), "transforms": transforms, **held}
+    return Items(augmented, **held)
 
-    def __len__(self) -> int:
-        return len(self.frame)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        row = self.frame.iloc[index]
-        return torch.tensor([row["a"], self.frame["b"].iloc[index]]), int(self.frame.iloc[index, 2])
+def row_of_a_table(data: Any, index: int) -> tuple[Tensor, int]:
+    row = data.frame.iloc[index]
+    return torch.tensor([row["a"], data.frame["a"].iloc[index]]), int(data.frame.iloc[index, 1])
 
 
 def test_items_of_one_record_are_taken(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     np.save(tmp_path / "x.npy", X.numpy())
-    disk = Ordinary()
-    disk.array = np.load(tmp_path / "x.npy", mmap_mode="r")[:40, 0]
-    frame = pandas.DataFrame({"a": np.random.rand(9), "b": np.random.rand(9), "c": range(9)})  # noqa: NPY002
-    augmented = Listed(X[:40])
-    taken: list[Any] = [Ordinary(), disk, Table(frame), augmented, Subset(augmented, [5, 3, 2, 1])]
-    taken += [ConcatDataset([Ordinary(), augmented]), Wrapped(Subset(augmented, range(9)))]
+    disk = ordinary(array=np.load(tmp_path / "x.npy", mmap_mode="r")[:40, 0])
+    frame = pandas.DataFrame({"a": range(40), "b": range(40)})
+    listed = Listed(X[:40])
+    taken: list[Any] = [ordinary(), disk, Items(row_of_a_table, frame=frame), listed]
+    taken += [Subset(listed, [5, 3, 2, 1]), ConcatDataset([ordinary(), listed])]
+    taken += [Wrapped(Subset(listed, range(9)))]
     for data in taken:
         check_alone(hush.Source(data))
         assert len(hush.Source(data)[1]) == 2
     check_alone(hush.Source(table(20), targets="label"))
-    table_of: Any = Mixed(
-        lambda data, i: data.frame.iloc[[i, random.randrange(len(data))]]["a"].to_numpy().sum()
-    )
-    table_of.frame = pandas.DataFrame({"a": range(40)})
+    mixed = mixed_with(lambda data, i: data.frame.iloc[[i, random.randrange(40)]]["a"].to_numpy().sum())
     with pytest.raises(DataError, match=r"reads several rows of self\.frame"):
-        check_alone(hush.Source(table_of))
+        check_alone(hush.Source(Items(mixed, frame=frame)))
 
 
 def test_as_many_public_images_as_records_are_taken() -> None:
-    """Rows of a container that has no row of the item are not other records, unless no container has."""
-    public: Any = Mixed(lambda data, i: data.images.x[random.randrange(len(data))])
-    public.images = Ordinary()  # its containers have the names of the private ones
-    check_alone(hush.Source(public))
-    public.images = Listed(torch.randn(40, 6))
-    public.other = lambda data, i: data.images[random.randrange(len(data))][0]
-    check_alone(hush.Source(public))
-
-    class Shuffled(Mixed):
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            row = random.randrange(len(self))
-            return self.x[row], self.y[row]
-
-    with pytest.raises(DataError, match=r"reads several rows of self\.x"):
-        check_alone(hush.Source(Shuffled(None)))
+    """Rows of a container that has no row of the item are not other records."""
+    # its containers have the names of the private ones
+    of_rows = mixed_with(lambda data, i: data.images.x[random.randrange(len(data))])
+    check_alone(hush.Source(Items(of_rows, images=ordinary())))
+    of_items = mixed_with(lambda data, i: data.images[random.randrange(len(data))][0])
+    check_alone(hush.Source(Items(of_items, images=Listed(torch.randn(40, 6)))))
 
 
 def test_mixup_costs_more_than_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check, one record moves the clipped sum by several clipping norms."""
     torch.manual_seed(0)
-    mixed = Mixed(lambda data, i: data.x[0], rows=12)
+    mixed = Items(mixed_with(lambda data, i: data.x[0]), rows=12)
     model = torch.nn.Linear(6, 3)
     plan = plan_of(noise=2.0)
     step = step_of(model, plan, seed=0, records=12)
