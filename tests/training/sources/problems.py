@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import hush
 from hush.core.randomness import Stream
@@ -41,6 +41,28 @@ class Files:
         if index in self.missing:
             Path(f"/nowhere/alice-{index}.txt").read_text()
         return torch.full((4,), float(index)), index % 2
+
+
+def pad_to_longest(records: list[tuple[Any, int]]) -> tuple[dict[str, Tensor], Tensor]:
+    """As people write it: padded to the longest of the batch, with a mask."""
+    rows = [torch.as_tensor(words) for words, _ in records]
+    words = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return {"words": words, "mask": words > 0}, torch.tensor([label for _, label in records])
+
+
+class Bag(nn.Module):
+    """Mean of word vectors, by a mask or over the padding as well."""
+
+    def __init__(self, *, masked: bool = True) -> None:
+        super().__init__()
+        self.embedding, self.dropout, self.scores = nn.Embedding(20, 6), nn.Dropout(0.2), nn.Linear(6, 3)
+        self.masked = masked
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        weights = (mask if self.masked else torch.ones_like(mask)).float().unsqueeze(-1)
+        mean = (self.embedding(words) * weights).sum(1) / weights.sum(1).clamp(min=1)
+        scores: Tensor = self.scores(self.dropout(mean))
+        return scores
 
 
 def batches(data: Data, slots: list[int], physical: int, key: bytes = KEY) -> Iterator[tuple[Any, Any]]:

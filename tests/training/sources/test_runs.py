@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import CheckpointError
 from tests.training.helpers import plan_of, seeded, step_of, weights_of
+from tests.training.sources.problems import Bag, pad_to_longest
 
 RECORDS = 30
 LENGTHS = [1 + index * 7 % 5 for index in range(RECORDS)]
@@ -34,29 +35,10 @@ class Sentences:
         return words, (self.first + index) % 3
 
 
-def collate(records: list[tuple[Tensor, int]]) -> tuple[dict[str, Tensor], Tensor]:
-    words = nn.utils.rnn.pad_sequence([words for words, _ in records], batch_first=True)
-    return {"words": words, "mask": words > 0}, torch.tensor([label for _, label in records])
-
-
-class Bag(nn.Module):
-    """Mean of word vectors, by a mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.dropout, self.scores = nn.Embedding(20, 6), nn.Dropout(0.2), nn.Linear(6, 3)
-
-    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        weights = mask.float().unsqueeze(-1)
-        mean = (self.embedding(words) * weights).sum(1) / weights.sum(1).clamp(min=1)
-        scores: Tensor = self.scores(self.dropout(mean))
-        return scores
-
-
 def train(directory: Path, steps: int, workers: int, resume: bool = False, data: Any = None) -> Tensor:
     torch.manual_seed(0)
     model = Bag()
-    reading: Any = {"collate_fn": collate, "workers": workers, "pad_to": (5, None)}
+    reading: Any = {"collate_fn": pad_to_longest, "workers": workers, "pad_to": (5, None)}
     hush.train(
         model,
         nn.CrossEntropyLoss(),
@@ -83,7 +65,7 @@ def test_a_resumed_run_repeats_the_augmentation(workers: int, tmp_path: Path) ->
 
 def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> None:
     train(tmp_path, 2, 0)
-    other = hush.Source(Sentences(first=1), collate_fn=collate, pad_to=(5, None))
+    other = hush.Source(Sentences(first=1), collate_fn=pad_to_longest, pad_to=(5, None))
     with pytest.raises(CheckpointError, match="first 8 records are not those"):
         train(tmp_path, 4, 0, resume=True, data=other)
 
@@ -91,4 +73,4 @@ def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> 
 def test_a_step_on_a_source_does_what_is_charged() -> None:
     torch.manual_seed(0)
     step = step_of(Bag(), PLAN, seed=1, units=hush.Units(owners=[i // 3 for i in range(30)], per_unit=2))
-    hush.audit.self_test(step, hush.Source(Sentences(), collate_fn=collate, pad_to=(5, None)))
+    hush.audit.self_test(step, hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=(5, None)))

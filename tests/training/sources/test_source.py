@@ -15,7 +15,7 @@ import hush
 from hush.core.errors import DataError, Unsupported
 from hush.training.data import prepare, ragged, take
 from tests.training.helpers import plan_of, run, step_of
-from tests.training.sources.problems import Files, Noisy, batches, rows, step_for
+from tests.training.sources.problems import Bag, Files, Noisy, batches, pad_to_longest, rows, step_for
 
 LENGTHS = [3, 1, 5, 2, 4, 2]
 
@@ -36,30 +36,23 @@ class Sentences(Dataset[Any]):
         return [index + 1] * LENGTHS[index], index % 2
 
 
-def pad_to_longest(records: list[tuple[list[int], int]]) -> tuple[dict[str, Tensor], Tensor]:
-    """As people write it: padded to the longest of the batch, with a mask."""
-    rows = [torch.tensor(tokens) for tokens, _ in records]
-    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return {"tokens": tokens, "mask": tokens > 0}, torch.tensor([label for _, label in records])
-
-
 def test_a_collate_function_that_pads_to_the_longest_sees_one_record() -> None:
     source = hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=(4, None))
     for slots in ([0], [0, 2], [0, 1, 2, 3, 4, 5]):
         inputs, targets = take(source, torch.tensor(slots))
-        assert inputs["tokens"].shape == (len(slots), 4)
-        assert inputs["tokens"][0].tolist() == [1, 1, 1, 0]
+        assert inputs["words"].shape == (len(slots), 4)
+        assert inputs["words"][0].tolist() == [1, 1, 1, 0]
         assert inputs["mask"][0].tolist() == [True, True, True, False]
         assert targets.tolist() == [slot % 2 for slot in slots]
     cut, _ = take(source, torch.tensor([2]))
-    assert cut["tokens"].tolist() == [[3, 3, 3, 3]]
+    assert cut["words"].tolist() == [[3, 3, 3, 3]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ragged_records_are_padded_to_the_longest_of_their_physical_batch(workers: int) -> None:
     source = hush.Source(Sentences(), collate_fn=pad_to_longest, workers=workers, pad_to="longest")
     read = list(batches(source, [0, 1, 3, 2], 3))
-    assert [inputs["tokens"].tolist() for inputs, _ in read] == [
+    assert [inputs["words"].tolist() for inputs, _ in read] == [
         [[1, 1, 1], [2, 0, 0], [4, 4, 0]],
         [[3, 3, 3, 3, 3]],
     ]
@@ -75,18 +68,8 @@ def test_records_of_another_length_are_refused_without_pad_to() -> None:
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_padding_to_the_longest_needs_a_model_that_ignores_padding(masked: bool, tmp_path: Path) -> None:
-    class Mean(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.scores = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 2)
-
-        def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-            weights = mask.unsqueeze(-1) if masked else 1.0
-            scores: Tensor = self.scores((self.embedding(tokens) * weights).mean(1) * tokens.shape[1])
-            return scores
-
     path = tmp_path / "ledger.jsonl"
-    step = step_of(Mean(), plan_of(hush.Poisson(0.5)), records=6, ledger=path)
+    step = step_of(Bag(masked=masked), plan_of(hush.Poisson(0.5)), records=6, ledger=path)
     source = hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to="longest")
     if not masked:
         with pytest.raises(Unsupported, match="changes with its padding"):
