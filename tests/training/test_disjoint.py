@@ -260,7 +260,7 @@ MIXED: dict[str, Any] = {
 @pytest.mark.parametrize("kind", MIXED)
 def test_items_that_read_other_records_are_refused(kind: str) -> None:
     data = Items(MIXED[kind])
-    parts = ConcatDataset([WHOLE, Subset(Subset(data, range(2, 30)), range(20))])
+    parts: Any = ConcatDataset([WHOLE, Subset(Subset(data, range(2, 30)), range(20))])
     wrapped: Any
     for wrapped in (data, parts, Wrapped(Wrapped(data))):
         with pytest.raises(DataError, match=r"reads several rows of .*Mix views of one record"):

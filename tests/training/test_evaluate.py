@@ -17,8 +17,8 @@ def test_modes_and_buffers_are_restored() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             assert not self.training
-            self.written += 1
-            self.replaced = self.replaced + 1
+            self.get_buffer("written").add_(1)
+            self.replaced = self.get_buffer("replaced") + 1
             return x
 
     model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.9).eval(), Counting())

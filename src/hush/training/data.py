@@ -163,7 +163,7 @@ class Batch:
             rows = (take(self.data, slots) for slots, _ in layout)
         else:
             key = None if source is None else substream(source).key
-            rows = as_source(self.data).batches([slots.tolist() for slots, _ in layout], key)
+            rows = as_source(self.data).batches([slots for slots, _ in layout], key)
         for (slots, counts), (inputs, targets) in zip(layout, rows, strict=True):
             yield inputs, targets, None if self.present is None else self.present[slots.cpu()], counts
 

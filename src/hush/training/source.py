@@ -141,7 +141,7 @@ class Source:
         """
         return _checked(self._read(slots, self._key(key), self._template))
 
-    def batches(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[tuple[Any, Any]]:
+    def batches(self, parts: Sequence[Tensor], key: bytes | None) -> Iterator[tuple[Any, Any]]:
         """Inputs and targets of physical batches, given by their slots, read ahead by the workers."""
         if parts:  # a rank's own part may have no record to read shapes from
             yield from self.loader.read(parts, self._key(key))
@@ -293,17 +293,13 @@ class SlotLoader:
         self._at_rest = False
         self._kept.clear()
 
-    def read(self, parts: Sequence[Sequence[int]], key: bytes | None) -> Iterator[Rows]:
+    def read(self, parts: Sequence[Tensor], key: bytes | None) -> Iterator[Rows]:
         """Rows of each physical batch, at least one."""
         number = max(1, -(-self._workers // len(parts)))  # all workers have something to read
         # a loader that was left unfinished is replaced
         loader = self._kept[0] if self._at_rest else self._renewed()
         self._at_rest = False
-        requests = []
-        for part in parts:
-            length = max(1, -(-len(part) // number))
-            cuts = range(0, len(part), length)
-            requests.append([(list(part[start : start + length]), key) for start in cuts])
+        requests = [[(piece.tolist(), key) for piece in part.chunk(number)] for part in parts]
         loader.batch_sampler[:] = [request for pieces in requests for request in pieces]  # type: ignore
         batches = iter(loader)
         for pieces in requests:

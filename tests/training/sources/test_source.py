@@ -150,6 +150,6 @@ def test_how_often_a_record_draws_does_not_stay_in_the_programs_generators() -> 
         source = hush.Source(Drawing(words))
         source[0]
         source.take([1, 2])
-        list(source.batches([[3], [4, 5]], None))
+        list(source.batches([torch.tensor([3]), torch.tensor([4, 5])], None))
         states.append((torch.rand(()), np.random.rand(), random.random()))  # noqa: NPY002
     assert states[0] == states[1]
