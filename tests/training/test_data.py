@@ -10,21 +10,13 @@ from torch.utils.data import IterableDataset
 from hush.core.errors import DataError
 from hush.training.data import Batch, Data, count, take
 from tests.training.helpers import all_but, step_of
+from tests.training.sources.problems import Items
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
 
 
-class Rows:
-    """Map-style data set of some rows, or of the items of a function."""
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        return self.rows(index) if callable(self.rows) else self.rows[index], index
+def rows_of(rows: torch.Tensor) -> Items:
+    return Items(lambda index: (rows[index], index), 6)
 
 
 class Stream(IterableDataset[int]):
@@ -33,7 +25,7 @@ class Stream(IterableDataset[int]):
 
 
 def test_a_record_may_have_several_inputs() -> None:
-    named = Rows(lambda index: {"x": X[index], "y": X[index] + 1})
+    named = Items(lambda index: ({"x": X[index], "y": X[index] + 1}, index), 6)
     for data in (({"x": X, "y": X + 1}, Y), named):
         assert count(data) == 6
         inputs, targets = take(data, torch.tensor([4, 0]))
@@ -65,7 +57,7 @@ UNUSABLE = {
 
 
 @pytest.mark.parametrize("kind", UNUSABLE)
-@pytest.mark.parametrize("read", [lambda rows: (rows, Y), Rows])
+@pytest.mark.parametrize("read", [lambda rows: (rows, Y), rows_of])
 def test_tensors_without_dense_numbers_are_refused_before_any_work(kind: str, read: Any) -> None:
     rows, message = UNUSABLE[kind]
     step = step_of(torch.nn.Linear(2, 3), records=6)
@@ -75,7 +67,10 @@ def test_tensors_without_dense_numbers_are_refused_before_any_work(kind: str, re
 
 @pytest.mark.parametrize(
     "data",
-    [Rows(lambda index: torch.zeros(3, 30 + index)), Rows(lambda index: {f"secret {index}": X[0]})],
+    [
+        Items(lambda index: (torch.zeros(3, 30 + index), index), 6),
+        Items(lambda index: ({f"secret {index}": X[0]}, index), 6),
+    ],
 )
 def test_records_that_cannot_be_stacked_are_refused_and_not_shown(data: Data) -> None:
     with pytest.raises(DataError, match="another structure, type or shape than the first") as raised:

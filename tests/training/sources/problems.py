@@ -1,13 +1,14 @@
 """Sources of records that draw, and that cannot be read, and steps on them."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 import hush
 from hush.core.randomness import Stream
@@ -17,30 +18,34 @@ from tests.training.helpers import plan_of, step_of
 KEY = bytes(range(32))
 
 
-class Noisy:
-    """Records to which each generator that people use adds something."""
+class Items(Dataset[Any]):
+    """Map-style data set whose items are results of a function of their number."""
+
+    def __init__(self, item: Callable[[int], Any], rows: int = 8) -> None:
+        self.item, self.rows = item, rows
 
     def __len__(self) -> int:
-        return 8
+        return self.rows
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        draws = [float(torch.rand(())), np.random.rand(), random.random()]  # noqa: NPY002
-        return torch.tensor([index, *draws]), index % 2
+    def __getitem__(self, index: int) -> Any:
+        return self.item(index)
 
 
-class Files:
+def noisy(index: int) -> tuple[Tensor, int]:
+    """Record to which each generator that people use adds something."""
+    draws = [float(torch.rand(())), np.random.rand(), random.random()]  # noqa: NPY002
+    return torch.tensor([index, *draws]), index % 2
+
+
+def files(missing: Sequence[int] = ()) -> Items:
     """Records in files, of which some are missing: an error names the person."""
 
-    def __init__(self, missing: list[int]) -> None:
-        self.missing = missing
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        if index in self.missing:
+    def item(index: int) -> tuple[Tensor, int]:
+        if index in missing:
             Path(f"/nowhere/alice-{index}.txt").read_text()
         return torch.full((4,), float(index)), index % 2
+
+    return Items(item)
 
 
 def pad_to_longest(records: list[tuple[Any, int]]) -> tuple[dict[str, Tensor], Tensor]:

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 import hush
 from hush.core.errors import DataError
 from tests.training.helpers import plan_of, run, step_of, weights_of
+from tests.training.sources.problems import Items
 
 RECORDS, WIDTH = 24, 3
 X = torch.randn(RECORDS, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -22,19 +23,9 @@ REVERSED = range(RECORDS - 1, -1, -1)
 NAMES = ["age", "hours", "income"]
 
 
-class Pairs(Dataset[Any]):
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return X[index], int(Y[index])
-
-
-class NamedRows(Pairs):
-    """Dictionaries of lists and numbers, as a Hugging Face data set gives."""
-
-    def __getitem__(self, index: int) -> Any:
-        return {"input": X[index].tolist(), "label": int(Y[index]), "name": f"person {index}"}
+PAIRS = Items(lambda index: (X[index], int(Y[index])), RECORDS)
+NAMED = Items(lambda i: {"input": X[i].tolist(), "label": int(Y[i]), "name": f"person {i}"}, RECORDS)
+"""Dictionaries of lists and numbers, as a Hugging Face data set gives."""
 
 
 def columns() -> dict[str, Any]:
@@ -63,14 +54,14 @@ def mapped(folder: Path, dtype: str = "<f4") -> Any:
 
 KINDS: dict[str, Any] = {
     "tensor data set": lambda _: TensorDataset(X, Y),
-    "workers": lambda _: hush.Source(Pairs(), workers=2),
-    "subset": lambda _: Subset(Pairs(), range(RECORDS)),
+    "workers": lambda _: hush.Source(PAIRS, workers=2),
+    "subset": lambda _: Subset(PAIRS, range(RECORDS)),
     "subset of tensors": lambda _: Subset(TensorDataset(X.flip(0), Y.flip(0)), REVERSED),
-    "collated": lambda _: hush.Source(Pairs(), collate_fn=torch.utils.data.default_collate),
+    "collated": lambda _: hush.Source(PAIRS, collate_fn=torch.utils.data.default_collate),
     "arrays": lambda _: (X.numpy(), Y.numpy()),
     "memory-mapped": mapped,
     "memory-mapped, big-endian": lambda folder: mapped(folder, ">f4"),
-    "rows": lambda _: hush.Source(NamedRows(), inputs="input", targets="label"),
+    "rows": lambda _: hush.Source(NAMED, inputs="input", targets="label"),
     "table": lambda _: hush.Source(frame(), inputs=NAMES, targets="label"),
     "Hugging Face": lambda _: hush.Source(hugging_face(), targets="label"),
     "Hugging Face, as torch": lambda _: hush.Source(hugging_face("torch"), targets="label"),
@@ -101,7 +92,7 @@ def test_every_kind_of_source_trains_alike(kind: str, tmp_path: Path) -> None:
     ],
 )
 def test_sources_go_with_everything_that_a_step_can_do(options: dict[str, Any]) -> None:
-    source = hush.Source(Pairs(), workers=int("units" in options))
+    source = hush.Source(PAIRS, workers=int("units" in options))
     assert torch.equal(trained(source, **options), trained((X, Y), **options))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import CheckpointError
 from tests.training.helpers import plan_of, seeded, step_of, weights_of
-from tests.training.sources.problems import Bag, pad_to_longest
+from tests.training.sources.problems import Bag, Items, pad_to_longest
 
 RECORDS = 30
 LENGTHS = [1 + index * 7 % 5 for index in range(RECORDS)]
@@ -20,19 +20,15 @@ BUDGET = hush.Budget(epsilon=50.0, delta=1e-3)
 PLAN = plan_of(hush.Poisson(rate=0.5))
 
 
-class Sentences:
+def sentences(first: int = 0) -> Items:
     """Ragged records that are augmented with every generator that people use."""
 
-    def __init__(self, first: int = 0) -> None:
-        self.first = first
-
-    def __len__(self) -> int:
-        return RECORDS
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def item(index: int) -> tuple[Tensor, int]:
         words = torch.randint(1, 20, (LENGTHS[index],))
-        words[0] = 1 + (self.first + index + random.randrange(2) + np.random.randint(2)) % 19  # noqa: NPY002
-        return words, (self.first + index) % 3
+        words[0] = 1 + (first + index + random.randrange(2) + np.random.randint(2)) % 19  # noqa: NPY002
+        return words, (first + index) % 3
+
+    return Items(item, RECORDS)
 
 
 def train(directory: Path, steps: int, workers: int, resume: bool = False, data: Any = None) -> Tensor:
@@ -44,12 +40,12 @@ def train(directory: Path, steps: int, workers: int, resume: bool = False, data:
         nn.CrossEntropyLoss(),
         torch.optim.AdamW(model.parameters(), lr=0.1),
         PLAN,
-        hush.Source(Sentences(), **reading) if data is None else data,
+        hush.Source(sentences(), **reading) if data is None else data,
         budget=BUDGET,
         steps=steps,
         checkpoints=hush.Checkpoints(directory=directory, resume=resume),
         randomness=hush.Randomness(generator=None if resume else seeded(5)),
-        evaluation=hush.Source(Sentences(first=50), **reading),
+        evaluation=hush.Source(sentences(first=50), **reading),
         logging=hush.Logging(every=2),
         execution=hush.Execution(physical_batch=4),
     )
@@ -65,7 +61,7 @@ def test_a_resumed_run_repeats_the_augmentation(workers: int, tmp_path: Path) ->
 
 def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> None:
     train(tmp_path, 2, 0)
-    other = hush.Source(Sentences(first=1), collate_fn=pad_to_longest, pad_to=(5, None))
+    other = hush.Source(sentences(first=1), collate_fn=pad_to_longest, pad_to=(5, None))
     with pytest.raises(CheckpointError, match="first 8 records are not those"):
         train(tmp_path, 4, 0, resume=True, data=other)
 
@@ -73,4 +69,4 @@ def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> 
 def test_a_step_on_a_source_does_what_is_charged() -> None:
     torch.manual_seed(0)
     step = step_of(Bag(), PLAN, seed=1, units=hush.Units(owners=[i // 3 for i in range(30)], per_unit=2))
-    hush.audit.self_test(step, hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=(5, None)))
+    hush.audit.self_test(step, hush.Source(sentences(), collate_fn=pad_to_longest, pad_to=(5, None)))

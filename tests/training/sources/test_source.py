@@ -9,13 +9,22 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
 import hush
 from hush.core.errors import DataError, Unsupported
 from hush.training.data import prepare, ragged, take
 from tests.training.helpers import plan_of, run, step_of
-from tests.training.sources.problems import Bag, Files, Noisy, batches, pad_to_longest, rows, step_for
+from tests.training.sources.problems import (
+    Bag,
+    Items,
+    batches,
+    files,
+    noisy,
+    pad_to_longest,
+    rows,
+    step_for,
+)
 
 LENGTHS = [3, 1, 5, 2, 4, 2]
 
@@ -26,18 +35,12 @@ def _workers_of_this_test_alone() -> None:
     gc.collect()
 
 
-class Sentences(Dataset[Any]):
-    """Ragged records, as lists of tokens: record i has LENGTHS[i] of them, all i + 1."""
-
-    def __len__(self) -> int:
-        return len(LENGTHS)
-
-    def __getitem__(self, index: int) -> tuple[list[int], int]:
-        return [index + 1] * LENGTHS[index], index % 2
+SENTENCES = Items(lambda index: ([index + 1] * LENGTHS[index], index % 2), len(LENGTHS))
+"""Ragged records, as lists of tokens: record i has LENGTHS[i] of them, all i + 1."""
 
 
 def test_a_collate_function_that_pads_to_the_longest_sees_one_record() -> None:
-    source = hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to=(4, None))
+    source = hush.Source(SENTENCES, collate_fn=pad_to_longest, pad_to=(4, None))
     for slots in ([0], [0, 2], [0, 1, 2, 3, 4, 5]):
         inputs, targets = take(source, torch.tensor(slots))
         assert inputs["words"].shape == (len(slots), 4)
@@ -50,7 +53,7 @@ def test_a_collate_function_that_pads_to_the_longest_sees_one_record() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ragged_records_are_padded_to_the_longest_of_their_physical_batch(workers: int) -> None:
-    source = hush.Source(Sentences(), collate_fn=pad_to_longest, workers=workers, pad_to="longest")
+    source = hush.Source(SENTENCES, collate_fn=pad_to_longest, workers=workers, pad_to="longest")
     read = list(batches(source, [0, 1, 3, 2], 3))
     assert [inputs["words"].tolist() for inputs, _ in read] == [
         [[1, 1, 1], [2, 0, 0], [4, 4, 0]],
@@ -61,7 +64,7 @@ def test_ragged_records_are_padded_to_the_longest_of_their_physical_batch(worker
 
 
 def test_records_of_another_length_are_refused_without_pad_to() -> None:
-    source = hush.Source(Sentences(), collate_fn=pad_to_longest)
+    source = hush.Source(SENTENCES, collate_fn=pad_to_longest)
     with pytest.raises(DataError, match=r'another length.*pad_to="longest"'):
         take(source, torch.tensor([0, 1, 3, 2]))
 
@@ -70,7 +73,7 @@ def test_records_of_another_length_are_refused_without_pad_to() -> None:
 def test_padding_to_the_longest_needs_a_model_that_ignores_padding(masked: bool, tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     step = step_of(Bag(masked=masked), plan_of(hush.Poisson(0.5)), records=6, ledger=path)
-    source = hush.Source(Sentences(), collate_fn=pad_to_longest, pad_to="longest")
+    source = hush.Source(SENTENCES, collate_fn=pad_to_longest, pad_to="longest")
     if not masked:
         with pytest.raises(Unsupported, match="changes with its padding"):
             step.batches(source)
@@ -86,9 +89,9 @@ def test_what_a_record_draws_is_a_function_of_the_step_and_its_slot(workers: int
     np.random.seed(3)  # noqa: NPY002
     random.seed(3)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]  # noqa: NPY002
-    alone = {slot: rows(Noisy(), [slot], 1)[0] for slot in range(8)}
+    alone = {slot: rows(Items(noisy), [slot], 1)[0] for slot in range(8)}
     assert len({tuple(row[1:]) for row in alone.values()}) == 8, "no two slots draw the same"
-    source = prepare(hush.Source(Noisy(), workers=workers))
+    source = prepare(hush.Source(Items(noisy), workers=workers))
     for slots in ([0, 1, 2, 3, 4, 5, 6, 7], [7, 3], [3, 4, 6]):
         for physical in (1, 3, 8):
             assert rows(source, slots, physical) == [alone[slot] for slot in slots]
@@ -102,7 +105,7 @@ def test_what_a_record_draws_is_a_function_of_the_step_and_its_slot(workers: int
 
 def test_a_source_keeps_its_workers_and_says_which_slots_are_empty() -> None:
     present = torch.arange(8) != 0
-    source = hush.Source(Files([0]), workers=1, present=present)
+    source = hush.Source(files([0]), workers=1, present=present)
     assert prepare(source) is source
     step = step_for(8)
     assert next(step.batches(source)).present is present
@@ -122,32 +125,26 @@ def test_a_source_keeps_its_workers_and_says_which_slots_are_empty() -> None:
 )
 def test_what_a_collate_function_returns_is_checked(collate_fn: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        prepare(hush.Source(Sentences(), collate_fn=collate_fn))[0]
+        prepare(hush.Source(SENTENCES, collate_fn=collate_fn))[0]
+
+
+def draw(numbers: int) -> Tensor:
+    torch.rand(numbers)
+    np.random.rand(numbers)  # noqa: NPY002
+    for _ in range(numbers):
+        random.random()
+    return torch.ones(2)
 
 
 def test_how_often_a_record_draws_does_not_stay_in_the_programs_generators() -> None:
     """Their states are saved with checkpoints: a draw for each word would show a record's length."""
-
-    class Drawing(Dataset[Any]):
-        def __init__(self, words: int) -> None:
-            self.words = words
-
-        def __len__(self) -> int:
-            return 20
-
-        def __getitem__(self, index: int) -> tuple[Tensor, int]:
-            torch.rand(self.words)
-            np.random.rand(self.words)  # noqa: NPY002
-            for _ in range(self.words):
-                random.random()
-            return torch.ones(2), index % 2
 
     states = []
     for words in (1, 50):
         torch.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002
         random.seed(0)
-        source = hush.Source(Drawing(words))
+        source = hush.Source(Items(lambda index, words=words: (draw(words), index % 2)))
         source[0]
         source.take([1, 2])
         list(source.batches([torch.tensor([3]), torch.tensor([4, 5])], None))
