@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hush.core.errors import DataError
-from hush.data.dataset import public_order
+from hush.data import public_order
 from hush_recipes.data.formats import parse_npz
 from hush_recipes.data.published import find_directory, read_published
 

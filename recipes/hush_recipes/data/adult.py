@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data.dataset import Dataset
+from hush.data import Dataset
 from hush_recipes.data.published import find_directory, read_published
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data.dataset import Dataset
+from hush.data import Dataset
 from hush_recipes.data.efficientnet import FEATURES as NUMBERS
 from hush_recipes.data.efficientnet import NAME as EFFICIENTNET
 from hush_recipes.data.efficientnet import check_images, embed, network

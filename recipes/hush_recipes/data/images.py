@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hush.core.errors import DataError
-from hush.data.dataset import Dataset
+from hush.data import Dataset
 from hush_recipes.data.formats import parse_idx, parse_npz
 from hush_recipes.data.published import (
     CIFAR10_PIXELS,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hush.core.errors import DataError
 from hush.core.value import check_count
-from hush.data.dataset import Dataset, public_order
+from hush.data import Dataset, public_order
 from hush_recipes.data.formats import parse_npz
 from hush_recipes.data.published import find_directory, read_published
 

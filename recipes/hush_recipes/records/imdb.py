@@ -20,7 +20,7 @@ from hush.accounting.ledger import Ledger
 from hush.clipping import L2
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
-from hush.data.dataset import Dataset
+from hush.data import Dataset
 from hush.gradients.tree import tree_map
 from hush.noise import Gaussian
 from hush.sampling import Poisson

@@ -12,7 +12,7 @@ from statistics import mean, stdev
 from typing import Any, Generic, TypeVar
 
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush.data.dataset import Dataset, public_order
+from hush.data import Dataset, public_order
 from hush_recipes.figure import Figure, cell
 from hush_recipes.workers import workers
 

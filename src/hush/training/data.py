@@ -28,24 +28,14 @@ _SPREAD, _SPREAD_ITEMS = 256, 8
 """Number of records in a digest: of tensors, and of data read one by one."""
 
 
-def prepare(
-    data: Data,
-    present: Tensor | None = None,
-    *,
-    pin_memory: bool = False,
-) -> Data:
-    """Tensors in memory unchanged, all other data as a `Source`.
-
-    `present` replaces the mask of the source; `pin_memory` says whether batches go to a GPU.
-    """
+def prepare(data: Data, present: Tensor | None = None) -> Data:
+    """Tensors in memory unchanged, all other data as a `Source`, with another mask of slots if given."""
     if not isinstance(data, Source) and pair_of(data) is not None:
         return data
     source = as_source(data)
-    present = source.present if present is None else present
-    pin_memory = pin_memory or source.pin_memory
-    if present is source.present and pin_memory == source.pin_memory:
+    if present is None or present is source.present:
         return source  # with its workers, if they were started
-    return replace(source, present=present, pin_memory=pin_memory)
+    return replace(source, present=present)
 
 
 def occupied(data: Data, present: Tensor | None) -> Tensor | None:

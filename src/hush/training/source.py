@@ -77,7 +77,6 @@ class Source:
             "longest": the longest record of a physical batch, for a model and a loss that ignore padding
             (tested on synthetic records). None: all records have one length.
         pad_value: number to pad with, likewise.
-        pin_memory: copy batches to pinned memory; set by a step with a model on a GPU.
         present: mask of the slots that hold a record, as in `step.batches`; an empty one is not read.
 
     Example:
@@ -94,7 +93,6 @@ class Source:
     targets: Columns = None
     pad_to: Any = None
     pad_value: Any = 0
-    pin_memory: bool = False
     present: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -137,12 +135,19 @@ class Source:
     def take(self, slots: list[int], key: bytes | None = None) -> tuple[Any, Any]:
         """Inputs and targets of some slots, a row each, read by this process.
 
-        The records' random numbers are derived from the key; None: one of the program's randomness.
+        Args:
+            slots: numbers of the slots.
+            key: key that the records' random numbers are derived from; None: the program's own.
         """
         return _checked(self._read(slots, self._key(key), self._template))
 
     def batches(self, parts: Sequence[Tensor], key: bytes | None) -> Iterator[tuple[Any, Any]]:
-        """Inputs and targets of physical batches, given by their slots, read ahead by the workers."""
+        """Inputs and targets of physical batches, read ahead by the workers.
+
+        Args:
+            parts: slots of each physical batch.
+            key: as for `take`.
+        """
         if parts:  # a rank's own part may have no record to read shapes from
             yield from self.loader.read(parts, self._key(key))
 
@@ -274,7 +279,7 @@ class SlotLoader:
     def __init__(self, source: Source) -> None:
         self._slots = _Slots(source)
         self._workers, self._pad_value = source.workers, source.pad_value
-        self._pin_memory = source.pin_memory and torch.cuda.is_available()
+        self._pin_memory = torch.cuda.is_initialized()  # the model may be on a GPU
         self._at_rest = False
         """Whether the loader has nothing left to read."""
         self._kept: list[DataLoader[Any]] = []

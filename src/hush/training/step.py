@@ -346,7 +346,7 @@ class PrivateStep:
             self.ledger.check_adjacency(self.adjacency)
             self._checked = None
             self._check_model()
-            data = prepare(data, present, pin_memory=self.device.type == "cuda")
+            data = prepare(data, present)
             filled, held = occupied(data, present), held_slots(data) > 0
             slots = self.reducer.begin(self, data, filled, steps)
             check_length(slots, self.records, self.units, self.adjacency.neighbours)

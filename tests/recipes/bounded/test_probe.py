@@ -89,7 +89,7 @@ def test_losses_against_a_jacobian_that_is_written_out(monkeypatch: pytest.Monke
 
 
 def test_records_that_set_the_scale_are_not_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hush.data.dataset import Dataset
+    from hush.data import Dataset
 
     source = np.random.default_rng(0)
     images = source.normal(3.0, 2.0, size=(40, 1, 8, 8)).astype(np.float32)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hush.data.dataset import public_order
+from hush.data import public_order
 from hush_recipes.data.imdb import read_imdb
 from hush_recipes.data.published import FILES, Published
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hush.data import tensors
-from hush.data.dataset import public_order
+from hush.data import public_order, tensors
 from hush_recipes.gg import beta_sgd, fig4, table1
 from hush_recipes.gg.beta_sgd import Run, Setting
 

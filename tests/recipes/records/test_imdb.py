@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hush.accounting.epsilon import epsilon
 from hush.clipping import L2
 from hush.core.plan import Plan
-from hush.data.dataset import Dataset
+from hush.data import Dataset
 from hush.gradients.rules.embedding import RowFactors
 from hush.noise import Gaussian
 from hush.sampling import Poisson

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hush.data.dataset import Dataset
+from hush.data import Dataset
 from hush_recipes.data.efficientnet import FEATURES
 from hush_recipes.dpsur.inputs import Inputs
 from hush_recipes.records import pretrained

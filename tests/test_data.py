@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from hush.core.errors import DataError
-from hush.data import Dataset, load, read_owners, tensors
-from hush.data.dataset import public_order
+from hush.data import Dataset, load, public_order, read_owners, tensors
 from hush.training.units import UnitTable
 
 
