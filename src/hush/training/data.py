@@ -70,9 +70,13 @@ def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> t
     pair = pair_of(data)
     if pair is None:
         return as_source(data).take(indices.tolist(), None if source is None else substream(source).key)
+    return _rows(pair, indices)
 
-    inputs, targets = tree_map(tuple(pair), partial(rows_at, slots=indices))
-    return inputs, targets
+
+def _rows(pair: Sequence[Any], slots: Tensor) -> tuple[Any, Any]:
+    """Rows of tensors in memory."""
+    read = partial(rows_at, slots=slots)
+    return tree_map(pair[0], read), tree_map(pair[1], read)
 
 
 def made_up_record(data: Data) -> tuple[Any, Any]:
@@ -98,14 +102,13 @@ def data_digest(data: Data, slots: int) -> str | None:
     number = _SPREAD if pair_of(data) is not None else _SPREAD_ITEMS
     chosen = torch.linspace(0, slots - 1, min(slots, number)).long()
 
-    def read() -> str:
+    reads = []
+    for _ in range(1 if pair_of(data) is not None else 2):
         # a data set that draws gives the same records under the same randomness, on every rank
         values = take(data, chosen, Stream(torch.device("cpu"), bytes(32)))
         parts = [part.cpu() for part in tree_leaves(values) if part.layout == torch.strided]
-        return fingerprint(parts)
-
-    first = read()
-    return first if pair_of(data) is not None or read() == first else None
+        reads.append(fingerprint(parts))
+    return reads[0] if reads[0] == reads[-1] else None
 
 
 def pair_of(data: Data) -> Sequence[Any] | None:
@@ -149,8 +152,9 @@ class Batch:
         """
         layout = list(self._layout()) if len(self) else []
         rows: Iterable[tuple[Any, Any]]
-        if pair_of(self.data) is not None:
-            rows = (take(self.data, slots) for slots, _ in layout)
+        pair = pair_of(self.data)
+        if pair is not None:
+            rows = (_rows(pair, slots) for slots, _ in layout)
         else:
             key = None if source is None else substream(source).key
             rows = as_source(self.data).batches([slots for slots, _ in layout], key)

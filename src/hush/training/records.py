@@ -332,7 +332,7 @@ def map_leaves(value: Any, function: Callable[[Any], Any], *, lists: bool = True
 
 def has_leaves(parts: Sequence[Any], *kinds: type) -> bool:
     """Whether each part is a tree of values of some kinds alone, and not an empty one."""
-    trees = [list(leaves(part)) for part in parts]
+    trees = [[part] if isinstance(part, Tensor) else list(leaves(part)) for part in parts]
     return all(tree and all(isinstance(value, kinds) for value in tree) for tree in trees)
 
 

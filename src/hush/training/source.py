@@ -7,7 +7,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from sysconfig import get_paths
@@ -94,6 +94,7 @@ class Source:
     pad_to: Any = None
     pad_value: Any = 0
     present: Tensor | None = None
+    _length: int = field(init=False)
 
     def __post_init__(self) -> None:
         check_count("workers", self.workers, "they are processes that read records", example=4)
@@ -106,7 +107,8 @@ class Source:
                 )
             if length is not None and not self.ragged:
                 check_count("pad_to", length, "it is the public length of every record", at_least=1)
-        present = check_present(self.present, len(self))
+        object.__setattr__(self, "_length", len(self._records))
+        present = check_present(self.present, self._length)
         # workers of a fork may not touch a GPU
         object.__setattr__(self, "present", None if present is None else present.cpu())
 
@@ -115,12 +117,8 @@ class Source:
         return numbered(self.dataset)
 
     def __len__(self) -> int:
-        """Number of slots, fixed when it is first read."""
-        return self._slots
-
-    @cached_property
-    def _slots(self) -> int:
-        return len(self._records)
+        """Number of slots, which is fixed."""
+        return self._length
 
     def __getitem__(self, slot: int) -> tuple[Any, Any]:
         """Inputs and targets of one slot, under random numbers of the program's."""

@@ -94,8 +94,7 @@ def records_that_fit(
 
     With `one_by_one`, the activations of a single record are kept at a time.
     """
-    device = next(model.parameters()).device
-    limit = _HOST_MEMORY
+    device, limit = next(model.parameters()).device, _HOST_MEMORY
     if device.type == "cuda":  # a quarter of what this process may still allocate
         free, total = torch.cuda.mem_get_info(device)
         share = total * torch.cuda.get_per_process_memory_fraction(device)
