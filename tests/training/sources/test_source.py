@@ -128,12 +128,17 @@ def test_what_a_collate_function_returns_is_checked(collate_fn: Any, message: st
         prepare(hush.Source(SENTENCES, collate_fn=collate_fn))[0]
 
 
-def draw(numbers: int) -> Tensor:
-    torch.rand(numbers)
-    np.random.rand(numbers)  # noqa: NPY002
-    for _ in range(numbers):
-        random.random()
-    return torch.ones(2)
+def drawing(numbers: int) -> Items:
+    """Records that each draw some numbers of every generator."""
+
+    def item(index: int) -> tuple[Tensor, int]:
+        torch.rand(numbers)
+        np.random.rand(numbers)  # noqa: NPY002
+        for _ in range(numbers):
+            random.random()
+        return torch.ones(2), index % 2
+
+    return Items(item)
 
 
 def test_how_often_a_record_draws_does_not_stay_in_the_programs_generators() -> None:
@@ -144,7 +149,7 @@ def test_how_often_a_record_draws_does_not_stay_in_the_programs_generators() -> 
         torch.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002
         random.seed(0)
-        source = hush.Source(Items(lambda index, words=words: (draw(words), index % 2)))
+        source = hush.Source(drawing(words))
         source[0]
         source.take([1, 2])
         list(source.batches([torch.tensor([3]), torch.tensor([4, 5])], None))
