@@ -64,9 +64,11 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
                 and not targets.is_floating_point()
             )
             if classified:
-                counts = targets == targets if ignored is None else targets != ignored
-                right += int(((outputs.argmax(1) == targets) & counts).sum())
-                scored += int(counts.sum())
+                kept = (
+                    torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
+                )
+                right += int(((outputs.argmax(1) == targets) & kept).sum())
+                scored += int(kept.sum())
     result = {"loss": total_loss / total_weight if total_weight else math.nan}
     if classified:
         result["accuracy"] = right / scored if scored else math.nan

@@ -46,7 +46,7 @@ class StepMetrics(Mapping[str, float]):
         if name in _SENSITIVE:
             raise KeyError(
                 f"{name!r} depends on the records and is not a public metric. Call "
-                f"metrics.sensitive({name!r}), and keep the result where the records are."
+                f"metrics.sensitive({name!r}), and keep the result as secret as the records."
             )
         if name not in ("epsilon", "delta"):
             raise KeyError(f"step {self._number} has no metric {name!r}; it has {', '.join(self)}.")

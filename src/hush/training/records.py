@@ -187,7 +187,7 @@ def check_present(present: object, slots: int) -> Tensor | None:
         return None
     if not isinstance(present, Tensor) or present.dtype != torch.bool or present.shape != (slots,):
         raise DataError(
-            f"present must be a boolean tensor with {slots} entries, one a slot, False for an absent "
+            f"present must be a boolean tensor with {slots} entries, one per slot, False for an absent "
             f"record. Pass e.g. torch.ones({slots}, dtype=torch.bool)."
         )
     return present
@@ -230,7 +230,7 @@ def row_of(
                 "collate_fn gave a tensor with a first dimension other than 1 for one record: it is "
                 "called with [record], one record at a time. Return tensors with a row per record."
             )
-    inputs, targets = map_leaves(rows, lambda value: value)
+    inputs, targets = (map_leaves(part, lambda value: value) for part in rows)
     return inputs, targets
 
 

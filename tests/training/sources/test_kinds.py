@@ -1,6 +1,7 @@
 """Tensors, data sets, memory-mapped arrays and tables: the same records train alike, bit for bit."""
 
 import gc
+from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ RECORDS, WIDTH = 24, 3
 X = torch.randn(RECORDS, WIDTH, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(RECORDS) % 2
 REVERSED = range(RECORDS - 1, -1, -1)
+Pair = namedtuple("Pair", ["x", "y"])
 NAMES = ["age", "hours", "income"]
 
 
@@ -54,6 +56,7 @@ def mapped(folder: Path, dtype: str = "<f4") -> Any:
 
 KINDS: dict[str, Any] = {
     "tensor data set": lambda _: TensorDataset(X, Y),
+    "named tuples": lambda _: Items(lambda index: Pair(X[index], int(Y[index])), RECORDS),
     "workers": lambda _: hush.Source(PAIRS, workers=2),
     "subset": lambda _: Subset(PAIRS, range(RECORDS)),
     "subset of tensors": lambda _: Subset(TensorDataset(X.flip(0), Y.flip(0)), REVERSED),
