@@ -269,7 +269,12 @@ def augmented(data: Any, index: int) -> tuple[Tensor, Tensor]:
 
 def ordinary(**held: Any) -> Items:
     transforms = [torch.sin, torch.cos]
-    held = {"cache": [None] * 40, "textures": torch.randn(7, 6), "transforms": transforms, **held}
+    held = {
+        "cache": [None] * 40,
+        "textures": torch.randn(7, 6),
+        "transforms": transforms,
+        "scale": torch.tensor(2.0),
+    } | held
     return Items(augmented, **held)
 
 

@@ -123,9 +123,8 @@ def _reads(dataset: Any, index: int) -> dict[str, list[set[int]]]:
         methods = {"__getitem__": item, "__del__": lambda self: None}
         watched: Any = object.__new__(type(kind.__name__, (kind,), methods))
         for name, value in vars(dataset).items():
-            sized = hasattr(value, "__getitem__") and hasattr(value, "__len__")
-            sized = sized and not isinstance(value, (str, Mapping)) and getattr(value, "shape", 0) != ()
-            if sized and len(value) == length:
+            indexed = hasattr(value, "__getitem__") and not isinstance(value, Mapping)
+            if indexed and _has_rows(value, length):
                 value = _Watched(value, reads.setdefault(f"self.{name}", []), length)
             watched.__dict__[name] = value
         for number in range(_READS):
@@ -206,8 +205,14 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
         yield from _arrow_rows(data)
     elif hasattr(data, "__len__") and hasattr(data, "__dict__"):
         for part in vars(data).values():
-            if hasattr(part, "__len__") and not isinstance(part, str) and len(part) == len(data):
+            if _has_rows(part, len(data)):
                 yield from _holders(part, depth - 1)
+
+
+def _has_rows(value: Any, rows: int) -> bool:
+    """Whether a value is a container of that many rows."""
+    sized = hasattr(value, "__len__") and not isinstance(value, (str, type))
+    return sized and getattr(value, "shape", None) != () and len(value) == rows
 
 
 _ARROW = object()
