@@ -110,10 +110,15 @@ def build(
     record = tuple(shape)
     tokens = network.tokens if dtype is None else not dtype.is_floating_point
     if not network.takes(record, tokens):
+        # records of unknown type fit networks of both kinds
+        kinds = (tokens,) if dtype is not None else (True, False)
+        fitting = [
+            name for name, each in networks().items() if any(each.takes(record, k) for k in kinds)
+        ]
         source = f" ({network.features} features of the data)" if network.features else ""
         raise Unsupported(
             f"{name} takes records of {_in_words(network.shape, network.tokens)}{source}, not "
-            f"{_in_words(record, tokens)}. Choose another network (--model)."
+            f"{_in_words(record, tokens)}. Networks that take those (--model): {', '.join(fitting)}."
         )
     return network.factory(classes, record)
 
