@@ -268,14 +268,12 @@ def augmented(data: Any, index: int) -> tuple[Tensor, Tensor]:
 
 
 def ordinary(**held: Any) -> Items:
-    transforms = [torch.sin, torch.cos]
-    held = {
+    own: dict[str, Any] = {
         "cache": [None] * 40,
         "textures": torch.randn(7, 6),
-        "transforms": transforms,
         "scale": torch.tensor(2.0),
-    } | held
-    return Items(augmented, **held)
+    }
+    return Items(augmented, transforms=[torch.sin, torch.cos], **own, **held)
 
 
 def row_of_a_table(data: Any, index: int) -> tuple[Tensor, int]:
