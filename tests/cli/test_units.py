@@ -129,7 +129,7 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
         ("--units IDS --per-unit 3 --public-records 62", "62 makes some records of an owner"),
         ("--units SHORT --per-unit 2", "there are 1437 training records"),
         ("--units missing.txt --per-unit 2", "missing.txt cannot be read"),
-        ("--neighbours add/remove", "a public constant near the private number"),
+        ("--neighbours add/remove", "under ADD_REMOVE a public constant near it"),
         ("--neighbours both", "'both' is not one of 'zero-out', 'add/remove'"),
         ("--records 12", "neighbours=hush.Neighbours.ADD_REMOVE"),
     ],

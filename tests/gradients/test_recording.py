@@ -290,3 +290,13 @@ def test_ignored_positions_are_not_in_a_records_mean(shape: tuple[int, ...]) -> 
     loss = nn.CrossEntropyLoss()
     alone = torch.stack([loss(a[None], b[None]) for a, b in zip(outputs, targets, strict=True)])
     torch.testing.assert_close(per_sample_loss(loss)(outputs, targets), alone.nan_to_num(0.0))
+
+
+def test_a_bias_has_half_of_the_squared_norm_beside_inputs_of_length_one() -> None:
+    inputs = nn.functional.normalize(torch.randn(5, 7, generator=torch.Generator().manual_seed(0)))
+    targets = torch.tensor([0, 1, 2, 0, 1])
+    model = nn.Linear(7, 3)
+    both = record(model, LOSS, inputs, targets).norms(2)
+    model.bias.requires_grad_(False)
+    weights = record(model, LOSS, inputs, targets).norms(2)
+    torch.testing.assert_close(both**2, 2 * weights**2)

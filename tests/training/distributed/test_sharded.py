@@ -3,7 +3,7 @@
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,10 @@ def trains_without_noise(folder: Path) -> dict[str, Any]:
     step = step_on(sharded_model(), SILENT, ledger=folder / "ledger.jsonl")
     gathered, release = [], ShardedModules.release
 
-    def counted(self: ShardedModules, names: Iterable[str] | None = None) -> None:
+    def counted(self: ShardedModules) -> None:
         whole = [value for part, value in self.gathered.items() if self.module_of[part] in self.whole]
         gathered.append(sum(value.numel() for value in whole))
-        release(self, names)
+        release(self)
 
     with mock.patch.object(ShardedModules, "release", counted):
         draws = trained(step, STEPS)

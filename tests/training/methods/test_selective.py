@@ -434,6 +434,7 @@ def test_impossible_acceptance_is_refused_beforehand(tmp_path: Path) -> None:
 
 
 def test_what_is_not_proved_is_refused() -> None:
+    bad: dict[str, Any]
     for bad in ({"accounting": "free"}, {"test": "median"}):
         with pytest.raises(InvalidValue, match="must be one of"):
             plan(**bad)
