@@ -94,6 +94,7 @@ MODELS: dict[str, tuple[Callable[[bool], nn.Module], Callable[[int], Tensor]]] =
         lambda _: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
         images(64),
     ),
+    "deep": (lambda _: nn.Sequential(*(nn.Linear(32, 32) for _ in range(12))), images(32)),
     "transformer": (Transformer, tokens(5000)),
     "bilstm": (bilstm, tokens(10_000)),
 }

@@ -5,7 +5,7 @@
 
 The overhead of a step, on models whose plain step takes a tenth of a millisecond:
 
-    .venv/bin/python benchmarks/step.py --batch 64 --models linear,small-mlp --no-memory
+    .venv/bin/python benchmarks/step.py --batch 64 --models linear,small-mlp,deep --no-memory
 
 Times are medians of interleaved repeats, each as its ratio to the plain step of the same round. Memory
 is the peak over a few steps in a process of its own, less what that process held before the first.

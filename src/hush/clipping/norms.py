@@ -29,14 +29,15 @@ def clip_whole(tape: Tape, order: float, norm: float) -> ClippedSum:
     norms = tape.norms(order)
     usual = norms.is_cpu and norms.numel() > 0 and float(norms.max()) <= _far(norm)  # false for NaN
     total = tape.weighted_sum(clipping_weights(norm, norms, tapered=not usual))
-    skipped = torch.zeros((), dtype=torch.int64) if usual else (~norms.isfinite()).sum()
+    skipped = torch.zeros((), dtype=torch.int64) if usual else (norms < math.inf).logical_not().sum()
     return ClippedSum(total=total, skipped=skipped)
 
 
 def clipping_weights(norm: float, norms: "torch.Tensor", *, tapered: bool = True) -> "torch.Tensor":
     """Clipping weights min(1, norm / norms) of per-sample gradients, tapered; 0 if not finite."""
-    weights = (norm / norms).clamp(max=1.0)
-    return (weights * taper(norm, norms)).where(norms.isfinite(), 0.0) if tapered else weights
+    weights = (norms.reciprocal() * norm).clamp(max=1.0)
+    # a norm that is not below infinity may be NaN
+    return (weights * taper(norm, norms)).where(norms < math.inf, 0.0) if tapered else weights
 
 
 def taper(norm: float, norms: "torch.Tensor") -> "torch.Tensor":

@@ -131,7 +131,7 @@ def direct_tape(
                 with torch.no_grad():
                     layer.backward(gradient, tuple([value.detach() for value in saved]), (False,))
                 continue
-            left, right = gradient[:, None], saved[0][:, None]
+            left, right = gradient.unsqueeze(1), saved[0].unsqueeze(1)
             if terms[0] is not None:
                 shape = torch.Size((gradient.shape[1], saved[0].shape[1]))
                 terms[0].append(OuterFactors(left, right, shape))

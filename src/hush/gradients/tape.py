@@ -58,37 +58,33 @@ class GradientTape(EntrywiseClipping):
         Returns:
             (records,). Not finite if the gradient of the record is not finite.
         """
+        if order == 2 and (norms := self._regular_norms()) is not None:
+            return norms
         if order == 2 and self.device.type == "cuda":
             with full_precision(self.device):
                 return joint_norms(list(self.terms.values()))
-        if order == 2 and self.device.type == "cpu" and (norms := self._regular_norms()) is not None:
-            return norms
         return vector_norms(torch.stack(list(self.norms_by_parameter(order).values()), dim=1), order)
 
     def _regular_norms(self) -> Tensor | None:
         """Euclidean norms if no number is near overflow, with one check for all terms; else None.
 
-        Equal to the result of `norms_by_parameter` bit for bit.
+        Equal to the norm of `norms_by_parameter` bit for bit.
         """
+        if capturing_cuda_graph() or not all(map(_is_regular, self.terms.values())):
+            return None
         lengths: list[Tensor] = []
         norms: list[Tensor] = []
         for term in self.terms.values():
             if isinstance(term, OuterFactors):
-                left, right = term.left, term.right
-                if left.shape[1] != 1 or left.dtype != torch.float32 or right.dtype != torch.float32:
-                    return None
-                lengths += double_norms(left[:, 0], 2.0), double_norms(right[:, 0], 2.0)
-                norms.append((lengths[-2] * lengths[-1]).float())
-            elif isinstance(term, Dense) and term.gradients.dtype == torch.float32:
-                rows = term.gradients.reshape(len(term.gradients), math.prod(term.shape))
-                if not 0 < rows.shape[1] < NORM_RUN:
-                    return None
-                norms.append(torch.linalg.vector_norm(rows, dim=1))
+                left, right = double_norms(term.left, 2.0), double_norms(term.right, 2.0)
+                lengths += left, right
+                norms.append((left * right).float())
             else:
-                return None
-        joint: Tensor = torch.linalg.vector_norm(torch.stack(norms, 1), dim=1)
-        regular = joint.numel() and float(joint.max()) < _REGULAR
-        return joint if regular and all(float(value.max()) < _REGULAR for value in lengths) else None
+                rows = term.dense().reshape(term.records, term.shape.numel())
+                norms.append(torch.linalg.vector_norm(rows, dim=1, keepdim=True))
+        joint: Tensor = torch.linalg.vector_norm(torch.cat(norms, 1), dim=1)
+        largest = torch.cat([joint.double()[:, None], *lengths], 1)
+        return joint if largest.numel() and float(largest.max()) < _REGULAR else None
 
     def norms_by_parameter(self, order: float) -> dict[str, Tensor]:
         """Per-sample gradient norms of each parameter: name -> (records,)."""
@@ -252,6 +248,16 @@ class MaskedTape(EntrywiseClipping):
     def zeros(self) -> dict[str, Tensor]:
         """Sum over no records."""
         return self.tape.zeros()
+
+
+def _is_regular(term: Term) -> bool:
+    """Whether one position or a short row in single precision has the term's norm."""
+    if isinstance(term, OuterFactors):
+        left, right = term.left, term.right
+        return left.shape[1] == 1 and left.dtype == right.dtype == torch.float32
+    if not isinstance(term, Dense) or term.gradients.dtype != torch.float32:
+        return False
+    return 0 < term.shape.numel() < NORM_RUN
 
 
 _SMALL = 2**14

@@ -156,8 +156,8 @@ class Dense(Term):
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         shape = self.gradients.shape[1:]
-        rows = precise(self.gradients).reshape(len(self.gradients), math.prod(shape))
-        return blocked_product(weights.to(rows.dtype)[:, None], rows).view(shape)
+        rows = precise(self.gradients).reshape(len(self.gradients), shape.numel())
+        return blocked_product(weights.to(rows.dtype).unsqueeze(1), rows).view(shape)
 
 
 def zero_rows(values: Tensor, keep: Tensor) -> Tensor:

@@ -73,7 +73,9 @@ class NoisyMean:
         else:
             for block, (noise, norm) in zip(blocks, self.layout.noises, strict=True):
                 if block.numel():  # empty on a rank that holds no part of the block
-                    block.copy_(noise.privatize(block, norm=norm, generator=self.source))
+                    private = noise.privatize(block, norm=norm, generator=self.source)
+                    if private is not block:
+                        block.copy_(private)
         total = total if self.basis is None else self.basis.to_parameters(total)
         undone = share if self.plan.noise.additive else 1.0
         return total.div_(undone * self.expected)

@@ -153,16 +153,19 @@ class WeightsGuard:
 
 def _values(model: nn.Module) -> list[Tensor]:
     """Parameters and buffers of a model."""
-    values: list[Tensor | None] = []
+    values: list[Tensor] = []
     for module in submodules(model):
-        values += module._parameters.values()
-        values += module._buffers.values()
-    return [value for value in values if value is not None]
+        for table in (module._parameters, module._buffers):
+            for value in table.values():
+                if value is not None:
+                    values.append(value)
+    return values
 
 
 def _all_writes(model: nn.Module) -> dict[int, tuple[int, int]]:
     """Address and number of writes of each parameter and buffer, by its `id`."""
-    return {id(value): _writes(value) for value in _values(model)}
+    values = _values(model)
+    return dict(zip(map(id, values), map(_writes, values), strict=True))
 
 
 def _writes(value: Tensor) -> tuple[int, int]:

@@ -110,8 +110,8 @@ class OuterFactors(Term):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.left.shape[1] > 1:
             return weighted_products(self.left, self.right, weights).view(self.shape)
-        left = precise(self.left[:, 0]) * weights.to(precise_dtype(self.left))[:, None]
-        return blocked_product(left, precise(self.right[:, 0])).view(self.shape)
+        left, right = precise(self.left).squeeze(1), precise(self.right).squeeze(1)
+        return blocked_product(left * weights.to(left.dtype).unsqueeze(1), right).view(self.shape)
 
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
