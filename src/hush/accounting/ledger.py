@@ -300,14 +300,16 @@ class Ledger:
         Args:
             adjacency: Adjacency of the charges to come.
         """
+        stored = self._journal.adjacency
+        if adjacency == stored:
+            return
         if check_kind("adjacency", adjacency, Adjacency).group != 1:
             raise InvalidValue(
                 f"adjacency with group={adjacency.group} cannot be charged: a step is charged for one "
                 f"unit. Charge group=1; ledger.epsilon(group={adjacency.group}) is the cost of a group.",
                 key="adjacency",
             )
-        stored = self.adjacency
-        if not self._journal.counts or adjacency == stored:
+        if not self._journal.counts:
             return
         reason = "their costs do not add up to a guarantee for either"
         if replace(adjacency, owners=None) == replace(stored, owners=None):
@@ -361,17 +363,21 @@ class Ledger:
             )
         self._check_writable()
         self._check_not_void()
-        digest = check_kind("plan", plan, Plan).digest
-        check_kind("run", run, str)
-        check_kind("release", release, str)
-        step = check_count("step", step, "the steps of a run are counted", 1)
-        slots = 0 if records is None else check_count("records", records, "slots are counted", 1)
+        for name, value, kind in (("plan", plan, Plan), ("run", run, str), ("release", release, str)):
+            if not isinstance(value, kind):
+                check_kind(name, value, kind)
+        if type(step) is not int or step < 1:
+            step = check_count("step", step, "the steps of a run are counted", 1)
+        slots = 0 if records is None else records
+        if records is not None and (type(slots) is not int or slots < 1):
+            slots = check_count("records", records, "slots are counted", 1)
         if arithmetic not in get_args(Arithmetic) or randomness not in get_args(Secrecy):
             raise InvalidValue(
                 f"arithmetic={arithmetic!r} must be proved or assumed, and randomness={randomness!r} "
                 "secret or seeded: the guarantee names them."
             )
         # the release comes last: a line cut short before it does not depend on it
+        digest = plan.digest
         entry: dict[str, Any] = {"charge": digest, "run": run, "step": step}
         if arithmetic == "assumed":
             entry["arithmetic"] = arithmetic
@@ -534,7 +540,7 @@ class Ledger:
         """Put one entry on disk, then count it."""
         line, _ = chained(entry, self._journal.chain)
         self._write(line)
-        self._journal.add(line)
+        self._journal.read([line])
 
     def _write(self, line: bytes) -> None:
         if self._file is None:

@@ -80,7 +80,8 @@ class GradientTape(EntrywiseClipping):
                 lengths += left, right
                 norms.append((left * right).float())
             else:
-                rows = term.dense().reshape(term.records, term.shape.numel())
+                assert isinstance(term, Dense)
+                rows = term.gradients.reshape(len(term.gradients), term.gradients.shape[1:].numel())
                 norms.append(torch.linalg.vector_norm(rows, dim=1, keepdim=True))
         joint: Tensor = torch.linalg.vector_norm(torch.cat(norms, 1), dim=1)
         largest = torch.cat([joint.double()[:, None], *lengths], 1)
@@ -257,7 +258,7 @@ def _is_regular(term: Term) -> bool:
         return left.shape[1] == 1 and left.dtype == right.dtype == torch.float32
     if not isinstance(term, Dense) or term.gradients.dtype != torch.float32:
         return False
-    return 0 < term.shape.numel() < NORM_RUN
+    return 0 < term.gradients.shape[1:].numel() < NORM_RUN
 
 
 _SMALL = 2**14

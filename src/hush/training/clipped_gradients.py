@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -57,6 +58,9 @@ from hush.training.synthetic import (
     records_that_fit,
     synthetic_records,
 )
+
+_WRITES = attrgetter("_version")
+"""Number of writes to a tensor."""
 
 
 def occupied_tape(
@@ -276,15 +280,18 @@ class ClippedGradients:
             self._accumulator = torch.empty(size, dtype=torch.float64, device=self.device)
         total, empty = self._accumulator, True
         for inputs, targets, present, counts in _passes(batch, masks, passes):
-            written = [(name, buffer, buffer._version) for name, buffer in self._buffers.items()]
-            inputs, targets, present, counts = [
-                tree_map(value, self.to_device) for value in (inputs, targets, present, counts)
-            ]
+            writes = list(map(_WRITES, self._buffers.values()))
+            inputs, targets = tree_map(inputs, self.to_device), tree_map(targets, self.to_device)
+            present, counts = tree_map(present, self.to_device), tree_map(counts, self.to_device)
             changing = self.probed.changing_buffers
             with buffers_restored(self.model, changing) if changing else nullcontext():
                 clipped = clip(inputs, targets, basis, present, counts)
-            names = [name for name, buffer, before in written if buffer._version != before]
-            if names:
+            if writes != list(map(_WRITES, self._buffers.values())):
+                names = [
+                    name
+                    for (name, buffer), before in zip(self._buffers.items(), writes, strict=True)
+                    if buffer._version != before
+                ]
                 raise Unsupported(
                     f"the model wrote to its buffers {', '.join(names[:3])} in a forward pass, and not "
                     "for synthetic records: what one record leaves there would enter the gradients of "

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -116,7 +117,7 @@ def split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 def set_gradients(parameters: Sequence[nn.Parameter], update: Tensor) -> None:
     """Set the gradients of the parameters from a copy of a flat vector, each in its own precision."""
-    for precision in {parameter.dtype for parameter in parameters}:
+    for precision in set(map(attrgetter("dtype"), parameters)):
         copy = update.to(precision, copy=True)
         gradients = torch._utils._unflatten_dense_tensors(copy, parameters)  # one call for all
         for parameter, gradient in zip(parameters, gradients, strict=True):

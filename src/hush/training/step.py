@@ -379,7 +379,9 @@ class PrivateStep:
 
     def _check_model(self) -> None:
         """Check the model and the optimizer, if modules, modes or trained parameters have changed."""
-        groups = [id(value) for group in self.optimizer.param_groups for value in group["params"]]
+        groups: list[int] = []
+        for group in self.optimizer.param_groups:
+            groups += map(id, group["params"])
         now = self.gradients.structure(), groups
         if now != self._checked:
             check_model(self.model, sharded=bool(self.reducer.processes))
