@@ -15,12 +15,7 @@ import safetensors
 
 from hush.accounting.ledger import Ledger
 from hush.core.atomic_files import check_folder, file_named, replace_file
-from hush.core.errors import (
-    CheckpointError,
-    HushError,
-    InvalidPlan,
-    LedgerError,
-)
+from hush.core.errors import CheckpointError, HushError, InvalidPlan, LedgerError
 from hush.core.guarantee import Adjacency, Guarantee
 from hush.core.plan import Plan, read_plan, write_plan
 from hush.core.value import finite_or_none
@@ -28,6 +23,7 @@ from hush.core.value import finite_or_none
 ANCHOR = "anchor.json"
 SETTINGS = "settings.json"
 _LEDGER, _PLAN, _CHECKPOINT = "ledger.jsonl", "plan.toml", "checkpoint.safetensors"
+_OF_TRAINING = _PLAN, ANCHOR, _CHECKPOINT
 _PATE = "of a PATE run, whose answers are on the ledger alone, so that the newest charges may be missing"
 
 
@@ -40,7 +36,7 @@ def step_file(ledger: Path) -> Path:
 
 
 class RunFolder:
-    """The files of one run.
+    """The files of one run; raises if the run may not begin or continue there.
 
     `plan.toml`, `settings.json` (choices that are in no plan), `ledger.jsonl`, `anchor.json` (identity
     of the run's ledger) and `metrics.jsonl` may be read by anyone who may see the model;
@@ -51,15 +47,10 @@ class RunFolder:
     def __init__(
         self, path: Path, plan: Plan, *, resume: bool, settings: dict[str, Any] | None = None
     ) -> None:
-        """Folder of a run, before it has files; raise if the run may not begin or continue."""
-        self.path = path
-        self.ledger = path / _LEDGER
-        self.checkpoint = path / _CHECKPOINT
-        self.weights = path / "model.safetensors"
-        self._metrics = path / "metrics.jsonl"
-        self._plan = path / _PLAN
-        self._anchor = path / ANCHOR
-        self._settings = path / SETTINGS
+        self.path, self.weights = path, path / "model.safetensors"
+        self.ledger, self.checkpoint = path / _LEDGER, path / _CHECKPOINT
+        self._metrics, self._plan = path / "metrics.jsonl", path / _PLAN
+        self._anchor, self._settings = path / ANCHOR, path / SETTINGS
         self._chosen = json.loads(json.dumps(settings))
         self._made = [each for each in (path, *path.parents) if not each.exists()]
         self._first = not self.ledger.exists()
@@ -81,8 +72,8 @@ class RunFolder:
         if stored != plan:
             raise InvalidPlan(
                 f"{self._plan} is another plan than the one to resume with "
-                f"({differences(stored, plan)}): a run keeps the plan it was charged for, and "
-                "calibrated noise depends on the budget and the steps. Resume with that plan file "
+                f"({differing_settings(stored.to_plain(), plan.to_plain())}): calibrated noise depends "
+                "on the budget and the steps, and a run keeps its plan. Resume with that plan file "
                 f"(--plan {self._plan}), or name another directory."
             )
         if not self.ledger.exists():
@@ -94,7 +85,7 @@ class RunFolder:
     def check_ledger(self, ledger: Ledger, *, reseed: bool = False) -> None:
         """Raise if the ledger was replaced, or the checkpoint of its charges is missing.
 
-        With `reseed` a run may begin again without its checkpoint: new noise, and new charges.
+        With `reseed` a run may begin again without its checkpoint, with new noise and new charges.
         """
         if self._plan.exists():
             check_anchor(self._anchor, ledger.identity)
@@ -108,9 +99,9 @@ class RunFolder:
 
     @contextmanager
     def cleanup_on_failure(self) -> Iterator[None]:
-        """Remove the ledger, which must be locked, and the folders of a run that failed before it began.
+        """Remove the locked ledger and the folders of a run that failed before its plan was written.
 
-        Such a ledger has no charge: the plan is written before the first.
+        Such a ledger has no charge.
         """
         try:
             yield
@@ -181,11 +172,6 @@ def metrics_line(entry: dict[str, Any]) -> str:
     return json.dumps(finite_or_none(entry)) + "\n"
 
 
-def differences(stored: Plan, requested: Plan) -> str:
-    """Differing settings of the plan of a run's folder and another one."""
-    return differing_settings(_dotted(stored.to_plain()), _dotted(requested.to_plain()))
-
-
 def check_settings(folder: Path, requested: dict[str, Any]) -> None:
     """Raise unless the run in a folder began with these settings, as plain data."""
     path = folder / SETTINGS
@@ -204,22 +190,15 @@ def check_settings(folder: Path, requested: dict[str, Any]) -> None:
         )
 
 
-def differing_settings(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+def differing_settings(stored: Any, present: Any, place: str = "") -> str:
     """Settings that differ between a stored run and the present one, with both values."""
-    return ", ".join(
-        f"{name} is {ours.get(name, 'not set')} there and {theirs.get(name, 'not set')} here"
-        for name in {**ours, **theirs}
-        if ours.get(name) != theirs.get(name)
-    )
-
-
-def _dotted(plain: dict[str, Any], place: str = "") -> dict[str, Any]:
-    """Settings of a plan by their dotted paths."""
-    settings = {}
-    for name, value in plain.items():
-        inner = _dotted(value, f"{place}{name}.") if isinstance(value, dict) else {place + name: value}
-        settings.update(inner)
-    return settings
+    if not isinstance(stored, dict) or not isinstance(present, dict):
+        return "" if stored == present else f"{place} is {stored} there and {present} here"
+    pairs = {
+        name: (stored.get(name, "not set"), present.get(name, "not set")) for name in stored | present
+    }
+    prefix = f"{place}." if place else ""
+    return ", ".join(filter(None, (differing_settings(*pairs[name], prefix + name) for name in pairs)))
 
 
 def check_anchor(anchor: Path, identity: str) -> None:
@@ -251,66 +230,51 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
             f"there is no ledger at {file}: the privacy cost is unknown. Name the folder of a run or a "
             "ledger, or restore the file."
         )
-    if path.is_dir() and not _any_of(folder, _PLAN, ANCHOR, SETTINGS, _CHECKPOINT):
+    if path.is_dir() and not any((folder / each).exists() for each in (*_OF_TRAINING, SETTINGS)):
         raise LedgerError(
             f"{folder} has a {_LEDGER} and no other file of a run of hush.train: the newest charges may "
             "be missing. Restore the files; or name the ledger alone, as for PrivateTrainer, Lightning "
             f"and loops of your own: --ledger {file}"
         )
-    opened = Ledger(file, read_only=True)
+    ledger = Ledger(file, read_only=True)
     if file.name == _LEDGER and holds_pate(folder):
-        return opened, [_PATE]
-    if path.is_dir() or (file.name == _LEDGER and (folder / ANCHOR).exists()):
-        return opened, _consistent(folder, opened)
-    return opened, ["no run of this ledger is beside it, so that the newest charges may be missing"]
-
-
-def holds_pate(folder: Path) -> bool:
-    """Whether a folder is of a PATE run, with no plan, anchor or checkpoint."""
-    if _any_of(folder, _PLAN, ANCHOR, _CHECKPOINT) or not (folder / SETTINGS).exists():
-        return False
-    return {"teachers", "query"} <= set(json.loads((folder / SETTINGS).read_bytes()))
-
-
-def _any_of(folder: Path, *names: str) -> bool:
-    return any((folder / name).exists() for name in names)
-
-
-def _consistent(folder: Path, ledger: Ledger) -> list[str]:
-    """Notes on the comparison of a ledger with the run in a folder; raise if they are inconsistent."""
-    path = folder / _CHECKPOINT
+        return ledger, [_PATE]
+    if not path.is_dir() and (file.name != _LEDGER or not (folder / ANCHOR).exists()):
+        return ledger, ["no run of this ledger is beside it, so that the newest charges may be missing"]
+    stored = folder / _CHECKPOINT
     try:
         plan = read_plan(folder / _PLAN)
         check_anchor(folder / ANCHOR, ledger.identity)
-        state = _state(path)
+        stored.open("rb").close()  # safetensors' own errors have no reason
+        with safetensors.safe_open(stored, framework="numpy") as tensors:
+            state = dict(dict(json.loads(tensors.metadata()["state"])["dict"])["step"]["dict"])
         if state["plan"] != plan.digest:
-            raise LedgerError(f"{path} is of a run of another plan than plan.toml, {plan}. Restore it.")
+            raise LedgerError(
+                f"{stored} is of a run of another plan than plan.toml, {plan}. Restore it."
+            )
         ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
         if state["steps"] and plan not in ledger.counts:
-            raise LedgerError(f"{ledger.path} has no charge of plan.toml, {plan}. Restore plan.toml.")
+            raise LedgerError(f"{file} has no charge of plan.toml, {plan}. Restore plan.toml.")
     except HushError as error:
         raise LedgerError(f"the files of the run in {folder} are inconsistent: {error}") from None
     except (FileNotFoundError, PermissionError) as error:
-        return [
+        return ledger, [
             f"fits its plan and anchor; not compared with the checkpoint ({error.strerror}), so the "
             "newest charges may be missing"
         ]
     except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
         raise LedgerError(
-            f"{path} is damaged ({error}), and the newest charges may be missing. "
+            f"{stored} is damaged ({error}), and the newest charges may be missing. "
             "Restore it, or move it away to account for the ledger alone."
         ) from None
-    return [f"fits its plan, anchor and checkpoint (of step {state['steps']})"]
+    return ledger, [f"fits its plan, anchor and checkpoint (of step {state['steps']})"]
 
 
-def _state(path: Path) -> dict[str, Any]:
-    """Plain values of the step's state in a checkpoint, without the tensors."""
-    with path.open("rb"):  # raises FileNotFoundError or PermissionError
-        pass
-    with safetensors.safe_open(path, framework="numpy") as file:
-        whole = dict(json.loads(file.metadata()["state"])["dict"])
-    state = dict(whole["step"]["dict"])
-    return {name: state[name] for name in ("plan", "charged_run", "steps", "ledger")}
+def holds_pate(folder: Path) -> bool:
+    """Whether a folder is of a PATE run, with no plan, anchor or checkpoint."""
+    if any((folder / name).exists() for name in _OF_TRAINING) or not (folder / SETTINGS).exists():
+        return False
+    return {"teachers", "query"} <= set(json.loads((folder / SETTINGS).read_bytes()))
 
 
 def open_ledger(
