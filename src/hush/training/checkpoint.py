@@ -65,8 +65,9 @@ def load(path: Path) -> dict[str, Any]:
 
 def save_weights(path: Path, model: nn.Module) -> None:
     """Write the model's weights alone, which the guarantee allows to be published."""
-    weights = {name: _detached(value) for name, value in model.state_dict().items()}
-    replace_file(path, safetensors.torch.save(weights))
+    weights: dict[str, Tensor] = {}
+    _pack(model.state_dict(), "", weights)
+    replace_file(path, safetensors.torch.save({name[1:]: value for name, value in weights.items()}))
 
 
 def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
@@ -75,7 +76,8 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
         case None | bool() | int() | float() | str():
             return value
         case Tensor():
-            tensors[place] = _detached(value)
+            # tied weights share memory, which the format does not allow
+            tensors[place] = value.detach().cpu().contiguous().clone()
             return {"tensor": place}
         case Counter() | dict():
             kind = "counter" if isinstance(value, Counter) else "dict"
@@ -93,22 +95,13 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
 def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
-    (kind, content), *_ = value.items()
-    match kind:
-        case "tensor":
-            return tensors[content]
-        case "list":
-            return [_unpack(item, tensors) for item in content]
-        case "tuple":
-            return tuple(_unpack(item, tensors) for item in content)
-        case _:
-            pairs = {key: _unpack(item, tensors) for key, item in content}
-            return Counter(pairs) if kind == "counter" else pairs
-
-
-def _detached(tensor: Tensor) -> Tensor:
-    """Own copy on the CPU: tied weights share memory, which the format does not allow."""
-    return tensor.detach().cpu().contiguous().clone()
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind in ("list", "tuple"):
+        return {"list": list, "tuple": tuple}[kind](_unpack(item, tensors) for item in content)
+    pairs = {key: _unpack(item, tensors) for key, item in content}
+    return Counter(pairs) if kind == "counter" else pairs
 
 
 def _digest(plain: str, tensors: dict[str, Tensor]) -> str:
@@ -176,10 +169,7 @@ def resume_run(
 
 
 def origin_of(data: Data, generator: torch.Generator | None, *, secure: bool) -> dict[str, Any]:
-    """Origin of a run, for its secret checkpoint: shapes and dtypes, digests of records and of the seed.
-
-    A `secure` run has no digest of records.
-    """
+    """Kind of the records, and digests of the first ones (not if `secure`) and of the seed (secret)."""
     held = held_slots(data)  # a rank may hold none
     seed = None if generator is None else str(generator.initial_seed()).encode()
     return {
@@ -192,21 +182,18 @@ def origin_of(data: Data, generator: torch.Generator | None, *, secure: bool) ->
 def check_same_origin(
     stored: dict[str, Any], data: Data, generator: torch.Generator | None, *, secure: bool
 ) -> None:
-    """Raise if a checkpoint is of other data or of another seed: before anything is released."""
-    other = (
-        "the charges would belong to two data sets. Resume with the data that the run began with, in "
-        "the same order, or start a new run in a new directory."
-    )
+    """Raise if a checkpoint is of other data or of another seed, before any release."""
     current = origin_of(data, generator, secure=secure)
-    kinds = stored["record"], current["record"]
-    if None not in kinds and kinds[0] != kinds[1]:
+    kind, first = ((stored[name], current[name]) for name in ("record", "first"))
+    other = ""
+    if None not in kind and kind[0] != kind[1]:
+        other = f"the checkpoint is of a run on records of {kind[0]} and these are {kind[1]}"
+    elif None not in first and first[0] != first[1]:
+        other = f"the first {_FIRST} records are not those that the run began with (private, not shown)"
+    if other:
         raise CheckpointError(
-            f"the checkpoint is of a run on records of {kinds[0]} and these are {kinds[1]}: {other}"
-        )
-    if None not in (stored["first"], current["first"]) and stored["first"] != current["first"]:
-        raise CheckpointError(
-            f"the first {_FIRST} records are not those that the run began with (they are private and "
-            f"not shown): {other}"
+            f"{other}: the charges would belong to two data sets. Resume with the data that the run "
+            "began with, in the same order, or start a new run in a new directory."
         )
     if generator is not None and stored["seed"] != current["seed"]:
         began = "the operating system's randomness" if stored["seed"] is None else "another seed"
@@ -268,8 +255,7 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
     # a torn line may show a part of its release, which only the same noise reproduces: ledger.md, 4
     once = step.ledger.counts_repeating(step.plan, step.run, step.steps + 1)
     charged_since = step.ledger.last_step(step.run) > step.steps or once != step.ledger.counts
-    ours = step.reducer.description
-    ranks = state["processes"]
+    ours, ranks = step.reducer.description, state["processes"]
     theirs = f"{ranks} process{'es' * (ranks > 1)}{' with sharded parameters' * state['sharded']}"
     if isinstance(step.generator, SystemSource):
         step.reseed()
@@ -286,8 +272,7 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
 
 def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
     """Raise unless a state is of the same run, and the ledger has its charges."""
-    missing = state_of(step).keys() - check_kind("state", state, dict).keys()
-    if missing:
+    if missing := state_of(step).keys() - check_kind("state", state, dict).keys():
         raise CheckpointError(
             f"the checkpoint lacks {', '.join(sorted(missing))}. Pass the result of state_dict()."
         )
@@ -303,8 +288,7 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
     fresh = not step.ledger.last_step(state["run"]) and not isinstance(step.generator, SystemSource)
     # a torn charge of the next step is repeated by it: ledger.md, 4
     counts = step.ledger.counts_repeating(step.plan, state["run"], state["steps"] + 1)
-    charges = sum(counts.values()) - state["charges"]
-    if fresh and charges > 0:
+    if fresh and (charges := sum(counts.values()) - state["charges"]) > 0:
         raise CheckpointError(
             f"the state was saved before the first charge of its run, and {charges} charges were made "
             "to this ledger since. A run of the same seed may have drawn the same noise, which reveals "
@@ -314,12 +298,9 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
 
 def _described(facts: dict[str, Any]) -> dict[str, Any]:
     """Settings of a run for messages, without the digest of owners."""
-    settings = {
-        f"{key} of group {number}": value
-        for number, group in enumerate(facts["settings"])
-        for key, value in group.items()
-    }
     names = ("plan", "records", "neighbours", "secure", "exact", "views")
+    groups = enumerate(facts["settings"])
+    settings = {f"{key} of group {n}": value for n, group in groups for key, value in group.items()}
     return {"optimizer": facts["kind"], **{name: facts[name] for name in names}, **settings}
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -24,7 +24,7 @@ from hush.core.plan import Plan
 from hush.core.value import check_count, check_kind
 from hush.training import checkpoint
 from hush.training.checkpoint import Scheduler, resume_run, save_run
-from hush.training.data import Data, pair_of, prepare
+from hush.training.data import Data, prepare
 from hush.training.disjoint import check_held_out
 from hush.training.distributed.process_group import reducer_of
 from hush.training.evaluate import check_evaluation, evaluate
@@ -42,7 +42,6 @@ from hush.training.per_instance import PerInstance
 from hush.training.progress import Progress
 from hush.training.rehearsal import rehearsal
 from hush.training.run_folder import RunFolder, metrics_of
-from hush.training.source import Source
 from hush.training.step import PrivateStep
 
 _CHECKPOINTS, _LOGGING, _RANDOMNESS, _DISTRIBUTED = Checkpoints(), Logging(), Randomness(), Distributed()
@@ -110,18 +109,16 @@ def train(
             cover all its charges. A run with a directory has its own ledger there.
         checkpoints: folder of the run, and how it resumes.
         logging: how often the model is evaluated, callbacks and progress.
-        randomness: source of sampling and noise. A run with `secure=True` is always reseeded when it is
-            resumed.
+        randomness: source of sampling and noise. A resumed run with `secure=True` is reseeded.
         distributed: process group that trains together. Rank 0 writes the directory and evaluates;
             all return the same.
         self_test: function of the step and the data, called before the first draw; an error stops the
             run with no charge. hush.audit.self_test tests the step against its charge.
-        per_instance: accumulates the per-instance costs of every step (sensitive). With a directory
-            they are kept in the secret checkpoint and, at the end, in `per_instance.npz`, which only
-            its owner may read. Its guard decides which records take part.
-        **options: further arguments of `PrivateStep`: `records`, `units`, `neighbours`, `views`,
-            `public` and `execution`. Without `records` it is the number of records, except under
-            `ADD_REMOVE`.
+        per_instance: accumulates the per-instance costs of every step (sensitive), kept in the secret
+            checkpoint and, at the end, in `per_instance.npz` of a directory, which only its owner may
+            read. Its guard decides which records take part.
+        **options: `records`, `units`, `neighbours`, `views`, `public` and `execution` of
+            `PrivateStep`. Without `records` it is the number of records, except under `ADD_REMOVE`.
 
     Returns:
         The guarantee, the reason of the end, and the metrics.
@@ -131,33 +128,23 @@ def train(
     check_kind("checkpoints", checkpoints, Checkpoints)
     check_kind("logging", logging, Logging)
     check_kind("randomness", randomness, Randomness)
+    _check_arguments(options, checkpoints, ledger, scheduler, evaluation)
     relation = Neighbours(options.get("neighbours", Neighbours.ZERO_OUT))
     requested = None if steps is None else check_count("steps", steps, "steps are counted", 1)
     period = max(1, round(1 / plan.sampling.participation))
     if logging.every is not None:
         period = check_count("every", logging.every, "it is a number of steps", 1)
-    _check_arguments(options, checkpoints, ledger, scheduler, evaluation)
-    callbacks = tuple(logging.callbacks)
     directory = checkpoints.directory
-    length_public = options.get("units") is None and relation is not Neighbours.ADD_REMOVE
     ranks = reducer_of(distributed)
     with ranks.propagate_errors(), ExitStack() as opened:
-        ranks.agree(
-            "the arguments of hush.train",
-            {
-                "budget": str(budget),
-                "evaluation": "some" if evaluation is not None else "none",
-                "every": period,
-                "directory": "some" if directory is not None else "none",
-                "scheduler": type(scheduler).__name__,
-                "self_test": "some" if self_test is not None else "none",
-            },
-        )
+        passed = {"evaluation": evaluation, "directory": directory, "self_test": self_test}
+        facts = {name: "none" if value is None else "some" for name, value in passed.items()}
+        facts |= {"budget": str(budget), "every": str(period), "scheduler": type(scheduler).__name__}
+        ranks.agree("the arguments of hush.train", facts)
         data = prepare(data)
-        if evaluation is not None and not isinstance(evaluation, Source) and pair_of(evaluation) is None:
-            evaluation = prepare(evaluation)
+        evaluation = None if evaluation is None else prepare(evaluation)
         folder = None
-        if directory is not None and ranks.rank == 0:
+        if directory is not None and not ranks.rank:
             folder = RunFolder(
                 Path(directory), plan, resume=checkpoints.resume, settings=checkpoints.settings
             )
@@ -167,7 +154,8 @@ def train(
             opened.enter_context(folder.cleanup_on_failure())
         if evaluation is not None:
             check_held_out(evaluation, data)
-        if options.get("records") is None and length_public:
+        by_slot = options.get("units") is None and relation is not Neighbours.ADD_REMOVE
+        if by_slot and options.get("records") is None:  # their number is public
             options["records"] = ranks.place(data).slots
         step = PrivateStep(
             model,
@@ -232,7 +220,7 @@ def train(
                         folder.add_metrics(newest)
                         save_run(folder, step, scheduler, origin, per_instance)
                     ledger.compact(step.run, step.steps)  # no resumed run begins before the checkpoint
-                for on_step in () if ranks.rank else callbacks:
+                for on_step in () if ranks.rank else logging.callbacks:
                     on_step(step.steps, measured)
         if folder:
             checkpoint.save_weights(folder.weights, model)
@@ -262,14 +250,14 @@ def last_step(
     before, sizes = step.ledger.counts, dict(step.ledger.dimensions)
     limits = f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g}"
 
-    def cost(counts: dict[Plan, int]) -> float:
+    def cost(counts: Mapping[Plan, int]) -> float:
         return compose(counts, budget.delta, sizes, adjacency).epsilon.upper
 
     once = step.ledger.counts_repeating(plan, step.run, charged + 1)
     continues = requested is None or requested > charged
     if once != before and continues and max_steps(plan, budget, once, sizes, adjacency):
         before = once  # the next step is charged together with the one that was cut short
-    if (spent := cost(dict(before))) > budget.epsilon:
+    if (spent := cost(before)) > budget.epsilon:
         raise BudgetExceeded(
             f"the ledger holds charges of epsilon={spent:.4g}, more than {limits}: no step may be "
             "added. Pass the budget of the whole run."
@@ -277,17 +265,16 @@ def last_step(
     if grows_with_dimension(plan):
         sizes[plan] = max(step.dimension, sizes.get(plan, 0))
     paid = before.get(plan, 0)
-    whole = {**before, plan: paid + max(0, (requested or 0) - charged)}
-    if requested is not None and cost(whole) <= budget.epsilon:
-        return requested, "steps"
+    if requested is not None:
+        whole = {**before, plan: paid + max(0, requested - charged)}
+        if cost(whole) <= budget.epsilon:
+            return requested, "steps"
     limit = charged + max_steps(plan, budget, before, sizes, adjacency)
     if limit == 0:
-        one = cost({**before, plan: paid + 1})
-        together = " with what is on the ledger" if before else ""
+        one, together = cost({**before, plan: paid + 1}), " with what is on the ledger" * bool(before)
         raise BudgetExceeded(
-            f"{limits} is below the cost of one step{together} ({one:.4g}): not even the first step may "
-            "be taken. Add noise (hush.calibrate finds how much), lower the sampling rate, resume the "
-            "run that was charged, or raise the budget."
+            f"{limits} is below the cost of one step{together} ({one:.4g}). Add noise (hush.calibrate "
+            "finds how much), lower the sampling rate, resume the run that was charged, or raise it."
         )
     if requested is not None:
         warnings.warn(
@@ -303,7 +290,7 @@ def last_step(
 def _check_arguments(
     options: StepOptions, checkpoints: Checkpoints, ledger: object, scheduler: Any, evaluation: Any
 ) -> None:
-    """Raise for an unknown argument, a run without a directory that needs one, and a schedule alone."""
+    """Raise for arguments that are unknown, or need another one."""
     for name in options.keys() - StepOptions.__annotations__.keys():
         known = [*inspect.signature(train).parameters, *StepOptions.__annotations__]
         holders = [kind.__name__ for kind in _HOLDERS if name in kind.__dataclass_fields__]
@@ -319,8 +306,7 @@ def _check_arguments(
         )
     if checkpoints.settings is not None and directory is None:
         raise InvalidValue(
-            "settings are stored beside the run, and no directory was passed. Pass directory= as well, "
-            "or leave them out.",
+            "settings are stored in the folder of the run. Pass directory= too, or leave them out.",
             key="settings",
         )
     if ledger is not None and directory is not None:
@@ -331,7 +317,7 @@ def _check_arguments(
         )
     if ledger is not None:
         check_kind("ledger", ledger, Ledger)
-    if scheduler is not None and not isinstance(scheduler, Scheduler):
+    if not isinstance(scheduler, Scheduler | None):
         raise InvalidValue(
             f"scheduler={scheduler!r} must be a scheduler of torch.optim.lr_scheduler. Pass e.g. "
             "torch.optim.lr_scheduler.StepLR(optimizer, 100)."
