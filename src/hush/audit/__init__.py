@@ -9,13 +9,11 @@ if TYPE_CHECKING:
 
 __all__ = ["self_test"]
 
-_modules = lazy_modules(__name__)
-
 
 def __getattr__(name: str) -> Any:
     # on first use: the lower bounds need no torch
     if name != "self_test":
-        return _modules(name)
+        return lazy_modules(__name__)(name)
     from hush.audit.run_self_test import self_test
 
     return self_test

@@ -1,7 +1,4 @@
-"""Private runs with canaries: records of the auditor with gradients as visible as clipping allows.
-
-A canary that is out leaves its slot empty, as neighbours are zero-out.
-"""
+"""Private runs with canaries: records of the auditor. A canary that is out leaves its slot empty."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -69,17 +66,12 @@ Directions = Spikes | Signs
 
 
 def directions_for(
-    plan: Plan,
-    model: nn.Module,
-    loss: Loss,
-    data: Data,
-    canaries: int,
-    generator: torch.Generator,
+    plan: Plan, model: nn.Module, loss: Loss, data: Data, canaries: int, generator: torch.Generator
 ) -> Directions:
     """Directions of the largest influence that the plan's clipping allows.
 
-    A single coordinate if only an l_p norm with p <= 2 is bounded: the coordinates on which other
-    records have the smallest gradients. Else, signs at all coordinates.
+    If only an l_p norm with p <= 2 is bounded, the coordinates on which other records have the smallest
+    gradients. Else, signs at all coordinates.
     """
     trained = [value for value in model.parameters() if value.requires_grad]
     dimension, device = sum(value.numel() for value in trained), trained[0].device
@@ -91,10 +83,8 @@ def directions_for(
                 f"Pass e.g. canaries={dimension // 2 or 1}.",
                 key="canaries",
             )
-        # the mean absolute per-sample gradient of the first records, by coordinate
         some = torch.arange(min(_QUIET_RECORDS, count(data)))
-        inputs, targets = take(data, some)
-        tape = record(model, loss, inputs.to(device), targets.to(device))
+        tape = record(model, loss, *(part.to(device) for part in take(data, some)))
         sums = (
             torch.cat([part.abs().sum(0).reshape(-1) for part in gradients.values()])
             for _, gradients in tape.chunks()
@@ -107,8 +97,8 @@ def directions_for(
 
 def mislabelled(
     inputs: Tensor, targets: Tensor, canaries: int, classes: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Random records with wrong labels, as canaries in input space: a model can only memorise them."""
+) -> Example:
+    """Random records with wrong labels: a model can only memorise them."""
     some = torch.randperm(len(targets), generator=generator)[:canaries].to(targets.device)
     moved = torch.randint(1, classes, (len(some),), generator=generator).to(targets.device)
     return inputs[some.to(inputs.device)], (targets[some] + moved) % classes
@@ -150,19 +140,17 @@ def run_with_canaries(
     With `units` a canary is an owner, and one coin includes all of its records.
 
     Args:
-        model: Module to train, in place.
-        loss: Loss with one value per record.
-        optimizer: Optimizer of the noisy gradients.
+        model: As in `PrivateStep`.
+        loss: As in `PrivateStep`.
+        optimizer: As in `PrivateStep`.
         plan: Plan that is run and charged.
         data: Ordinary records.
         canaries: Records of the auditor, those of one owner consecutive, scored by the fall of their
-            loss; or `Directions`, the gradients of the canaries' records, scored by their clipped
-            gradient in the updates.
+            loss; or `Spikes` or `Signs`, scored by their clipped gradients in the updates.
         included: Fair coin for each canary.
         steps: Number of steps.
         delta: Delta of the guarantee that is reported.
-        others: Whether ordinary records take part. Without them the canaries are most visible; the
-            guarantee holds for any records.
+        others: Whether ordinary records take part; canaries are most visible without them.
         generator: As in `Randomness`.
         secure: As in `Randomness`.
         physical_batch: As in `Execution`.
@@ -180,45 +168,39 @@ def run_with_canaries(
             "privacy. Pass units=, or leave out owned.",
             key="owned",
         )
-    if isinstance(canaries, tuple):
-        own = canaries
-    else:  # a selective test evaluates the canaries on ordinary inputs
-        some = torch.arange(owned * len(included)) % len(data[1])
-        own = data[0][some.to(data[0].device)], data[1][some.to(data[1].device)]
-    if len(own[1]) != owned * len(included) or (
-        directions is not None and directions.canaries != len(included)
-    ):
+    coins, number, ordinary = included.cpu(), len(included), len(data[1])
+    # a selective test evaluates directions on ordinary inputs
+    some = torch.arange(owned * number) % ordinary
+    own = canaries if isinstance(canaries, tuple) else take(data, some)
+    if len(own[1]) != owned * number or (directions and directions.canaries != number):
         raise DataError(
-            f"There are {len(included)} coins, and another number of canaries with {owned} records "
-            "each. Pass one coin per canary."
+            f"There are {number} coins, and another number of canaries with {owned} records each. Pass "
+            "one coin per canary."
         )
-    whose = torch.arange(len(included)).repeat_interleave(owned)
-    all_units = None
+    whose = torch.arange(number).repeat_interleave(owned)
     if units is not None:
-        ordinary_units = UnitTable.of(units.owners, 1)
-        owners = torch.cat([ordinary_units.owners, len(ordinary_units) + whose])
-        all_units = replace(units, owners=owners)
+        table = UnitTable.of(units.owners, 1)
+        units = replace(units, owners=torch.cat([table.owners, len(table) + whose]))
     step = CanaryStep(
         WithCanaryIndex(model),
         lambda outputs, targets: per_sample(outputs[0], targets),
         optimizer,
         plan,
-        records=len(data[1]) + len(included) if units is None else None,
-        units=all_units,
+        records=ordinary + number if units is None else None,
+        units=units,
         randomness=Randomness(generator=generator, secure=secure),
         execution=Execution(physical_batch=physical_batch),
         views=None if views is None else _views_with_index(views),
         public=None if public is None else _with_index(public, torch.full((len(public[1]),), ORDINARY)),
     )
     step.directions = directions
-    coins, ordinary = included.cpu(), len(data[1])
     who = torch.cat([torch.full((ordinary,), ORDINARY), whose])
     present = torch.cat([torch.full((ordinary,), others), coins[whose]])
-    slots = tuple(torch.cat([a, b.to(a.device)]) for a, b in zip(data, own, strict=True))
-    before = _losses(model, per_sample, own, owned) if directions is None else None
-    scores = torch.zeros(len(included), dtype=torch.float64)
+    slots = [torch.cat([a, b.to(a.device)]) for a, b in zip(data, own, strict=True)]
+    before = None if directions else _losses(model, per_sample, own, owned)
+    scores = torch.zeros(number, dtype=torch.float64)
     for batch in step.batches(_with_index((slots[0], slots[1]), who), steps=steps, present=present):
-        if step(batch) and directions is not None:
+        if step(batch) and directions:
             assert step.update is not None
             scores += step.scores(directions, step.update).cpu()
         done()
@@ -249,18 +231,15 @@ class CanaryStep(PrivateStep):
         """Inner product of an update with each canary's own clipped gradient."""
         if isinstance(directions, Spikes):
             return update[directions.coordinates].double()
-        if self._traces is None or self._traces[0] is not self._basis_used:
-            self._traces = self._basis_used, self._clipped_alone(directions)
+        basis = self._basis_used
+        if self._traces is None or self._traces[0] is not basis:
+            rows = []
+            for who in torch.arange(directions.canaries, device=self.device).split(1):
+                alone = self._clip_canaries(directions, who, torch.ones_like(who), basis, None)
+                flat = torch.cat([part.reshape(-1) for part in alone.total.values()])
+                rows.append(flat if basis is None else basis.to_parameters(flat))
+            self._traces = basis, torch.stack(rows)
         return self._traces[1] @ update
-
-    def _clipped_alone(self, directions: Directions) -> Tensor:
-        """Clipped gradient of each canary, with all of its coordinates, a row each."""
-        rows = []
-        for who in torch.arange(directions.canaries, device=self.device).split(1):
-            alone = self._clip_canaries(directions, who, torch.ones_like(who), self._basis_used, None)
-            flat = torch.cat([part.reshape(-1) for part in alone.total.values()])
-            rows.append(flat if self._basis_used is None else self._basis_used.to_parameters(flat))
-        return torch.stack(rows)
 
     def clip_physical_batch(
         self,
@@ -270,30 +249,30 @@ class CanaryStep(PrivateStep):
         present: Tensor | None,
         counts: Tensor | None,
     ) -> ClippedSum:
-        """Clipped sum of a physical batch, with the directions as gradients of canaries."""
-        self._basis_used = basis
-        directions = self.directions
+        self._basis_used, directions = basis, self.directions
         if directions is None or present is None:
             return super().clip_physical_batch(inputs, targets, basis, present, counts)
         who, mask = inputs[1], self.coordinate_mask()
-        ordinary = present & (who == ORDINARY)
-        parts = [super().clip_physical_batch(inputs, targets, basis, ordinary, counts)]
-        canary = present & (who != ORDINARY)
-        drawn, unit = who[canary], torch.arange(len(who), device=who.device)
+        is_ordinary = who == ORDINARY
+        parts = [super().clip_physical_batch(inputs, targets, basis, present & is_ordinary, counts)]
+        canary = present & ~is_ordinary
+        unit = torch.arange(len(who), device=who.device)
         if counts is not None:
             unit = unit[: len(counts)].repeat_interleave(counts)
         owned = unit[canary].unique_consecutive(return_counts=True)[1]
         at_once = CHUNK_ENTRIES[self.device.type] // (self.dimension * max(owned.tolist(), default=1))
         groups = owned.split(max(1, at_once))
+        drawn = who[canary].split([int(few.sum()) for few in groups])
         parts += [
             self._clip_canaries(directions, some, few, basis, mask)
-            for some, few in zip(drawn.split([int(few.sum()) for few in groups]), groups, strict=True)
+            for some, few in zip(drawn, groups, strict=True)
             if len(some)
         ]
-        total = {
-            name: torch.stack([part.total[name] for part in parts]).sum(0) for name in parts[0].total
-        }
-        return ClippedSum(total=total, skipped=torch.stack([part.skipped for part in parts]).sum())
+        sums = {name: [part.total[name] for part in parts] for name in parts[0].total}
+        return ClippedSum(
+            total={name: torch.stack(each).sum(0) for name, each in sums.items()},
+            skipped=torch.stack([part.skipped for part in parts]).sum(),
+        )
 
     def _clip_canaries(
         self,
@@ -306,14 +285,15 @@ class CanaryStep(PrivateStep):
         """Clipped sum of the directions of canaries `who`; consecutive `counts` of them form a unit."""
         # longer than every bound: all of them are clipped
         length = 2 * max(block.norm for block in self.plan.clipping.sensitivity(self.dimension))
-        rows = directions.rows(who, length)
         trained = self.trainable()
-        parts = rows.split([value.numel() for value in trained.values()], dim=1)
-        terms = {
-            name: Dense(part.reshape(len(who), *value.shape))
-            for (name, value), part in zip(trained.items(), parts, strict=True)
-        }
-        records = GradientTape(dict(terms), self.device)
+        parts = directions.rows(who, length).split([value.numel() for value in trained.values()], dim=1)
+        records = GradientTape(
+            {
+                name: Dense(part.reshape(len(who), *value.shape))
+                for (name, value), part in zip(trained.items(), parts, strict=True)
+            },
+            self.device,
+        )
         tape: GradientTape | UnitTape = records
         if self.units is not None:
             tape = unit_tape(records, counts, self.units.reduction, None)

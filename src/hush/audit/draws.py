@@ -1,7 +1,4 @@
-"""Checks that the units of a step and of its test are drawn as charged: exact p-values.
-
-A unit of privacy is a record, or an owner of several.
-"""
+"""Checks that units (records, or owners of several) are drawn as charged: exact p-values."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +9,6 @@ import numpy.typing as npt
 import torch
 from scipy import stats
 
-from hush.core.guarantee import Neighbours
 from hush.training.data import Batch, Data
 from hush.training.methods.selective import trials_of
 from hush.training.rehearsal import rehearsal
@@ -45,16 +41,24 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
     """Check that units are drawn at the rate charged, independently across units and steps.
 
     A batch must hold at most `per_unit` records of an owner, consecutive and without repetition. Of
-    several ranks, the batch of all of them counts. Batches are drawn and discarded.
+    several ranks, the batch of all of them counts. The step is left unchanged.
 
     Args:
-        step: Private step, which is left unchanged.
+        step: Private step.
         data: Records that the step is for.
         draws: Number of batches.
     """
-    empty = Batch(torch.arange(0), data, 1)
+    empty, drawn = Batch(torch.arange(0), data, 1), []
     with rehearsal(step):
-        drawn = [units_drawn(step, gathered(step, step.draw(empty))) for _ in range(draws)]
+        for _ in range(draws):
+            batch = step.draw(empty)
+            if step.reducer.size > 1:  # as the ranks share it, one after another
+                own, first = step.reducer.share(batch), step.reducer.place(data).first
+                shares = step.reducer.gather("the draws", (own.indices.cpu() + first, own.counts))
+                counts = None if own.counts is None else torch.cat([counts for _, counts in shares])
+                slots = torch.cat([slots for slots, _ in shares])
+                batch = replace(batch, indices=slots, counts=counts)
+            drawn.append(_units_drawn(step, batch))
     p_value = _coin_table(drawn, number_of_units(step, data), step.plan.sampling.participation)
     return Check(name="draws of units", p_value=p_value)
 
@@ -62,21 +66,20 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
 def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
     """Check that a test's units are drawn at its rate, independently of the training batch.
 
-    The number of units in both batches is binomial with the product of the rates, exactly. The step, of
-    a selective plan, is left unchanged.
+    The number of units in both batches is binomial with the product of the rates. The step, of a
+    selective plan, is left unchanged.
     """
     trials = trials_of(step)
     empty, overlap, tested = Batch(torch.arange(0), data, 1), 0, []
     with rehearsal(step):
         for _ in range(draws):
             batch = step.draw(empty)
-            trained, numbers = units_drawn(step, batch), units_drawn(step, trials.draw_test(batch))
+            trained, numbers = _units_drawn(step, batch), _units_drawn(step, trials.draw_test(batch))
             tested.append(numbers)
             if trained is not None and numbers is not None:
                 overlap += int(np.isin(trained, numbers).sum())
     rate, units = trials.release.rate, number_of_units(step, data)
-    joint_rate = step.plan.sampling.participation * rate
-    joint = float(stats.binomtest(overlap, draws * units, joint_rate).pvalue)
+    joint = stats.binomtest(overlap, draws * units, step.plan.sampling.participation * rate).pvalue
     p_value = bonferroni(np.array([joint, _coin_table(tested, units, rate)]))
     return Check(name="draws of the test", p_value=p_value)
 
@@ -85,17 +88,15 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
     """Check that the verdict of a selective test has the noise charged.
 
     A rise of the loss by one deviation of the noise below or above the threshold is accepted with
-    probability Phi(1) or Phi(-1): the number of acceptances is binomial, exactly. The step, of a
-    selective plan, is left unchanged.
+    probability Phi(1) or Phi(-1). The step, of a selective plan, is left unchanged.
     """
-    trials = trials_of(step)
+    trials, by_side = trials_of(step), []
     release = trials.release
     deviation = release.multiplier * release.clip * (2 if release.test == "mean" else 1)
-    by_side = []
     with rehearsal(step):
         for side in (-1.0, 1.0):
-            rise = release.threshold * release.clip + side * deviation
-            rises = torch.full((tries,), rise, dtype=torch.float64, device=step.device)
+            at = release.threshold * release.clip + side * deviation
+            rises = torch.full((tries,), at, dtype=torch.float64, device=step.device)
             accepted = sum(trials.noisy_verdict(each) for each in rises)
             by_side.append(stats.binomtest(accepted, tries, float(stats.norm.cdf(-side))).pvalue)
     return Check(name="noise of the verdict", p_value=bonferroni(np.array(by_side)))
@@ -104,15 +105,6 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
 def number_of_units(step: PrivateStep, data: Data) -> int:
     """Number of units of privacy that are drawn from."""
     return step.reducer.place(data).slots if step.units is None else len(step.units)
-
-
-def public_divisor(step: PrivateStep, data: Data) -> float:
-    """Expected number of units drawn, which divides a noisy sum.
-
-    A public number of units is counted here, so a step with another divisor fails.
-    """
-    private = step.adjacency.neighbours is Neighbours.ADD_REMOVE
-    return step.plan.sampling.expected(step.records if private else number_of_units(step, data))
 
 
 def batch_of_units(step: PrivateStep, number: int, data: Data, physical: int) -> Batch:
@@ -124,20 +116,10 @@ def batch_of_units(step: PrivateStep, number: int, data: Data, physical: int) ->
     return Batch(slots, data, physical, counts=counts)
 
 
-def gathered(step: PrivateStep, batch: Batch) -> Batch:
-    """The batch as the ranks of a step share it, one rank after another."""
-    if step.reducer.size == 1:
-        return batch
-    own, first = step.reducer.share(batch), step.reducer.place(batch.data).first
-    shares = step.reducer.gather("the draws", (own.indices.cpu() + first, own.counts))
-    counts = None if own.counts is None else torch.cat([counts for _, counts in shares])
-    return replace(batch, indices=torch.cat([slots for slots, _ in shares]), counts=counts)
+def _units_drawn(step: PrivateStep, batch: Batch) -> UnitNumbers | None:
+    """Numbers of the units in a batch.
 
-
-def units_drawn(step: PrivateStep, batch: Batch) -> UnitNumbers | None:
-    """Numbers of the units in a batch; None if the records of one are not as promised.
-
-    Promised are 1 to `per_unit` records of each unit, all its own, consecutive and without repetition.
+    None unless each has 1 to `per_unit` of its own records, consecutive and without repetition.
     """
     slots = batch.indices.cpu()
     if step.units is None:
@@ -183,7 +165,8 @@ def joint_draws(table: npt.NDArray[np.bool_], rate: float) -> float:
             if (turn == first).any():
                 together.append(drawn_together[:, turn == first].sum())
                 pairs.append(len(table) * (turn == first).sum())
-    return bonferroni(two_sided_coins(np.array(together), np.array(pairs), rate**2)) if pairs else 1.0
+    heads, law = np.array(together), stats.binom(np.array(pairs), rate**2)
+    return bonferroni(np.array([law.cdf(heads), law.sf(heads - 1)])) if pairs else 1.0
 
 
 def sizes(counts: Array, thrown: int, rate: float) -> float:
@@ -199,12 +182,6 @@ def sizes(counts: Array, thrown: int, rate: float) -> float:
     return float(stats.binomtest(far, len(counts), chance).pvalue)
 
 
-def two_sided_coins(heads: Array, thrown: Array, rate: float) -> Array:
-    """P-value of each number of heads among `thrown` coins."""
-    law = stats.binom(thrown, rate)
-    return np.asarray(np.minimum(1.0, 2 * np.minimum(law.cdf(heads), law.sf(heads - 1))))
-
-
 def bonferroni(p_values: Array) -> float:
-    """P-value of the smallest of several, for any dependence (Bonferroni)."""
+    """P-value of the smallest of several, such as both tails of a statistic, for any dependence."""
     return min(1.0, float(p_values.size * p_values.min(initial=1.0)))

@@ -1,12 +1,13 @@
 """Lower bounds on epsilon from the errors of a test, and from canaries in one run or many.
 
-Nasr et al. 2023 (many runs), Steinke, Nasr and Jagielski 2023 and Mahloujifar, Melis and Chaudhuri 2024
-(one run, f-DP). Proofs: docs/guarantees/audit.md and docs/guarantees/audit-canaries.md.
+Nasr et al. 2023; Steinke, Nasr and Jagielski 2023; Mahloujifar, Melis and Chaudhuri 2024. Proofs:
+docs/guarantees/audit.md and docs/guarantees/audit-canaries.md.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 
 import numpy as np
@@ -20,18 +21,13 @@ from hush.core.value import Range
 
 Array = npt.NDArray[np.float64]
 CONFIDENCE = Range(
-    above=0,
-    below=1,
-    why="it is the probability that the interval holds, and no count makes one certain",
-    example=0.95,
+    above=0, below=1, why="it is the probability that the interval holds: never certain", example=0.95
 )
-# betaincinv is right to about 1e-14; the ends are moved outwards by more.
 _OUTWARD = 1e-12
+"""The ends are moved outwards by more than the error of betaincinv, about 1e-14."""
 _FEWEST_RUNS = 8
-# Grid of epsilons and separations; finer than the statistical error of any such bound.
-_STEP = 0.01
-_STRIDE = 50
-_LARGEST = 30.0
+_STEP, _STRIDE, _LARGEST = 0.01, 50, 30.0
+"""Grid of epsilons and separations, finer than the statistical error of any such bound."""
 _UNIT = NormalDist()
 
 InverseCurve = Callable[[float], float]
@@ -42,7 +38,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[flo
     """Clopper-Pearson interval of a success probability.
 
     **Guarantee.** For any success probability, both ends hold with probability `confidence` or more if
-    the trials are independent and their number was fixed beforehand: docs/guarantees/audit.md.
+    the trials are independent and their number was fixed beforehand.
 
     >>> low, high = clopper_pearson(0, 100, 0.95)
     >>> low, round(high, 6)
@@ -63,13 +59,13 @@ def epsilon_lower(
     delta: float,
     confidence: float,
 ) -> float:
-    """Lower bound on epsilon at `delta` from the errors of a distinguishing test.
+    """Lower bound on epsilon at `delta` from the errors of a test that tells runs apart.
 
-    The test accepted `true_positives` of `positives` runs with the record, and
-    `false_positives` of `negatives` runs without it.
+    It accepted `true_positives` of `positives` runs with the record, and `false_positives` of
+    `negatives` runs without it.
 
     **Guarantee.** With probability `confidence` no guarantee of a smaller epsilon holds, if the test was
-    chosen without these runs: docs/guarantees/audit.md.
+    chosen without these runs.
 
     >>> round(epsilon_lower(900, 1000, 100, 1000, 1e-5, 0.95), 3)
     1.99
@@ -126,10 +122,8 @@ def many_runs(
         )
     (first, present), (first_outside, absent) = (np.split(x, [len(x) // 2]) for x in scores)
     threshold = best_threshold(first, first_outside)
-    counts = (
-        *(int((present > threshold).sum()), len(present)),
-        *(int((absent > threshold).sum()), len(absent)),
-    )
+    hits, wrong = int((present > threshold).sum()), int((absent > threshold).sum())
+    counts = hits, len(present), wrong, len(absent)
     separation = separation_lower(*counts, confidence)
     return CanaryBound(
         epsilon=epsilon_lower(*counts, delta, confidence),
@@ -154,25 +148,20 @@ def separation_lower(
 
 def roc_curve(members: Array, others: Array) -> tuple[Array, Array]:
     """False and true positive rates, from (0, 0) to (1, 1), with a point per distinct score."""
-    for name, scores in (("members", members), ("others", others)):
+    for scores in (members, others):
         if scores.ndim != 1 or not len(scores) or np.isnan(scores).any():
-            raise DataError(
-                f"The scores of the {name} must be a non-empty list of numbers, one for each record."
-            )
+            raise DataError("Scores must be a non-empty list of numbers, one for each record.")
     scores = np.concatenate([members, others])
     order = np.argsort(-scores, kind="stable")
     ordered = scores[order]
     last = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(scores) - 1)
     hits = np.cumsum(order < len(members))[last]
     accused = last + 1 - hits
-    return (
-        np.concatenate([[0.0], accused / len(others)]),
-        np.concatenate([[0.0], hits / len(members)]),
-    )
+    return np.append(0.0, accused / len(others)), np.append(0.0, hits / len(members))
 
 
 def best_threshold(members: Array, others: Array) -> float:
-    """Threshold that maximises true minus false positive rate, to be applied to other scores."""
+    """Threshold that maximises true minus false positive rate, for other scores."""
     false, true = roc_curve(members, others)
     place = int(np.argmax(true - false))
     scores = -np.unique(-np.concatenate([members, others]))
@@ -184,7 +173,7 @@ def best_threshold(members: Array, others: Array) -> float:
 def surest_guesses(scores: npt.ArrayLike, included: npt.ArrayLike, made: int) -> Guesses:
     """Guess "in" for the highest scores and "out" for the lowest, and abstain from the others.
 
-    The number of guesses made is fixed beforehand, as the proof requires.
+    The number of guesses must be fixed beforehand.
     """
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
     if values.ndim != 1 or values.shape != truth.shape or not len(values):
@@ -225,11 +214,8 @@ def one_run(
     level = (1 - CONFIDENCE.check("confidence", confidence)) / len(shares)
     canaries = np.asarray(scores).size
     guesses = [surest_guesses(scores, included, max(1, round(share * canaries))) for share in shares]
-
-    bounds = [
-        _largest_refuted(some, level, lambda epsilon: approximate_dp_curve(epsilon, delta))
-        for some in guesses
-    ]
+    curve = partial(approximate_dp_curve, delta=delta)
+    bounds = [_largest_refuted(some, level, curve) for some in guesses]
     separation = max(_largest_refuted(some, level, gaussian_curve) for some in guesses)
     return CanaryBound(
         epsilon=max(bounds),
@@ -246,12 +232,10 @@ def _largest_refuted(guesses: Guesses, level: float, curve: Callable[[float], In
     bound above the truth means that the first stride or step above the truth was refuted wrongly. Both
     are events "at least k right", and one contains the other, so the errors do not add up.
     """
-    last = 0
+    last, most = 0, _LARGEST / _STEP
     for stride in (_STRIDE, 1):
-        while last + stride <= _LARGEST / _STEP and refutes_curve(
-            guesses, level, curve((last + stride) * _STEP)
-        ):
-            last += stride
+        while (at := last + stride) <= most and refutes_curve(guesses, level, curve(at * _STEP)):
+            last = at
     return last * _STEP
 
 

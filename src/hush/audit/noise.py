@@ -1,7 +1,4 @@
-"""Checks that the noise of a private step has the law that is charged: exact p-values.
-
-The data must need no protection. docs/guarantees/audit.md lists the errors that each check can detect.
-"""
+"""Checks that the noise of a private step has the law that is charged: docs/guarantees/audit.md."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,17 +8,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from hush.audit.draws import (
-    Array,
-    Check,
-    batch_of_units,
-    bonferroni,
-    number_of_units,
-    public_divisor,
-    two_sided_coins,
-)
+from hush.audit.draws import Array, Check, batch_of_units, bonferroni, number_of_units
 from hush.clipping import Subspaces
 from hush.core.errors import Unsupported
+from hush.core.guarantee import Neighbours
 from hush.core.randomness import SystemSource
 from hush.core.release import Selective
 from hush.training.data import Batch, Data
@@ -74,11 +64,13 @@ def _observed(
     step: PrivateStep, batches: Iterable[Batch], update: Callable[[Batch], Tensor]
 ) -> ObservedNoise:
     """Difference of the noisy sum that follows from each update and the sum before noise."""
-    exponent, scales = noise_law_of(step)
-    rows = []
+    exponent, scales = _noise_law_of(step)
+    private, rows = step.adjacency.neighbours is Neighbours.ADD_REMOVE, []
     for batch in batches:
+        # a public number of units is counted here, so a step with another divisor fails
+        units = step.records if private else number_of_units(step, batch.data)
         total = sum_before_noise(step, batch)
-        noisy = _whole(step, update(batch)) * public_divisor(step, batch.data)
+        noisy = _whole(step, update(batch)) * step.plan.sampling.expected(units)
         rows.append((noisy - total).numpy() / scales)
     return ObservedNoise(noise=np.array(rows), exponent=exponent)
 
@@ -91,7 +83,7 @@ def noise_scale(observed: ObservedNoise) -> Check:
     """
     total = float((np.abs(observed.noise) ** observed.exponent).sum())
     law = stats.gamma(observed.noise.size / observed.exponent)
-    return Check(name="noise scale", p_value=min(1.0, 2 * min(law.cdf(total), law.sf(total))))
+    return Check(name="noise scale", p_value=bonferroni(np.array([law.cdf(total), law.sf(total)])))
 
 
 def noise_at_any_size(
@@ -122,7 +114,7 @@ def noise_law(observed: ObservedNoise) -> Check:
     """
     totals = (np.abs(observed.noise) ** observed.exponent).sum(0)
     law = stats.gamma(len(observed.noise) / observed.exponent)
-    by_coordinate = bonferroni(np.minimum(1.0, 2 * np.minimum(law.cdf(totals), law.sf(totals))))
+    by_coordinate = bonferroni(np.array([law.cdf(totals), law.sf(totals)]))
     pooled = float(stats.kstest(observed.noise.ravel(), stats.gennorm(observed.exponent).cdf).pvalue)
     return Check(name="law of the noise", p_value=bonferroni(np.array([by_coordinate, pooled])))
 
@@ -131,15 +123,15 @@ def noise_fresh(observed: ObservedNoise) -> Check:
     """Check that the noise is independent across coordinates and steps, at every distance.
 
     Entries of every two steps are compared at every distance along the step. For any symmetric law the
-    products of signs at one distance are independent fair coins, exactly: each includes a sign that the
-    ones before it do not. A Fourier transform computes all distances at once.
+    products of signs at one distance are independent fair coins, exactly.
 
     Args:
         observed: Noise of some steps. A repeat after k steps shows in more than k of them.
     """
     noise = observed.noise
     steps, numbers = noise.shape
-    shape = 2 * steps, 2 * numbers  # padded with zeros against wrapping around
+    # a Fourier transform computes all distances at once; zeros keep it from wrapping around
+    shape = 2 * steps, 2 * numbers
     spectrum = np.fft.rfft2(np.where(noise < 0, -1.0, 1.0), shape)
     products = np.fft.irfft2(np.abs(spectrum) ** 2, shape)[:steps]
     lag = np.arange(2 * numbers)
@@ -151,9 +143,9 @@ def noise_fresh(observed: ObservedNoise) -> Check:
     excess, thrown = products[compared].round(), pairs[compared]
     # exact p-values of the most extreme distances; the others count in the correction
     extreme = np.argsort(excess**2 / thrown)[-_EXTREME:]
-    p_values = two_sided_coins((excess + thrown)[extreme] / 2, thrown[extreme], 0.5)
-    p_value = min(1.0, float(thrown.size * p_values.min(initial=1.0)))
-    return Check(name="fresh noise", p_value=p_value)
+    heads, law = (excess + thrown)[extreme] / 2, stats.binom(thrown[extreme], 0.5)
+    tail = np.minimum(law.cdf(heads), law.sf(heads - 1)).min(initial=0.5)
+    return Check(name="fresh noise", p_value=min(1.0, float(2 * thrown.size * tail)))
 
 
 def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
@@ -174,16 +166,15 @@ def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
 def observable(step: PrivateStep) -> bool:
     """Whether the noise of a step is the difference of its release and a clipped sum."""
     try:
-        return bool(noise_law_of(step))
+        return bool(_noise_law_of(step))
     except Unsupported:
         return False
 
 
-def noise_law_of(step: PrivateStep) -> tuple[float, Array]:
+def _noise_law_of(step: PrivateStep) -> tuple[float, Array]:
     """Exponent and scales (one per coordinate) of the density exp(-(|x| / scale)^exponent) of the noise.
 
-    Raises:
-        Unsupported: If noise is not added to a clipped sum.
+    Raises unless noise is added to a clipped sum.
     """
     if isinstance(step.plan.clipping, Subspaces) and step.plan.clipping.bases is not None:
         raise Unsupported(

@@ -4,6 +4,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,9 +40,7 @@ from hush.training.step import PrivateStep
 
 _NUMBERS = 1000
 """Numbers of noise to observe: enough for a scale that is off by a fifth."""
-_MOST_NUMBERS = 2**18
-_COINS = 2_000_000
-_VERDICTS = 200
+_MOST_NUMBERS, _COINS, _VERDICTS = 2**18, 2_000_000, 200
 _LENGTHS = (1.0, 1e4, 1e8)
 """Factors of the losses, in clipping norms: rules must also hold for far outliers."""
 
@@ -53,8 +53,8 @@ def self_test(step: PrivateStep, data: Data) -> None:
     the test's draws and noise. `ADD_REMOVE`: updates do not depend on the length of the data. The noise
     is not checked in public bases, nor if it is not added to a sum (`Rectified` and others).
 
-    **Guarantee.** Only the verdict is released: model, optimizer, randomness and ledger are restored,
-    and the error is one fixed message. A correct step fails with probability below 2e-5 for any records.
+    **Guarantee.** Only the verdict is released: model, optimizer, randomness and ledger are restored.
+    A correct step fails with probability below 2e-5 for any records.
 
         hush.train(..., self_test=hush.audit.self_test)
 
@@ -66,9 +66,9 @@ def self_test(step: PrivateStep, data: Data) -> None:
         passed = [check.passed for check in _checks(step, data)]  # always all of them
     if not all(passed):
         raise Unsupported(
-            "The self-test found that this step does not do what is charged. The error does not name "
-            "the check, as that may depend on the records; ledger and model are unchanged. "
-            "Run the checks of docs/guarantees/audit.md on data that need no protection."
+            "The self-test found that this step does not do what is charged. Which check failed may "
+            "depend on the records and is not shown. Run the checks of docs/guarantees/audit.md on data "
+            "that need no protection."
         )
 
 
@@ -120,9 +120,8 @@ def influence(
 
     With the same coins, masks and dropout, and for gradients of several lengths, the sum must move by
     the unit's own share, within the sensitivity set of the plan and the step's `rounding`. The content
-    of empty slots must not change a bit of the sum: the shares of other units do not depend on it. All
-    slots of an owner are emptied together, with its records and with copies of one, whose gradients add
-    up. The step is left unchanged.
+    of empty slots must not change a bit of the sum. All slots of an owner are emptied together. The step
+    is left unchanged.
 
     Args:
         step: Private step whose randomness has a state.
@@ -130,15 +129,10 @@ def influence(
         places: Units of the batch that are removed, one at a time. None: all.
         lengths: Factors of the loss, in clipping norms.
     """
-    if isinstance(step.generator, SystemSource) or not len(batch):
+    if isinstance(step.generator, SystemSource) or not len(batch) or step.reducer.shard:
         raise Unsupported(
-            "This check repeats a sum with the same coins and masks. Pass a step without secure=True, "
-            "and a batch that is not empty."
-        )
-    if step.reducer.shard:
-        raise Unsupported(
-            "This check repeats a sum, and with shard=True no rank holds all records. Check the step "
-            "without shard, on records that every rank can read."
+            "This check repeats a sum of the same records with the same coins and masks. Pass a step "
+            "without secure=True and shard=True, and a batch that is not empty."
         )
     counts = torch.ones(len(batch), dtype=torch.long) if batch.counts is None else batch.counts.cpu()
     slots, data = torch.arange(len(batch.indices)), take(batch.data, batch.indices)
@@ -148,24 +142,21 @@ def influence(
     def total(content: Data, present: Tensor) -> Tensor:
         return sum_before_noise(step, Batch(slots, content, batch.physical, present, batch.counts))
 
-    def as_bounded(length: float) -> bool:
-        factor = 1.0 if length == 1 else length * step.plan.clipping.reference_norm
-        step.gradients.loss = lambda outputs, targets: factor * loss(outputs, targets)
-        return all(_own_share(step, total, data, unit == place) for place in emptied)
-
-    loss = step.gradients.loss
+    bounded, loss = True, step.gradients.loss
     try:
         with rehearsal(step):
-            bounded = all(map(as_bounded, lengths))
+            for length in lengths:
+                factor = 1.0 if length == 1 else length * step.plan.clipping.reference_norm
+                step.gradients.loss = partial(lambda by, *pair: by * loss(*pair), factor)
+                shares = (_own_share(step, total, data, unit == place) for place in emptied)
+                bounded = bounded and all(shares)
     finally:
         step.gradients.loss = loss
     return Check(name="influence of a unit", p_value=float(bounded))
 
 
 def charged(step: PrivateStep, data: Data, steps: int) -> Check:
-    """Check that every step is charged once, on the ledger and in its file.
-
-    Several ranks have one ledger, which rank 0 writes and the others copy.
+    """Check that every step is charged once, on the ledger, its file, and its copies on other ranks.
 
     Args:
         step: Private step, whose model moves.
@@ -188,10 +179,10 @@ def charged(step: PrivateStep, data: Data, steps: int) -> Check:
 
 
 def length_hidden(step: PrivateStep, data: Data) -> Check:
-    """Check that an update does not depend on the private number of units.
+    """Check that an update does not depend on the private number of units (`ADD_REMOVE`).
 
     The update of an empty batch with the same noise is compared, bit for bit, on data without the last
-    unit. The step, for `ADD_REMOVE`, is left unchanged.
+    unit. The step is left unchanged.
     """
     source, units = step.generator, step.units
     private = step.adjacency.neighbours is Neighbours.ADD_REMOVE
@@ -202,15 +193,13 @@ def length_hidden(step: PrivateStep, data: Data) -> Check:
         )
     rows = count(data) - (1 if units is None else int(units.counts[-1]))
     pair = pair_of(data)
-    if pair is None:
-        first: Data = Subset(data, range(rows))  # type: ignore[arg-type]
-    else:
+    first: Any = Subset(data, range(rows))  # type: ignore[arg-type]
+    if pair is not None:
         first = tree_map(tuple(pair), lambda values: values[:rows])
-    # the batch is empty, so the owners of the remaining rows do not matter
-    fewer = None if units is None else replace(units, order=torch.arange(rows), counts=units.counts[:-1])
     update = _update_of_nobody(step, data)
     try:
-        step.units = fewer
+        if units is not None:  # the batch is empty, so the owners of the remaining rows do not matter
+            step.units = replace(units, order=torch.arange(rows), counts=units.counts[:-1])
         of_fewer = _update_of_nobody(step, first)
     finally:
         step.units = units
@@ -218,10 +207,7 @@ def length_hidden(step: PrivateStep, data: Data) -> Check:
 
 
 def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
-    """Check that a step changes trained weights and optimizer state alone.
-
-    Every other tensor of the model (buffers, frozen parameters, gradients, attributes) must be the same
-    after it, bit for bit.
+    """Check that a step changes trained weights and optimizer state alone, and no other tensor.
 
     Args:
         step: Private step, whose model moves.
@@ -243,19 +229,24 @@ def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
 def _own_share(
     step: PrivateStep, total: Callable[[Data, Tensor], Tensor], data: Data, only: Tensor
 ) -> bool:
-    """Whether some slots add one clipped gradient to a sum, and the rest does not depend on them.
-
-    The slots of an owner are also filled with copies of one record: shares that are clipped separately
-    add up.
-    """
+    """Whether some slots add one clipped gradient to a sum, and the rest does not depend on them."""
     places = only.nonzero().squeeze(1)
+
+    def filled(content: Data, sources: Tensor) -> Data:
+        """Records with the slots of the unit filled from other slots."""
+
+        def fill(rows: Tensor) -> Tensor:
+            return rows.index_copy(0, places.to(rows.device), rows[sources.to(rows.device)])
+
+        return tree_map(content, fill)  # type: ignore[no-any-return]
+
     contents = [data]
-    if len(places) > 1:
-        contents.append(tree_map(data, _filled(places, places[:1].expand(len(places)))))
+    if len(places) > 1:  # copies of one record: shares that are clipped separately add up
+        contents.append(filled(data, places[:1].expand(len(places))))
     blocks, more = step.plan.clipping.sensitivity(step.size), 1 + step.rounding
     for content in contents:
         without, alone = total(content, ~only), total(content, only)
-        exchanged = tree_map(content, _filled(places, (places + len(places)) % len(only)))
+        exchanged = filled(content, (places + len(places)) % len(only))
         moved = total(content, only | ~only) - without
         if not torch.equal(without, total(exchanged, ~only)) or not bool(moved.isfinite().all()):
             return False
@@ -268,17 +259,6 @@ def _own_share(
             ):
                 return False
     return True
-
-
-def _filled(places: Tensor, sources: Tensor) -> Callable[[Tensor], Tensor]:
-    """Function that fills some slots with rows of others."""
-
-    def exchanged(rows: Tensor) -> Tensor:
-        rows = rows.clone()
-        rows[places.to(rows.device)] = rows[sources.to(rows.device)]
-        return rows
-
-    return exchanged
 
 
 def _update_of_nobody(step: PrivateStep, data: Data) -> Tensor:
