@@ -32,14 +32,7 @@ if TYPE_CHECKING:
     from hush.training.methods.moments import NoisyMoments, NoisyWhitening
     from hush.training.methods.public_bases import public_thresholds
     from hush.training.methods.statistics import NoisyQuantile, individual_mean, mean
-    from hush.training.options import (
-        Checkpoints,
-        Distributed,
-        Execution,
-        Logging,
-        Randomness,
-        Units,
-    )
+    from hush.training.options import Checkpoints, Distributed, Execution, Logging, Randomness, Units
     from hush.training.per_instance import PerInstance
     from hush.training.source import Source
     from hush.training.step import PrivateStep

@@ -25,13 +25,10 @@ _COORDINATE_RATE = number(
     why="it is the probability that a coordinate of a record takes part, which one random byte decides",
     example=0.5,
 )
+_CLIPPINGS, _NOTE = ("L2", "Linf", "L2Linf", "Box", "Subspaces"), "twice-sampling.md"
 _PROOFS = (
-    Proof(
-        clippings=("L2", "Linf", "L2Linf", "Box", "Subspaces"),
-        noises=("Gaussian",),
-        note="twice-sampling.md",
-    ),
-    Proof(clippings=("L2", "Box", "Subspaces"), noises=("BlockGaussian",), note="twice-sampling.md"),
+    Proof(clippings=_CLIPPINGS, noises=("Gaussian",), note=_NOTE),
+    Proof(clippings=("L2", "Box", "Subspaces"), noises=("BlockGaussian",), note=_NOTE),
 )
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 from hush.clipping.norms import NORM
 from hush.core.errors import InvalidValue, short_repr
@@ -42,7 +42,7 @@ class Box(Clipping):
             the model's parameters; also positional.
     """
 
-    bounds: Sequence[float | tuple[int, float]] = field(kw_only=False)
+    bounds: Sequence[Any] = field(kw_only=False)
 
     def __post_init__(self) -> None:
         runs: list[tuple[int, float]] = []
@@ -56,18 +56,14 @@ class Box(Clipping):
         object.__setattr__(self, "bounds", tuple(runs))
 
     @property
-    def _runs(self) -> tuple[tuple[int, float], ...]:
-        return cast(tuple[tuple[int, float], ...], self.bounds)
-
-    @property
     def reference_norm(self) -> float:
         """The largest bound."""
-        return max(bound for _, bound in self._runs)
+        return max(float(bound) for _, bound in self.bounds)
 
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
-        _check_total(self, sum(count for count, _ in self._runs), dimension)
+        _check_total(self, sum(size for size, _ in self.bounds), dimension)
         return tuple(
-            SensitivitySet(p=math.inf, norm=bound, dimension=count) for count, bound in self._runs
+            SensitivitySet(p=math.inf, norm=bound, dimension=size) for size, bound in self.bounds
         )
 
 

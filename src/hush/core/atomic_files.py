@@ -14,7 +14,8 @@ def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
     draft = path.with_name(path.name + ".draft")
     with file_named(path, "the previous content is unchanged"):
         try:
-            with open(draft, "wb", opener=_for_owner if secret else None) as file:
+            mode = 0o600 if secret else 0o666  # less the umask
+            with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -52,11 +53,11 @@ def check_folder(name: str, folder: Path) -> None:
             file.write(b"0")
             file.flush()  # raises on a full disk
     except OSError as error:
-        raise InvalidValue(
-            f"{name}={folder} must be a folder that files can be written to ({error.strerror}): results "
-            f"would be lost. Permit it, make room, or name another one, as {name}=results.",
-            key=name,
-        ) from error
+        text = (
+            f"{name}={folder} must be a folder that files can be written to ({error.strerror}): results"
+        )
+        way = f"would be lost. Permit it, make room, or name another one, as {name}=results."
+        raise InvalidValue(f"{text} {way}", key=name) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -66,7 +67,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _for_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -59,8 +59,8 @@ def chacha20(counter, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2):
     i6, i7 = zero + k2.to(tl.uint32, bitcast=True), zero + k3.to(tl.uint32, bitcast=True)
     i8, i9 = zero + k4.to(tl.uint32, bitcast=True), zero + k5.to(tl.uint32, bitcast=True)
     i10, i11 = zero + k6.to(tl.uint32, bitcast=True), zero + k7.to(tl.uint32, bitcast=True)
-    i13 = zero + n0.to(tl.uint32, bitcast=True)
-    i14, i15 = zero + n1.to(tl.uint32, bitcast=True), zero + n2.to(tl.uint32, bitcast=True)
+    i13, i14 = zero + n0.to(tl.uint32, bitcast=True), zero + n1.to(tl.uint32, bitcast=True)
+    i15 = zero + n2.to(tl.uint32, bitcast=True)
     x0, x1, x2, x3, x4, x5, x6, x7 = i0, i1, i2, i3, i4, i5, i6, i7
     x8, x9, x10, x11, x12, x13, x14, x15 = i8, i9, i10, i11, i12, i13, i14, i15
     for _ in range(10):
@@ -72,16 +72,8 @@ def chacha20(counter, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2):
         x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
         x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
         x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
-    x0, x1, x2, x3, x4, x5, x6, x7 = (
-        x0 + i0,
-        x1 + i1,
-        x2 + i2,
-        x3 + i3,
-        x4 + i4,
-        x5 + i5,
-        x6 + i6,
-        x7 + i7,
-    )
+    x0, x1, x2, x3 = x0 + i0, x1 + i1, x2 + i2, x3 + i3
+    x4, x5, x6, x7 = x4 + i4, x5 + i5, x6 + i6, x7 + i7
     x8, x9, x10, x11, x12, x13 = x8 + i8, x9 + i9, x10 + i10, x11 + i11, x12 + i12, x13 + i13
     return x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14 + i14, x15 + i15
 

@@ -37,10 +37,7 @@ def short_repr(value: object) -> str:
 
 
 class HushError(ValueError):
-    """A request that hush cannot fulfil, or not with a guarantee.
-
-    `key` is the setting at fault, if there is one, as a dotted path ("sampling.rate").
-    """
+    """A request that hush cannot fulfil; `key` is the setting at fault, as "sampling.rate"."""
 
     def __init__(self, message: str, *, key: str = "") -> None:
         super().__init__(shorten(message))

@@ -27,29 +27,21 @@ DEFAULT_DELTA = 1e-5
 def check_delta(delta: float, records: int, unit: str = "one record", *, private: bool = False) -> float:
     """The delta, at most 0.1, with a `PrivacyWarning` if it is above one over the number of units.
 
-    The statement holds at any delta. But publishing one unit of n, drawn at random, satisfies epsilon 0
-    at delta 1/n (m units together: m/n), so a guarantee at a larger delta is weaker than it looks.
-
-    Args:
-        delta: Delta of a budget or a statement.
-        records: Number of units of privacy: records, or users.
-        unit: Unit of privacy, in words.
-        private: Whether that number is private, as under `ADD_REMOVE`; the warning then says so.
+    Publishing one unit of n, drawn at random, satisfies epsilon 0 at delta 1/n (m units together: m/n).
+    `private` says that the number of units is, as under `ADD_REMOVE`.
     """
     checked: float = DELTA["range"].check("delta", delta)
     group, one = _group(unit)
     if checked * records > group:
         whole = "" if one == "record" else "everything of "
-        together = f", for {group} of them together" * (group > 1)
-        warnings.warn(
+        text = (
             f"delta={checked:g} is above {group}/{records} = {group / records:.2g}: publishing {whole}"
             f"one {one} of the {records} {one}s outright, drawn at random, would satisfy it at epsilon 0"
-            f"{together}. Pass a delta well below, e.g. {advised_delta(records):g}."
-            + " This warning follows the private number: do not publish it."
-            * private,
-            PrivacyWarning,
-            stacklevel=3,
+            f"{f', for {group} of them together' * (group > 1)}. Pass a delta well below, e.g. "
+            f"{advised_delta(records):g}."
         )
+        text += " This warning follows the private number: do not publish it." * private
+        warnings.warn(text, PrivacyWarning, stacklevel=3)
     return checked
 
 
@@ -95,6 +87,10 @@ class Neighbours(StrEnum):
 
 
 _RELATION = {"check": lambda name, value: Neighbours(value)}
+_WHY_GROUP = (
+    "so many records change together, and a larger group has no privacy left; to protect all records "
+    "of a user, train with units=hush.Units(...)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,21 +102,15 @@ class Adjacency(Value):
         per_unit: Largest number of records of one user in a step, for user-level privacy; "all": any
             number, on which no release depends (PATE); None: the unit is a record.
         group: Number of units that change together.
-        owners: Digest of the public record-to-user map, for user-level privacy: one user of another map
-            may be several users here. None: each record is a unit, or the map is private, as under
-            `ADD_REMOVE`, and must not be stored.
+        owners: Digest of the public record-to-user map, for user-level privacy. None: each record is a
+            unit, or the map is private, as under `ADD_REMOVE`, and must not be stored.
     """
 
     neighbours: Neighbours = field(default=Neighbours.ZERO_OUT, metadata=_RELATION)
     per_unit: int | Literal["all"] | None = None
     group: int = field(
         default=1,
-        metadata=count(
-            "so many records change together, and a larger group has no privacy left; to protect "
-            "all records of a user, train with units=hush.Units(...)",
-            at_most=1000,
-            example=5,
-        ),
+        metadata=count(_WHY_GROUP, at_most=1000, example=5),
     )
     owners: str | None = None
 
@@ -233,11 +223,7 @@ class Budget(Value):
 
     epsilon: float = field(
         kw_only=False,
-        metadata=number(
-            above=0,
-            why="a budget of zero buys no information about the data",
-            example=3.0,
-        ),
+        metadata=number(above=0, why="a budget of zero buys no information about the data", example=3.0),
     )
     delta: float = field(kw_only=False, metadata=DELTA)
 

@@ -51,13 +51,13 @@ class SensitivitySet(Value):
     @property
     def max_entries_moved(self) -> float:
         """Number of coordinates that can change by `max_entry` at once; not always whole."""
-        many = math.inf if self.dimension is None else float(self.dimension)
+        many = float(self.dimension or math.inf)
         return many if self.p == math.inf else min(many, (self.norm / self.max_entry) ** self.p)
 
     @property
     def l2_radius(self) -> float:
         """l2 sensitivity: the largest Euclidean norm; infinite if that needs an unknown dimension."""
-        many = math.inf if self.dimension is None else float(self.dimension)
+        many = float(self.dimension or math.inf)
         spread = self.norm if self.p <= 2 else self.norm * many ** (0.5 - 1 / self.p)
         return min(spread, self.max_entry * math.sqrt(many)) if self.max_entry else 0.0
 
@@ -88,9 +88,7 @@ class Tape(Protocol):
     ) -> ClippedSum:
         """Sum of the per-sample gradients, each clipped to the sensitivity sets and then masked.
 
-        Args:
-            sensitivity: Sets of consecutive blocks of the gradient; a single one is of all of it.
-            mask: Coordinate sampling of each clipped gradient; None for none.
+        The sets are of consecutive blocks of the gradient; a single one is of all of it.
         """
 
 
@@ -98,7 +96,7 @@ class Tape(Protocol):
 class Proof:
     """Parts that the declaring part is proved with, by class name, in every combination.
 
-    The stage of the declaring part itself is left empty. Names avoid circular imports of classes.
+    The stage of the declaring part itself is left empty.
     """
 
     note: str
@@ -224,8 +222,7 @@ class Clipping(Part):
 class Noise(Part):
     """Noise: the law of the release, given the clipped sum.
 
-    The accountant uses `exponential_power`, else for the `dominating_noise` that is charged instead,
-    else for `per_block` noises that have either.
+    The accountant uses `exponential_power`, else that of `dominating_noise`, else those of `per_block`.
     """
 
     additive: ClassVar[bool] = False
@@ -235,9 +232,7 @@ class Noise(Part):
     post-processing: docs/guarantees/sampling.md."""
 
     def exponential_power(self, norm: float) -> tuple[float, float] | None:
-        """Exponent beta and scale of additive noise of density proportional to exp(-(|x| / scale)^beta).
-
-        None for any other law.
+        """Exponent beta and scale of a density proportional to exp(-(|x| / scale)^beta), or None.
 
         Args:
             norm: Clipping norm that scales the noise.
@@ -283,9 +278,7 @@ class Noise(Part):
     def prepare(
         self, count: int, *, norm: float, generator: RandomSource, device: "torch.device"
     ) -> "Callable[[torch.Tensor], torch.Tensor]":
-        """`privatize` as a function of one flat location, to be called once.
-
-        Draws that do not depend on the location may be made now.
+        """`privatize` of one flat location, once; draws that do not depend on it may be made now.
 
         Args:
             count: Number of entries of the location.

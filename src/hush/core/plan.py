@@ -54,8 +54,6 @@ STAGES: dict[str, type[Part]] = {
     "noise": Noise,
     "release": Release,
 }
-
-
 Combination = tuple[type[Part], ...]
 """Classes of a sampling, a clipping, a noise and a release."""
 
@@ -86,7 +84,7 @@ def proof_note(plan: Plan) -> str:
         Unproved: If there is no proof. The message names the part to change, if one is enough.
     """
     # exact types: a subclass may behave differently and is not charged as its parent
-    chosen = combination(plan)
+    chosen: Combination = tuple(type(getattr(plan, stage)) for stage in STAGES)
     for kind in chosen:
         for proof in kind.proofs:
             if chosen in covered(kind, proof):
@@ -98,21 +96,17 @@ def proof_note(plan: Plan) -> str:
         near = {parts[k].__name__ for parts in proved if parts[:k] + parts[k + 1 :] == rest}
         changes += [f"the {stage} to {' or '.join(sorted(near))}"] if near else []
     advice = "The README's table of parts leads to the proofs."
+    if changes:
+        advice = f"Change {', or '.join(changes)}."
     raise Unproved(
         f"{names(plan)} has no proved guarantee.\n"
-        "A charge for parts that were not proved together would be a guess.\n"
-        + (f"Change {', or '.join(changes)}." if changes else advice)
+        f"A charge for parts that were not proved together would be a guess.\n{advice}"
     )
-
-
-def combination(plan: Plan) -> Combination:
-    """The classes of a plan's four parts."""
-    return tuple(type(getattr(plan, stage)) for stage in STAGES)
 
 
 def names(plan: Plan) -> str:
     """A plan's parts by name: `Poisson x L2 x Gaussian x Always`."""
-    return " x ".join(kind.__name__ for kind in combination(plan))
+    return " x ".join(type(getattr(plan, stage)).__name__ for stage in STAGES)
 
 
 EXAMPLE = """\
@@ -133,13 +127,11 @@ multiplier = 1.0
 def read_plan(path: Path) -> Plan:
     """Plan of a TOML file; an error names the key at fault."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return Plan.from_plain(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidPlan(
             f"cannot read the plan file {path}: {error}. It should look like this:\n\n{EXAMPLE}"
         ) from None
-    try:
-        return Plan.from_plain(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise InvalidPlan(f"{path}: not a TOML file: {error}") from None
     except HushError as error:

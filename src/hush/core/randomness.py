@@ -58,7 +58,7 @@ class Stream:
 
     @property
     def key(self) -> bytes:
-        """The key; a key of another stream's numbers is computed when it is first used."""
+        """The key, computed when it is first used."""
         if not isinstance(self._key, bytes):
             self._key = self._key()
         return self._key
@@ -82,19 +82,12 @@ class Stream:
         """Whether it is faster to compute `count` words on the GPU than to copy them there."""
         return self.device.type == "cuda" and count >= _KERNEL_FROM and has_triton()
 
-    def on_gpu(self, count: int) -> "torch.Tensor":
-        """The words of `array`, computed on the GPU."""
-        from hush.core.chacha_kernel import keystream
-
-        return keystream(self.key, self.reserve(count), count, self.device)
-
     def block(self, nonce: int, counter: int) -> list[int]:
         """The eight words of one block under a reserved nonce."""
         stream = self._encryptor(nonce, counter).update(bytes(64))
         return [int(word) for word in np.frombuffer(stream, dtype="<i8")]
 
     def _encryptor(self, nonce: int, counter: int = 0) -> "CipherContext":
-        # imported when it is first used, as importing it takes long
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
         start = counter.to_bytes(4, "little") + nonce.to_bytes(12, "little")
@@ -150,8 +143,8 @@ def source_for(
         device: Device of the numbers.
         generator: Seed of the source, for repeatable runs; the seed reveals the noise.
         secure: Whether every bit comes from the operating system; such a source has no state.
-        arithmetic: `proved`: a cryptographic stream with exact noise. `assumed`: torch's own generator,
-            whose normal draws are faster and on a recognisable grid.
+        arithmetic: `proved`: a cryptographic stream. `assumed`: torch's own generator, whose normal
+            draws are faster and on a recognisable grid.
     """
     import torch
 
@@ -159,9 +152,8 @@ def source_for(
     check_kind("secure", secure, bool)  # "no" would be taken for yes
     if generator is not None:
         check_kind("generator", generator, torch.Generator)
-        if any(
-            generator is shared for shared in (torch.default_generator, *torch.cuda.default_generators)
-        ):
+        shared = (torch.default_generator, *torch.cuda.default_generators)
+        if any(generator is each for each in shared):
             raise InvalidValue(
                 "generator is torch's global one, which all code draws from: published weights, or a "
                 "torch.manual_seed in the program, would reveal the noise. Leave generator out, or pass "
@@ -221,7 +213,9 @@ def random_bits(count: int, source: RandomSource) -> "torch.Tensor":
     import torch
 
     if isinstance(source, Stream) and source.made_on_gpu(count):
-        return source.on_gpu(count)
+        from hush.core.chacha_kernel import keystream
+
+        return keystream(source.key, source.reserve(count), count, source.device)
     if isinstance(source, Stream | SystemSource):
         return torch.from_numpy(source.array(count)).to(source.device)
     empty = torch.empty(count, dtype=torch.int64, device=source.device)
@@ -251,12 +245,11 @@ def bernoulli(count: int, rate: float, source: RandomSource) -> "torch.Tensor":
     """`count` independent Bernoulli(`rate`) draws.
 
     The rate is rounded down to a multiple of 2**-62: a smaller sampling rate costs no more than the one
-    charged. A few coins of a stream are drawn on the CPU, from the same words, so that reading them does
-    not wait for a busy GPU.
+    charged. Few coins are drawn on the CPU, from the same words, to not wait for a busy GPU.
     """
     import torch
 
-    if isinstance(source, Stream | SystemSource) and count <= _COINS_ON_CPU:
+    if cryptographic(source) and count <= _COINS_ON_CPU:
         words = torch.from_numpy(random_words(count, source))
     else:
         words = random_bits(count, source)
@@ -264,10 +257,7 @@ def bernoulli(count: int, rate: float, source: RandomSource) -> "torch.Tensor":
 
 
 def fresh_generator(device: "torch.device | str" = "cpu") -> "torch.Generator":
-    """A torch generator whose whole state is drawn from the operating system.
-
-    No torch generator is cryptographic: some thousand of its exact draws determine all others.
-    """
+    """A torch generator, not a cryptographic one, with a state from the operating system."""
     import torch
 
     generator = torch.Generator(device)

@@ -13,12 +13,22 @@ Test = Literal["summed", "mean"]
 TrialLaw = Literal["negative-binomial", "poisson"]
 GIVEN_UP = 1e-30
 """Largest probability that an update is given up because all of its trials were rejected."""
-MEAN = number(
-    at_least=1.01,
-    at_most=10_000,
-    why="it is how many runs are expected, and a single run leaves no choice",
-    example=10.0,
-)
+_WHY = {
+    "rate": "it is the chance that a record takes part in the test, which is charged for it",
+    "clip": "with no bound on a record's influence on the test no noise hides it",
+    "multiplier": "without noise the verdict is a function of the records and nothing is private",
+    "threshold": "the test compares it with a number of at most that size",
+    "mean": "it is how many runs are expected, and a single run leaves no choice",
+    "law": "a fixed number of trials costs as many times the budget",
+    "shape": "it is the shape of the negative binomial law, 0 the logarithmic one",
+    "score": "without noise the choice of the best trial reveals the held-out records",
+}
+MEAN = number(at_least=1.01, at_most=10_000, why=_WHY["mean"], example=10.0)
+_CLIP = number(at_least=1e-12, at_most=1e15, why=_WHY["clip"], example=0.001)
+_NOISE = number(at_least=1e-12, at_most=1e15, why=_WHY["multiplier"], example=1.3)
+_THRESHOLD = number(at_least=-1e15, at_most=1e15, why=_WHY["threshold"], example=-1.0)
+_SCORE = number(at_least=1e-3, at_most=1e15, why=_WHY["score"], example=10.0)
+_SAMPLINGS = ("Poisson", "FullBatch")
 _CHARGED = "the release that runs must be the one that is charged"
 
 
@@ -36,8 +46,7 @@ class Selective(Release):
         threshold: Accepted is a noisy difference below `threshold * clip`.
         accounting: Public verdicts, and the meaning of a step. "per-trial": a step is a trial, and every
             verdict is public. "per-acceptance": a step is an update, and its number of trials is secret.
-            "published": the accounting of the DPSUR paper, which is not a guarantee (`hush claims`). The
-            last two are for the mean test alone.
+            "published": the DPSUR paper's, which is not a guarantee. The last two are for the mean test.
         test: "summed": records' clipped differences are summed; the sensitivity is `clip`. "mean" (the
             DPSUR paper's): the sum over the expected batch size is clipped; one record can move it from
             one end to the other, so the sensitivity is `2 * clip`.
@@ -46,7 +55,7 @@ class Selective(Release):
     runner: ClassVar[str] = "hush.training.methods.selective:Trials"
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(
-            samplings=("Poisson", "FullBatch"),
+            samplings=_SAMPLINGS,
             clippings=("L2", "Linf", "L2Linf"),
             noises=("Gaussian", "Rectified", "Quantized", "StochasticSign", "Truncated"),
             releases=(),
@@ -54,39 +63,10 @@ class Selective(Release):
         ),
     )
 
-    rate: float = field(
-        metadata=number(
-            at_least=1e-9,
-            at_most=1,
-            why="it is the chance that a record takes part in the test, which is charged for it",
-            example=0.005,
-        )
-    )
-    clip: float = field(
-        metadata=number(
-            at_least=1e-12,
-            at_most=1e15,
-            why="with no bound on a record's influence on the test no noise hides it",
-            example=0.001,
-        )
-    )
-    multiplier: float = field(
-        metadata=number(
-            at_least=1e-12,
-            at_most=1e15,
-            why="without noise the verdict is a function of the records and nothing is private",
-            example=1.3,
-        )
-    )
-    threshold: float = field(
-        default=-1.0,
-        metadata=number(
-            at_least=-1e15,
-            at_most=1e15,
-            why="the test compares it with a number of at most that size",
-            example=-1.0,
-        ),
-    )
+    rate: float = field(metadata=number(at_least=1e-9, at_most=1, why=_WHY["rate"], example=0.005))
+    clip: float = field(metadata=_CLIP)
+    multiplier: float = field(metadata=_NOISE)
+    threshold: float = field(default=-1.0, metadata=_THRESHOLD)
     accounting: Accounting = field(default="per-trial", metadata=one_of(Accounting, _CHARGED))
     test: Test = field(default="summed", metadata=one_of(Test, _CHARGED))
 
@@ -108,7 +88,9 @@ class Selective(Release):
         """
         ends = 1.0 if self.test == "mean" else expected
         scale = self.multiplier * (2 if self.test == "mean" else 1)
-        return _normal((self.threshold - ends) / scale), _normal((self.threshold + ends) / scale)
+        low, high = (self.threshold - ends) / scale, (self.threshold + ends) / scale
+        # the normal cdf, with relative accuracy in the lower tail
+        return math.erfc(-low / math.sqrt(2)) / 2, math.erfc(-high / math.sqrt(2)) / 2
 
     @property
     def most_trials(self) -> float:
@@ -117,11 +99,6 @@ class Selective(Release):
             return 1
         log_rejection = -math.log1p(-self.acceptance(0.0)[0])
         return math.ceil(-math.log(GIVEN_UP) / log_rejection) if log_rejection > 0 else math.inf
-
-
-def _normal(x: float) -> float:
-    """The standard normal cdf, with relative accuracy in the lower tail."""
-    return math.erfc(-x / math.sqrt(2)) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,35 +125,14 @@ class BestOf(Release):
     runner: ClassVar[str] = "hush.training.release:WholeSelection"
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(
-            samplings=("Poisson", "FullBatch"),
-            clippings=("L2",),
-            noises=("Gaussian",),
-            releases=(),
-            note="tuning.md",
+            samplings=_SAMPLINGS, clippings=("L2",), noises=("Gaussian",), releases=(), note="tuning.md"
         ),
     )
 
     steps: int = field(metadata=count("a trial takes and is charged for all of them", example=1000))
     mean: float = field(default=10.0, metadata=MEAN)
-    law: TrialLaw = field(
-        default="negative-binomial",
-        metadata=one_of(TrialLaw, "a fixed number of trials costs as many times the budget"),
-    )
+    law: TrialLaw = field(default="negative-binomial", metadata=one_of(TrialLaw, _WHY["law"]))
     shape: float = field(
-        default=1.0,
-        metadata=number(
-            at_least=0,
-            at_most=100,
-            why="it is the shape of the negative binomial law, 0 the logarithmic one",
-            example=1.0,
-        ),
+        default=1.0, metadata=number(at_least=0, at_most=100, why=_WHY["shape"], example=1.0)
     )
-    score: float | None = field(
-        default=None,
-        metadata=number(
-            at_least=1e-3,
-            at_most=1e15,
-            why="without noise the choice of the best trial reveals the held-out records",
-            example=10.0,
-        ),
-    )
+    score: float | None = field(default=None, metadata=_SCORE)

@@ -32,17 +32,14 @@ class Range:
         number = as_float(value)
         inside = self.above < number < self.below and self.at_least <= number <= self.at_most
         if not inside or not math.isfinite(number) or (self.whole and number != int(number)):
-            raise InvalidValue(
-                f"{name}={short_repr(value)} must be {self}: {self.why}. "
-                f"Pass e.g. {name}={self.example:g}.",
-                key=name,
-            )
+            text = f"{name}={short_repr(value)} must be {self}: {self.why}. Pass e.g. "
+            raise InvalidValue(f"{text}{name}={self.example:g}.", key=name)
         return int(number) if self.whole else number
 
     def __str__(self) -> str:
         signs = {">": self.above, ">=": self.at_least, "<": self.below, "<=": self.at_most}
         limits = [f"{sign} {limit:g}" for sign, limit in signs.items() if math.isfinite(limit)]
-        return " ".join(["a whole number" if self.whole else "a finite number", " and ".join(limits)])
+        return f"a {'whole' if self.whole else 'finite'} number {' and '.join(limits)}"
 
 
 def number(**limits: Any) -> Mapping[str, Any]:
@@ -53,8 +50,8 @@ def number(**limits: Any) -> Mapping[str, Any]:
 
 def count(why: str, *, at_most: int = MOST, at_least: int = 1, example: int = 1) -> Mapping[str, Any]:
     """Field metadata that declares a whole number."""
-    limits = {"at_least": at_least, "at_most": at_most, "example": max(at_least, example)}
-    return number(whole=True, why=why, **limits)
+    example = max(at_least, example)
+    return number(whole=True, why=why, at_least=at_least, at_most=at_most, example=example)
 
 
 def each(item: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,13 +66,10 @@ def one_of(literal: object, why: str) -> Mapping[str, Any]:
     words = get_args(literal)
 
     def check(name: str, value: object) -> str:
-        if not isinstance(value, str) or value not in words:
-            raise InvalidValue(
-                f"{name}={short_repr(value)} must be one of {', '.join(words)}: {why}. "
-                f'Pass e.g. {name}="{words[0]}".',
-                key=name,
-            )
-        return value
+        if isinstance(value, str) and value in words:
+            return value
+        text = f"{name}={short_repr(value)} must be one of {', '.join(words)}: {why}. Pass e.g. "
+        raise InvalidValue(f'{text}{name}="{words[0]}".', key=name)
 
     return {"check": check}
 
@@ -116,14 +110,16 @@ class Value:
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
         """The value that `to_plain` wrote."""
-        names = [field.name for field in fields(cls)]
-        listed = f"; it has {', '.join(names)}." if names else "; it has none."
-        if unknown := [key for key in plain if key not in names]:
-            text = f"{short_repr(unknown[0])} is not a setting of {cls.__name__}{listed}"
-            raise InvalidPlan(text, key=unknown[0])
-        for field in fields(cls):
-            if field.default is MISSING and field.name not in plain:
-                raise InvalidPlan(f"{field.name!r} of {cls.__name__} is missing{listed}", key=field.name)
+        known = {field.name: field.default is MISSING for field in fields(cls)}
+        listed = f"; it has {', '.join(known) or 'none'}."
+        for key in plain:
+            if key not in known:
+                raise InvalidPlan(
+                    f"{short_repr(key)} is not a setting of {cls.__name__}{listed}", key=key
+                )
+        for key, required in known.items():
+            if required and key not in plain:
+                raise InvalidPlan(f"{key!r} of {cls.__name__} is missing{listed}", key=key)
         return cls(**plain)
 
 
@@ -174,6 +170,8 @@ def as_list(name: str, values: Any) -> Sequence[Any]:
 
 def check_count(name: str, value: object, why: str, at_least: int = 0, example: int = 1000) -> int:
     """Return `value` as an int, or raise `InvalidValue` if it is not a whole number in range."""
+    if type(value) is int and at_least <= value <= MOST:  # of each step: without a `Range`
+        return value
     return int(count(why, at_least=at_least, example=example)["check"](name, value))
 
 
