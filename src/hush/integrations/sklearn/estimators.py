@@ -23,13 +23,8 @@ from hush.core.errors import InvalidValue, PrivacyWarning, Unsupported, short_re
 from hush.core.guarantee import Budget, Guarantee, advised_delta, check_delta
 from hush.core.plan import Plan
 from hush.core.value import check_count
-from hush.integrations.sklearn.fitting import (
-    Descent,
-    FittedModel,
-    Targets,
-    fit,
-    precise_statistics,
-)
+from hush.integrations.sklearn import fitting
+from hush.integrations.sklearn.fitting import FittedModel, Targets
 from hush.integrations.sklearn.schema import (
     Array,
     Encoded,
@@ -94,10 +89,8 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         """Fit within the budget, or fit one trial of a selection by its plan, on its ledger."""
         _check_callers(self.epsilon, own_ledger=self.ledger is None and trial is None)
         self._validate_params()
-        why = "it is a width"
-        hidden = tuple(
-            check_count("hidden_layer_sizes", size, why, 1, 16) for size in self.hidden_layer_sizes
-        )
+        name, why = "hidden_layer_sizes", "it is a width"
+        hidden = tuple(check_count(name, size, why, 1, 16) for size in self.hidden_layer_sizes)
         if self.solver == "least_squares" and hidden:
             raise InvalidValue(
                 f'hidden_layer_sizes={short_repr(hidden)} with solver="least_squares": sufficient '
@@ -123,29 +116,21 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             solver = self.solver
             if self.solver == "auto":  # by the budget and the numbers of records and columns, all public
                 linear = targets.classes is None and not hidden
-                precise = linear and precise_statistics(encoded, budget)
+                precise = linear and fitting.precise_statistics(encoded, budget)
                 solver = "least_squares" if precise else "sgd"
             if self.random_state is not None:
                 seed = int(check_random_state(self.random_state).randint(2**31 - 1))
                 generator = torch.Generator().manual_seed(seed)
-        descent = Descent(
-            steps=steps,
-            plan=plan,
-            calibrated=trial is not None,
-            learning_rate=self.learning_rate,
-            hidden=hidden,
-        )
-        ledger = Ledger(self.ledger) if trial is None else trial.ledger
-        try:
-            self.model_ = fit(
-                encoded,
-                targets,
-                descent=descent if solver == "sgd" else None,
-                paid=self.scaling == "paid",
-                budget=budget,
-                ledger=ledger,
-                generator=generator,
+        rate, done, descent = self.learning_rate, trial is not None, None
+        if solver == "sgd":
+            descent = fitting.Descent(
+                steps=steps, plan=plan, calibrated=done, learning_rate=rate, hidden=hidden
             )
+        ledger = Ledger(self.ledger) if trial is None else trial.ledger
+        spending = fitting.Spending(budget=budget, ledger=ledger, generator=generator)
+        try:
+            paid = self.scaling == "paid"
+            self.model_ = fitting.fit(encoded, targets, spending, descent=descent, paid=paid)
             self.guarantee_ = ledger.epsilon(budget.delta)
         finally:
             if trial is None:
@@ -166,7 +151,6 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return column
 
     def _outputs(self, table: Any) -> Array:
-        """Outputs of the fitted model, of shape (records, outputs)."""
         check_is_fitted(self)
         return self.model_(self._encode(table, reset=False))
 
@@ -221,9 +205,6 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
             X: Data frame or matrix with the schema's columns.
             y: Labels, all of them declared in `classes`.
             trial: Trial of `hush.tune`: its plan, steps and ledger replace the estimator's own.
-
-        Returns:
-            The estimator, with `guarantee_` and `ledger_`.
         """
         declared = np.unique(np.asarray(distinct("classes", self.classes, (0, 1))))
         encoded = self._encode(X, reset=True)
@@ -236,11 +217,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         return self
 
     def decision_function(self, X: Any) -> Array:  # noqa: N803
-        """Model outputs, one column per class. For two classes, the difference second minus first.
-
-        Args:
-            X: Data frame or matrix with the schema's columns.
-        """
+        """Model outputs, one column per class. For two classes, the difference second minus first."""
         outputs = self._outputs(X)
         return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs
 
@@ -249,9 +226,6 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
 
         DP-SGD uses the softmax. Least-squares outputs estimate probabilities directly: those below 0.01
         are mapped to (0, 0.01), and each row is normalised.
-
-        Args:
-            X: Data frame or matrix with the schema's columns.
         """
         outputs = self._outputs(X)
         if self.solver_ == "sgd":
@@ -265,14 +239,9 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         return probabilities
 
     def predict(self, X: Any) -> npt.NDArray[Any]:  # noqa: N803
-        """Class with the largest output for each record.
-
-        Args:
-            X: Data frame or matrix with the schema's columns.
-        """
+        """Class with the largest output for each record."""
         places = self._outputs(X).argmax(1)
-        labels: npt.NDArray[Any] = self.classes_[places]
-        return labels
+        return np.asarray(self.classes_[places])
 
 
 @dataclass(repr=False, eq=False)
@@ -293,16 +262,7 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
     learning_rate: float = field(default=0.1, kw_only=True)
 
     def fit(self, X: Any, y: Any, *, trial: TuningTrial | None = None) -> Self:  # noqa: N803
-        """Fit the regressor within its budget.
-
-        Args:
-            X: Data frame or matrix with the schema's columns.
-            y: Finite numbers.
-            trial: Trial of `hush.tune`: its plan, steps and ledger replace the estimator's own.
-
-        Returns:
-            The estimator, with `guarantee_` and `ledger_`.
-        """
+        """Fit the regressor to finite numbers `y`, as in `PrivateClassifier`."""
         target = self._target()
         encoded = self._encode(X, reset=True)
         values = numbers("y", self._target_column(y))
@@ -310,11 +270,7 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
         return self._fit(encoded, Targets(target.scale(values)[:, None]), trial)
 
     def predict(self, X: Any) -> Array:  # noqa: N803
-        """Predicted target of each record, within the declared bounds.
-
-        Args:
-            X: Data frame or matrix with the schema's columns.
-        """
+        """Predicted target of each record, within the declared bounds."""
         return self._target().unscale(self._outputs(X)[:, 0])
 
     def _target(self) -> Numeric:
@@ -330,12 +286,8 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
 def _check_callers(epsilon: float, *, own_ledger: bool) -> None:
     """Raise if scikit-learn has resampled the records, and warn if it fits them several times.
 
-    `fit` receives no information about its caller, and the call stack is the only sign: bagging passes
-    the rows it has drawn, and clones share only the path of a ledger.
-
-    Args:
-        epsilon: Epsilon of this fit.
-        own_ledger: Whether no other fit uses the ledger of this fit.
+    The call stack is the only sign: bagging passes the rows it has drawn, and clones share only the path
+    of a ledger. `own_ledger`: no other fit uses the ledger of this fit.
     """
     several, frame = set(), sys._getframe(1).f_back
     while frame is not None:
@@ -344,9 +296,8 @@ def _check_callers(epsilon: float, *, own_ledger: bool) -> None:
         if module in _RESAMPLING and ensemble is not None and getattr(ensemble, "bootstrap", True):
             raise Unsupported(
                 f"{module} draws records with replacement before this fit: one record then counts "
-                "several times, and the privacy cost is higher than the charge. Pass "
-                "bootstrap=False to a bagging ensemble, and ledger= to the estimator to limit all fits "
-                "together."
+                "several times, and the privacy cost is higher than the charge. Pass bootstrap=False to "
+                "a bagging ensemble, and ledger= to the estimator to limit all fits together."
             )
         package, _, part = module.partition(".")
         several |= {part.partition(".")[0]} & _SEVERAL_FITS if package == "sklearn" else set()

@@ -1,10 +1,8 @@
 """Fit of encoded columns within one budget: scaling, then least squares or DP-SGD, on one ledger."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,6 @@ from hush.training.options import Randomness
 Layers = list[tuple[Array, Array]]
 """Weight (outputs, inputs) and bias of each layer, tanh between them."""
 
-_NOTHING: Mapping[Plan, int] = MappingProxyType({})
 _RELEASE = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=1.0))
 """One noisy sum of all records."""
 _SCALING_SHARE = 0.1
@@ -60,6 +57,19 @@ class Descent:
     hidden: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Spending:
+    """Budget of all charges on a ledger, and a seeded source of draws, for tests."""
+
+    budget: Budget
+    ledger: Ledger
+    generator: torch.Generator | None
+
+    def multiplier(self, plan: Plan, steps: int = 1) -> float:
+        """Noise multiplier of a Gaussian plan for the rest of the budget."""
+        return _multiplier(calibrate(plan, self.budget, steps, spent=self.ledger.counts))
+
+
 @dataclass(frozen=True, eq=False)
 class Targets:
     """Classes as indices, or one column of numbers that declared bounds scale to [-1, 1]."""
@@ -83,7 +93,7 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class FittedModel:
-    """Linear model or network on encoded columns, covered by the guarantee of its fit."""
+    """Linear model or network on encoded columns."""
 
     layers: Layers
     columns: Interval
@@ -101,62 +111,45 @@ class FittedModel:
 
 
 def fit(
-    encoded: Encoded,
-    targets: Targets,
-    *,
-    descent: Descent | None,
-    paid: bool,
-    budget: Budget,
-    ledger: Ledger,
-    generator: torch.Generator | None,
+    encoded: Encoded, targets: Targets, spending: Spending, *, descent: Descent | None, paid: bool
 ) -> FittedModel:
-    """Fit a model and charge it to a ledger, within the budget of its total.
+    """Fit a model within the budget: least squares without a `descent`, else DP-SGD.
 
-    Args:
-        encoded: Columns, scaled by the declared schema.
-        targets: Classes, or numbers scaled by declared bounds.
-        descent: Settings of DP-SGD; None: least squares.
-        paid: Scale by noisy moments instead of declared bounds.
-        budget: Limit of the total cost on the ledger.
-        ledger: Ledger to charge.
-        generator: Seeded source of all draws, for tests.
+    `paid` scales by noisy moments instead of declared bounds.
     """
-    _check_worth_fitting(len(encoded.numeric), budget, ledger)
+    _check_worth_fitting(len(encoded.numeric), spending)
     numeric, together = encoded.numeric.shape[1], encoded.numeric
     if targets.classes is None:
         together = np.hstack([encoded.numeric, targets.values])
     interval = Interval(np.zeros(together.shape[1]), np.ones(together.shape[1]))
     if paid and together.shape[1]:
-        interval = _paid_interval(together, budget, ledger, generator)
+        interval = _paid_interval(together, spending)
     own = Interval(interval.centre[:numeric], interval.half_width[:numeric])
     target = Interval(interval.centre[numeric:], interval.half_width[numeric:])
     if targets.classes is None:
         targets = Targets(target.scale(targets.values))
     inputs = _features(encoded, own)
     if descent is None:
-        layers = _least_squares(inputs, targets, _row_norm(encoded), budget, ledger, generator)
+        layers = _least_squares(inputs, targets, _row_norm(encoded), spending)
     else:
-        layers = _gradient_descent(inputs, targets, descent, budget, ledger, generator)
+        layers = _gradient_descent(inputs, targets, descent, spending)
     return FittedModel(layers, own, target)
 
 
 def precise_statistics(encoded: Encoded, budget: Budget) -> bool:
-    """Whether a Gram matrix released under this budget is nearly exact. Uses public numbers only.
-
-    Args:
-        encoded: Encoded table; only its shape counts.
-        budget: Budget of the release.
-    """
+    """Whether a Gram matrix released under this budget is nearly exact. Uses public numbers only."""
     rows, columns = len(encoded.numeric), encoded.numeric.shape[1] + encoded.categorical.shape[1]
     release = NoisyLeastSquares(multiplier=1.0, row_norm=_row_norm(encoded)).plan
     # asymptotic largest eigenvalue of a symmetric matrix of such noise
-    noise = math.sqrt(2 * columns) * _multiplier(release, budget) * release.clipping.reference_norm
+    multiplier = _multiplier(calibrate(release, budget, 1))
+    noise = math.sqrt(2 * columns) * multiplier * release.clipping.reference_norm
     return noise <= _PRECISE * rows
 
 
-def _check_worth_fitting(records: int, budget: Budget, ledger: Ledger) -> None:
+def _check_worth_fitting(records: int, spending: Spending) -> None:
     """Raise if the noise of one release would drown the records. Uses public numbers only."""
-    whole, left = _multiplier(_RELEASE, budget), _multiplier(_RELEASE, budget, spent=ledger.counts)
+    budget, left = spending.budget, spending.multiplier(_RELEASE)
+    whole = _multiplier(calibrate(_RELEASE, budget, 1))
     if whole**2 < _LEAST_LEFT * left**2:
         raise BudgetExceeded(
             f"the charges on the ledger leave less than {_LEAST_LEFT:.0%} of epsilon={budget.epsilon:g} "
@@ -172,71 +165,57 @@ def _check_worth_fitting(records: int, budget: Budget, ledger: Ledger) -> None:
         )
 
 
-def _paid_interval(
-    values: Array, budget: Budget, ledger: Ledger, generator: torch.Generator | None
-) -> Interval:
+def _paid_interval(values: Array, spending: Spending) -> Interval:
     """Mean plus and minus three standard deviations of each column, from noisy moments on the ledger.
 
     **Guarantee.** The interval is post-processing of `NoisyMoments`. A row of c numbers in [-1, 1] and
     the row of their squares have norms of at most sqrt(c).
     """
     records, columns = values.shape
-    share = Budget(epsilon=_SCALING_SHARE * budget.epsilon, delta=budget.delta)
+    share = Budget(_SCALING_SHARE * spending.budget.epsilon, spending.budget.delta)
     # spend at most a quarter of the rest
-    left = _multiplier(_RELEASE, budget, 2, ledger.counts)
-    multiplier = max(_multiplier(_RELEASE, share, 2), 2 * left)
+    left = spending.multiplier(_RELEASE, 2)
+    multiplier = max(_multiplier(calibrate(_RELEASE, share, 2)), 2 * left)
     norm = math.sqrt(columns)
     # smaller variances are indistinguishable from noise
     floor = max(1e-6, 2 * multiplier * norm / records)
     moments = NoisyMoments(multiplier=multiplier, norm=norm, square_norm=norm, floor=min(floor, 1.0))
-    released = moments(torch.from_numpy(values)[:, :, None], ledger, generator=generator)
+    columns_of = torch.from_numpy(values)[:, :, None]
+    released = moments(columns_of, spending.ledger, generator=spending.generator)
     half_width = np.minimum(_DEVIATIONS * np.sqrt(released.variance.numpy()), 1.0)
     room = 1.0 - half_width
     return Interval(np.clip(released.mean.numpy(), -room, room), half_width)
 
 
-def _least_squares(
-    inputs: Array,
-    targets: Targets,
-    row_norm: float,
-    budget: Budget,
-    ledger: Ledger,
-    generator: torch.Generator | None,
-) -> Layers:
+def _least_squares(inputs: Array, targets: Targets, row_norm: float, spending: Spending) -> Layers:
     """Linear model from one noisy release of the sufficient statistics, for the rest of the budget."""
     values, norm = targets.values, _TARGET_NORM
     if targets.classes is not None:  # centred indicators
         share = 1 / targets.classes
         values, norm = np.eye(targets.classes)[targets.values] - share, math.sqrt(1 - share)
     solver = NoisyLeastSquares(multiplier=1.0, row_norm=row_norm, target_norm=norm)
-    solver = replace(solver, multiplier=_multiplier(solver.plan, budget, spent=ledger.counts))
-    ledger.store_delta(budget.delta)
-    fitted = solver(torch.from_numpy(inputs), torch.from_numpy(values), ledger, generator=generator)
+    solver = replace(solver, multiplier=spending.multiplier(solver.plan))
+    ledger, table = spending.ledger, (torch.from_numpy(inputs), torch.from_numpy(values))
+    ledger.store_delta(spending.budget.delta)
+    fitted = solver(*table, ledger, generator=spending.generator)
     weight, bias = fitted.coefficients.T, fitted.intercept
     if targets.classes is not None:  # centred indicators sum to 0, the noise does not
         weight, bias = weight - weight.mean(0), bias - bias.mean()
     return [(weight, bias)]
 
 
-def _gradient_descent(
-    inputs: Array,
-    targets: Targets,
-    descent: Descent,
-    budget: Budget,
-    ledger: Ledger,
-    generator: torch.Generator | None,
-) -> Layers:
+def _gradient_descent(inputs: Array, targets: Targets, descent: Descent, spending: Spending) -> Layers:
     """Linear model or network by DP-SGD, for the rest of the budget.
 
     Layers have tanh between them. The last weight begins at zero, the others are random.
     """
-    plan = descent.plan
+    plan, ledger, generator = descent.plan, spending.ledger, spending.generator
     if not descent.calibrated:
-        plan = calibrate(plan, budget, descent.steps, spent=ledger.counts)
+        plan = calibrate(plan, spending.budget, descent.steps, spent=ledger.counts)
     desired = torch.from_numpy(targets.values)
     if targets.classes is None:
         desired = desired.float()
-    linear, source = [], fresh_generator() if generator is None else generator
+    linear, source = [], generator or fresh_generator()
     for widths in pairwise([inputs.shape[1], *descent.hidden, targets.classes or 1]):
         linear.append(nn.utils.skip_init(nn.Linear, *widths))
         nn.init.normal_(linear[-1].weight, std=widths[0] ** -0.5, generator=source)
@@ -249,15 +228,13 @@ def _gradient_descent(
         torch.optim.SGD(model.parameters(), lr=descent.learning_rate, momentum=0.9),
         plan,
         (torch.from_numpy(inputs.astype(np.float32)), desired),
-        budget=budget,
+        budget=spending.budget,
         steps=descent.steps,
         ledger=ledger,
         randomness=Randomness(generator=generator),
     )
-    return [
-        (layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy())
-        for layer in linear
-    ]
+    weights = [parameter.detach().double().numpy() for parameter in model.parameters()]
+    return list(zip(weights[::2], weights[1::2], strict=True))
 
 
 def _features(encoded: Encoded, interval: Interval) -> Array:
@@ -270,10 +247,7 @@ def _row_norm(encoded: Encoded) -> float:
     return math.sqrt(1 + encoded.categories + _NUMERIC_SQUARE * encoded.numeric.shape[1])
 
 
-def _multiplier(
-    plan: Plan, budget: Budget, steps: int = 1, spent: Mapping[Plan, int] = _NOTHING
-) -> float:
-    """Noise multiplier of a plan of Gaussian noise, calibrated to the rest of a budget."""
-    noise = calibrate(plan, budget, steps, spent=spent).noise
+def _multiplier(plan: Plan) -> float:
+    noise = plan.noise
     assert isinstance(noise, Gaussian)
     return noise.multiplier

@@ -14,12 +14,8 @@ from hush.core.value import Value, check_kind, number
 
 Array = npt.NDArray[np.float64]
 
-_BOUND = number(
-    at_least=-1e12,
-    at_most=1e12,
-    why="values are clamped to the declared bounds to limit the influence of one record",
-    example=100.0,
-)
+_WHY = "values are clamped to the declared bounds to limit the influence of one record"
+_BOUND = number(at_least=-1e12, at_most=1e12, why=_WHY, example=100.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +104,7 @@ class Encoded:
 
 
 def encode(table: Any, schema: Schema | None) -> Encoded:
-    """Encode each record independently by the public schema.
-
-    Args:
-        table: Matrix, or data frame with columns found by name.
-        schema: Declared columns.
-    """
+    """Encode each record of a matrix, or of a data frame by name, independently by the public schema."""
     names = getattr(table, "columns", None)
     if names is not None and isinstance(schema, Mapping):
         declared = _declared_columns(schema, len(names))
@@ -149,13 +140,12 @@ def encode(table: Any, schema: Schema | None) -> Encoded:
 
 def _declared_columns(schema: Schema | None, width: int) -> dict[str, Column]:
     """Columns of a schema by name. Those without a name are called x0, x1, ..."""
+    columns = [schema] * width if isinstance(schema, Numeric) else schema
     declared: dict[str, Column] = {}
-    if isinstance(schema, Mapping):
-        declared = dict(schema)
-    elif isinstance(schema, Numeric):
-        declared = {f"x{place}": schema for place in range(width)}
-    elif isinstance(schema, Sequence):
-        declared = {f"x{place}": column for place, column in enumerate(schema)}
+    if isinstance(columns, Mapping):
+        declared = dict(columns)
+    elif isinstance(columns, Sequence):
+        declared = {f"x{place}": column for place, column in enumerate(columns)}
     if not declared or not all(isinstance(column, Column) for column in declared.values()):
         raise InvalidValue(
             f"schema={short_repr(schema)} must declare every column: bounds and categories taken from "
