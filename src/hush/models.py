@@ -52,17 +52,11 @@ def logistic(classes: int, shape: tuple[int, ...]) -> nn.Module:
 def mlp(classes: int, shape: tuple[int, ...]) -> nn.Module:
     """Two fully connected layers with 32 hidden units (generalized Gaussian paper, for Adult)."""
     return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(math.prod(shape), HIDDEN),
-        nn.Tanh(),
-        nn.Linear(HIDDEN, classes),
+        nn.Flatten(), nn.Linear(math.prod(shape), HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, classes)
     )
 
 
-_OWN = {
-    "logistic": Network(factory=logistic, default_for=("digits",)),
-    "mlp": Network(factory=mlp),
-}
+_OWN = {"logistic": Network(factory=logistic, default_for=("digits",)), "mlp": Network(factory=mlp)}
 
 
 def networks() -> dict[str, Network]:

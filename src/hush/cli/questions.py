@@ -11,15 +11,7 @@ from hush.cli import options as opt
 from hush.cli.options import about
 from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidPlan, InvalidValue
-from hush.core.guarantee import (
-    DEFAULT_DELTA,
-    RECORD,
-    Adjacency,
-    Budget,
-    Guarantee,
-    at_most,
-    check_delta,
-)
+from hush.core.guarantee import DEFAULT_DELTA, RECORD, Adjacency, Budget, Guarantee, at_most, check_delta
 from hush.core.plan import Plan, plan_text
 from hush.core.value import check_count
 from hush.report.text import Table

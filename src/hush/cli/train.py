@@ -204,10 +204,7 @@ def train(asked: Run) -> None:
             steps=steps,
             evaluation=experiment.test,
             checkpoints=Checkpoints(
-                directory=folder,
-                resume=asked.resume,
-                reseed=asked.reseed,
-                settings=settings.to_plain(),
+                directory=folder, resume=asked.resume, reseed=asked.reseed, settings=settings.to_plain()
             ),
             randomness=Randomness(generator=generator, secure=asked.secure),
             execution=Execution(physical_batch=asked.physical_batch),

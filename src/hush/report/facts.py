@@ -17,13 +17,7 @@ from hush.core.guarantee import Adjacency, Bound, Guarantee, percent
 from hush.core.plan import Plan, proof_note
 from hush.core.release import BestOf, Selective
 from hush.core.value import Range, as_float, finite_or_none
-from hush.training.run_folder import (
-    SETTINGS,
-    checked_ledger,
-    holds_pate,
-    read_metrics,
-    step_file,
-)
+from hush.training.run_folder import SETTINGS, checked_ledger, holds_pate, read_metrics, step_file
 
 _ACCURACY = Range(at_least=0, at_most=1, why="it is a share of correct answers", example=0.95)
 _POINTS = 24
