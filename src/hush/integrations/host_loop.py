@@ -46,7 +46,8 @@ class HostLoop:
     ) -> None:
         self.step: PrivateStep | None = None
         """The private step, once training has begun."""
-        self.data: Data | None = None
+        self.data: Any = None
+        """Records, as of `batch_data`."""
         self._ledger, self._generator = ledger, generator
         self._batches: Iterator[Batch] | None = None
         self._end = 0
@@ -67,19 +68,9 @@ class HostLoop:
     ) -> None:
         """Make the step with the current weights and optimizer.
 
-        Args:
-            model: Model with all trained parameters.
-            loss_of_batch: Function of a batch that calls the model, as for `BatchLoss`.
-            optimizer: Optimizer of the model.
-            plan: Plan of the step.
-            settings: Settings of the optimizer before any schedule changed them.
-            budget: Limit of the total cost on the ledger; None: no limit.
-            delta: Delta of the guarantee.
-            steps: Total number of steps; None: as many as the budget allows.
-            physical_batch: Number of records to process at once.
-            resumed: Public name of the state to restore; None: a new run.
+        `settings` are the optimizer's before any schedule changed them, `resumed` is the public name of
+        the state to restore.
         """
-        assert self.data is not None
         step = PrivateStep(
             BatchLoss(model, loss_of_batch),
             lambda losses, targets: losses,
@@ -94,20 +85,15 @@ class HostLoop:
         check_delta(delta, step.records, step.adjacency.unit)
         step.optimizer_settings = settings
         if resumed is not None:
-            self._restore(step, self.data, resumed)
+            self._restore(step, resumed)
         self._end = steps or 0
         if budget is not None:
             self._end, _ = last_step(step, budget, steps)
         step.ledger.store_delta(delta)
 
     def advance(self) -> bool | None:
-        """Run one step, charged before the weights change.
-
-        Returns:
-            Whether the weights changed; None: all steps are done, or the budget is used up.
-        """
+        """Run one step; whether the weights changed, or None if all steps are done."""
         assert self.step is not None
-        assert self.data is not None
         if self._batches is None:  # not in `begin`: the probe runs under the library's precision
             self._batches = self.step.batches(self.data)
         return None if self.done else self.step(next(self._batches))
@@ -118,11 +104,7 @@ class HostLoop:
         return self.step is not None and self.step.steps >= self._end
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """(epsilon, delta) guarantee of all releases on the ledger, for any current weights.
-
-        Args:
-            delta: Delta of the guarantee; None: the run's.
-        """
+        """Guarantee of all releases on the ledger, at this delta or the run's, for any weights."""
         if self.step is None:
             raise LedgerError(
                 "no step has been charged yet, so there is no guarantee yet. Train first; for an "
@@ -131,13 +113,9 @@ class HostLoop:
         return self.step.ledger.epsilon(delta)
 
     def save(self) -> dict[str, Any]:
-        """Save the secret state of the step, between two batches, and return its public name.
-
-        In a process group, rank 0 writes.
-        """
-        step, data = self.step, self.data
+        """Save the secret state of the step (on rank 0), and return its public name."""
+        step = self.step
         assert step is not None
-        assert data is not None
         name = {"run": step.run, "steps": step.steps, "ledger": step.ledger.identity}
         path = step.ledger.path
         if path is None or step.reducer.rank > 0:
@@ -145,11 +123,11 @@ class HostLoop:
         state = {key: part for key, part in step.state_dict().items() if key not in _IN_CHECKPOINT}
         file = step_file(path)
         states = checkpoint.load(file) if file.exists() else {}
-        kept = {"step": state, "origin": origin_of(data, self._generator, secure=False)}
-        checkpoint.save(file, {**states, _key(name): kept})
+        kept = {"step": state, "origin": origin_of(self.data, self._generator, secure=False)}
+        checkpoint.save(file, {**states, f"{step.run}/{step.steps}": kept})
         return name
 
-    def _restore(self, step: PrivateStep, data: Data, name: dict[str, Any]) -> None:
+    def _restore(self, step: PrivateStep, name: dict[str, Any]) -> None:
         """Restore the secret state of that name, with the current weights and optimizer."""
         if step.reducer.rank > 0:
             step.load_state_dict({})  # rank 0 broadcasts its state
@@ -163,14 +141,14 @@ class HostLoop:
             )
         file = step_file(path)
         states = checkpoint.load(file) if file.exists() else {}
-        if _key(name) not in states:
+        kept = states.get(f"{name['run']}/{name['steps']}")
+        if kept is None:
             raise CheckpointError(
                 f"{file} has no state of step {name['steps']} of run {name['run']}: without the key of "
                 "its noise the run cannot continue. Restore the file; or load the weights alone and "
                 "begin a new run on the same ledger, which accounts for both."
             )
-        kept = states[_key(name)]
-        check_same_origin(kept["origin"], data, self._generator, secure=False)
+        check_same_origin(kept["origin"], self.data, self._generator, secure=False)
         here = {"model": step.model.state_dict(), "optimizer": step.optimizer.state_dict()}
         step.load_state_dict({**kept["step"], **here})
 
@@ -183,20 +161,12 @@ class HostLoop:
             self.step.ledger.close()
 
 
-def _key(name: dict[str, Any]) -> str:
-    return f"{name['run']}/{name['steps']}"
-
-
 class BatchLoss(nn.Module):
     """Per-sample losses by a function of a batch, called with one record at a time.
 
     The mean over a batch of one is that record's own loss. A loss that compares records (contrastive, or
-    a mean over the tokens of the batch) sees one record only.
-
-    Args:
-        model: Model with all trained parameters.
-        loss_of_batch: Function of a batch that calls the model. Returns one number, or a dictionary with
-            it as "loss".
+    a mean over the tokens of the batch) sees one record only. `loss_of_batch` calls `model`, and returns
+    one number, or a dictionary with it as "loss".
     """
 
     def __init__(self, model: nn.Module, loss_of_batch: Callable[[Any], Any]) -> None:
@@ -234,12 +204,7 @@ def batch_data(
 ) -> Data:
     """Data with a whole batch as inputs, the single argument of `BatchLoss`.
 
-    Args:
-        data: Private records. The batch of tensors or of a `Source` is (inputs, targets).
-        collate_fn: Makes a batch of [record], as for a DataLoader.
-        workers: Number of processes that read ahead.
-        pad_to: Public length of every record, or a tree of lengths like the batch, as in `hush.Source`.
-        pad_value: Padding value, or a tree of them.
+    The batch of tensors or of a `Source` is (inputs, targets). The options are those of `hush.Source`.
     """
     source = data if isinstance(data, Source) else None
     custom = collate_fn is not None or workers or pad_to is not None

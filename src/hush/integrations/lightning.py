@@ -37,11 +37,9 @@ _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 _SETS_WEIGHTS = "it sets the weights while the step trains them"
 _TAKES_BACK = "it reverts the steps that it takes, and each of them is a release"
 _CALLBACKS = {
-    "StochasticWeightAveraging": _SETS_WEIGHTS,
-    "WeightAveraging": _SETS_WEIGHTS,
-    "LearningRateFinder": _TAKES_BACK,
-    "BatchSizeFinder": _TAKES_BACK,
     "GradientAccumulationScheduler": "a step draws its whole batch at once",
+    **dict.fromkeys(("StochasticWeightAveraging", "WeightAveraging"), _SETS_WEIGHTS),
+    **dict.fromkeys(("LearningRateFinder", "BatchSizeFinder"), _TAKES_BACK),
 }
 _MIX_IN = "class Private(PrivateModule, Mine): pass"
 
@@ -219,16 +217,14 @@ class PrivateModule(LightningModule):
     def on_train_end(self) -> None:
         """Raise if the weights were changed by anything but the private step."""
         super().on_train_end()
-        step = self._loader().step
-        if step is not None:
+        if (step := self._loader().step) is not None:
             step.spent()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the public name of the step's state. The state is secret and saved elsewhere."""
         super().on_save_checkpoint(checkpoint)
-        loader = self._loader()
-        if loader.step is not None:
-            checkpoint[_CHECKPOINT] = loader.save()
+        if self._loader().step is not None:
+            checkpoint[_CHECKPOINT] = self._loader().save()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Read the name of the step's state."""

@@ -26,25 +26,14 @@ class MetricsLogger:
         self._sensitive = check_sensitive(sensitive)
 
     def __call__(self, step: int, metrics: StepMetrics) -> None:
-        """Write the metrics of a step. Evaluations are always written.
-
-        Args:
-            step: Step number.
-            metrics: Metrics of that step.
-        """
+        """Write the metrics of a step. Evaluations are always written."""
         if step % self._every and not any(name.startswith("evaluation/") for name in metrics):
             return
-        values = dict(metrics)
-        values |= {PREFIX + name: metrics.sensitive(name) for name in self._sensitive}
-        self.write(step, values)
+        sensitive = {PREFIX + name: metrics.sensitive(name) for name in self._sensitive}
+        self.write(step, {**metrics, **sensitive})
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Write values to the log.
-
-        Args:
-            step: Step number.
-            values: Values by key.
-        """
+        """Write values of a step to the log, by key."""
         raise NotImplementedError
 
 

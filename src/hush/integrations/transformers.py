@@ -114,24 +114,14 @@ class PrivateTrainer(Trainer):
         return self._loop.step
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """(epsilon, delta) guarantee of all releases on the ledger.
-
-        Args:
-            delta: Delta of the guarantee; None: that of the run.
-        """
+        """Guarantee of all releases on the ledger, at this delta or that of the run."""
         return self._loop.spent(delta)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Train privately, as in Trainer.
+        """Train privately, as in Trainer. The output has no training loss and timings.
 
-        Args:
-            resume_from_checkpoint: Checkpoint, or True for the last one. The run continues as if it had
-                not stopped, on the same ledger, and steps that it repeats are not charged again.
-            args: As in Trainer.
-            options: As in Trainer.
-
-        Returns:
-            Output of Trainer, without the training loss and timings.
+        A resumed run continues as if it had not stopped, on the same ledger, and steps that it repeats
+        are not charged again.
         """
         self._check()
         for name in _STEP:
@@ -185,8 +175,7 @@ class PrivateTrainer(Trainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """The schedule, as in Trainer, after recording the optimizer's settings without it."""
-        made: Any = self.optimizer if optimizer is None else optimizer
-        self._settings = settings_of(made)
+        self._settings = settings_of(optimizer or self.optimizer)  # type: ignore[arg-type]
         return super().create_scheduler(num_training_steps, optimizer)
 
     def training_step(
@@ -237,7 +226,6 @@ class PrivateTrainer(Trainer):
 
     @property
     def _records(self) -> int:
-        """Number of slots."""
         dataset: Any = self.train_dataset
         return len(dataset)
 
@@ -281,11 +269,10 @@ class PrivateTrainer(Trainer):
 
     def _loss_of_record(self, batch: dict[str, Any]) -> Any:
         """Result of compute_loss for a batch of one record."""
-        model: Any = self.model
         before = _contents(self)
         self._recording = True
         try:
-            loss = self.compute_loss(model, dict(batch))
+            loss = self.compute_loss(self.model, dict(batch))  # type: ignore[arg-type]
         finally:
             self._recording = False
         after = _contents(self)
@@ -428,11 +415,8 @@ def vectorize_attention(model: nn.Module) -> None:
     """Let transformers models build their attention masks without reading them.
 
     With `sdpa` attention, a model tests whether the mask masks anything, and skips it if not.
-    `torch.vmap` cannot run that test, so a private step would compute one record at a time. This sets an
-    attention implementation that is `sdpa` without the test. Other implementations are left as they are.
-
-    Args:
-        model: Model of the transformers library, or a module that contains some.
+    `torch.vmap` cannot run that test, so a private step would compute one record at a time. This sets
+    `sdpa` without the test in all transformers models of `model`.
     """
     from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
     from transformers.masking_utils import sdpa_mask
