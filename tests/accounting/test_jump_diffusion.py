@@ -160,9 +160,9 @@ def test_many_steps_without_sampling_are_one_longer_step() -> None:
 def test_as_many_jumps_as_are_allowed_keep_their_chances() -> None:
     many = dominating_jump_diffusion(0.5, 0.5, [(0.02, 7.5)])
     assert many is not None
-    assert sum(mean for _, mean in many.law.jumps) > 150
+    assert sum(mean for _, mean in many.jumps) > 150
     for direction in Direction:
-        cut = many.law.cell_masses(direction, np.linspace(*many.law.loss_quantiles(direction, 1e-9), 50))
+        cut = many.cell_masses(direction, np.linspace(*many.loss_quantiles(direction, 1e-9), 50))
         assert cut.first.sum() == pytest.approx(1.0, abs=1e-9)
         assert cut.second.sum() == pytest.approx(1.0, abs=1e-9)
     # with more of them exp(-mean) would be 0, and with it every mass

@@ -1,9 +1,4 @@
-"""Attacks on a release: bounds on every membership test (f-DP), and limits on them.
-
-The attacker sees all releases and tests which of two neighbouring data sets produced them.
-`AttackBounds` bounds the two error rates of every such test by the privacy profile. `Risk` limits them,
-in place of an epsilon at a delta.
-"""
+"""Attacks on a release: bounds on every membership test (f-DP), and limits on them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -70,9 +65,6 @@ class AttackBounds(ABC):
         """Upper bound on the accuracy of a guess of membership after the releases (1 - Bayes risk).
 
         m + (1 - m) delta(log(m / (1 - m))), m = max(prior, 1 - prior).
-
-        Args:
-            prior: Probability of membership before any release.
         """
         checked = _PRIOR.check("prior", prior)
         m = max(checked, 1 - checked)
@@ -81,11 +73,7 @@ class AttackBounds(ABC):
         return min(1.0, m + (1 - m) * float(self._deltas([log_odds])[0]) + _ROUNDING)
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
-        """Upper bound on the power of a test: the share of members that it calls members.
-
-        Args:
-            false_positive_rate: Share of non-members that the test calls members (type I error).
-        """
+        """Upper bound on the power of a test: the share of members that it calls members."""
         return min(1.0, 1 - self.false_negative_rate(false_positive_rate) + UNIT)
 
     def false_negative_rate(self, false_positive_rate: float) -> float:
@@ -93,12 +81,6 @@ class AttackBounds(ABC):
 
         f(x) is the largest of 1 - delta - exp(epsilon) x and exp(-epsilon) (1 - delta - x) over all
         epsilon. Every epsilon gives a valid bound, so an imperfect search is sound.
-
-        Args:
-            false_positive_rate: Share of non-members that the test calls members (type I error).
-
-        Returns:
-            Lower bound on the share of members that it misses (type II error).
         """
         x = _CHANCE.check("false_positive_rate", false_positive_rate)
         smallest = max(_MIN_DELTA, _SHARE * x * self.advantage)
@@ -126,8 +108,6 @@ class Attacker(AttackBounds):
         counts: Number of steps of each plan.
         dimension: Number of parameters, if the charge depends on it.
         adjacency: Adjacency of the two data sets; one record's slot by default.
-
-    **Guarantee.** No membership test exceeds these bounds: docs/guarantees/attacker.md.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -271,32 +251,17 @@ class Risk(Value):
         return next(limit for limit in limits if limit is not None) - self._baseline
 
     def attained(self, attack: AttackBounds) -> float:
-        """Upper bound on the limited rate, advantage or posterior.
-
-        Args:
-            attack: Bounds on every test of the releases.
-        """
+        """Upper bound on the limited rate, advantage or posterior."""
         if self.fpr is not None:
             return attack.true_positive_rate(self.fpr)
         return attack.advantage if self.prior is None else attack.posterior(self.prior)
 
     def gain(self, attack: AttackBounds) -> float:
-        """Upper bound on the gain of an attack over a guess without the release; at most `max_gain`.
-
-        Args:
-            attack: Bounds on every test of the releases.
-        """
+        """Upper bound on the gain of an attack over a guess without the release."""
         return max(0.0, self.attained(attack) - self._baseline)
 
     def budget(self, delta: float) -> Budget:
-        """The largest epsilon at `delta` that implies this limit for every mechanism.
-
-        Args:
-            delta: Delta of the budget.
-
-        Returns:
-            The budget.
-        """
+        """The budget of the largest epsilon at `delta` that implies this limit for every mechanism."""
 
         def kept(epsilon: float) -> bool:
             return self.gain(ApproximateDP([(epsilon, delta)])) <= self.max_gain
@@ -305,7 +270,7 @@ class Risk(Value):
         if not kept(smallest):
             raise InvalidValue(
                 f"delta={delta:g} must be below {self.max_gain:.3g}, which {self} leaves: with that "
-                "probability the promise may fail, and all is known. Pass a smaller delta.",
+                "probability the promise may fail. Pass a smaller delta.",
                 key="delta",
             )
         return Budget(epsilon=bisect(kept, smallest, _MAX_EPSILON, tolerance=_TOLERANCE)[0], delta=delta)
@@ -323,7 +288,7 @@ Limit = Budget | Risk
 
 
 def allowance(limit: object) -> float:
-    """The largest `cost` within a limit; raises `InvalidValue` for any other value."""
+    """The largest cost within a limit: epsilon, or the gain of an attack."""
     if isinstance(limit, Budget):
         return limit.epsilon
     if isinstance(limit, Risk):
@@ -336,22 +301,7 @@ def allowance(limit: object) -> float:
     )
 
 
-def cost(
-    limit: Limit,
-    counts: Mapping[Plan, int],
-    dimension: Dimension = None,
-    adjacency: Adjacency = RECORD,
-    *,
-    ceiling: float = math.inf,
-) -> float:
-    """Upper bound on the cost of a composition: epsilon, or the gain of an attack."""
-    if isinstance(limit, Risk):
-        return limit.gain(Attacker(counts, dimension, adjacency))
-    return upper_epsilon(counts, limit.delta, dimension, adjacency, ceiling=ceiling)
-
-
 def stated(limit: Limit) -> str:
     """The limit in words."""
-    if isinstance(limit, Risk):
-        return str(limit)
-    return f"epsilon={limit.epsilon:g} at delta={limit.delta:g}"
+    words = "epsilon={limit.epsilon:g} at delta={limit.delta:g}"
+    return str(limit) if isinstance(limit, Risk) else words.format(limit=limit)

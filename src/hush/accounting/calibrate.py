@@ -1,13 +1,12 @@
 """Calibration: the noise multiplier, sampling rate or number of steps that a budget or a risk allows."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hush.accounting.attacker import ApproximateDP, Limit, Risk, allowance, cost, stated
-from hush.accounting.epsilon import Dimension
+from hush.accounting.attacker import ApproximateDP, Attacker, Limit, Risk, allowance, stated
+from hush.accounting.epsilon import Dimension, upper_epsilon
 from hush.accounting.mechanism import mechanism
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import RECORD, Adjacency
@@ -57,10 +56,9 @@ def calibrate(
     Returns:
         The plan with the calibrated multiplier.
 
-    **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it
-    unless a multiplier of 0.001, the smallest considered, is private enough already. The same holds for
-    the gain over a blind guess that a `Risk` allows. A `Risk` that holds without any noise, because a
-    record is unlikely to be sampled at all, raises `InvalidValue`.
+    **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it unless a
+    multiplier of 0.001 is private enough already. The same holds for the gain over a blind guess that a
+    `Risk` allows. A `Risk` that holds without any noise raises `InvalidValue`.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -102,12 +100,11 @@ def calibrate(
         return replace(plan, noise=plan.noise.with_multiplier(multiplier))
 
     def spend(precision: float) -> float:
-        noisy, counts = with_noise(1 / precision), Counter(spent)
-        counts[noisy] += steps
-        size = {noisy: dimension} if dimension else None
-        return cost(budget, counts, size, adjacency, ceiling=_CEILING * most)
+        noisy = with_noise(1 / precision)
+        counts = {**spent, noisy: spent.get(noisy, 0) + steps}
+        return _cost(budget, counts, {noisy: dimension} if dimension else None, adjacency, most)
 
-    before = cost(budget, spent, adjacency=adjacency) if spent else 0.0
+    before = _cost(budget, spent, None, adjacency) if spent else 0.0
     if before > most:
         raise BudgetExceeded(
             f"{before / most:.4g} times what {stated(budget)} allows was spent before: past releases "
@@ -135,14 +132,11 @@ def max_steps(
 
     At most 10**12; 0 if not even one step fits.
     """
-    mechanism(plan, dimension.get(plan) if isinstance(dimension, Mapping) else dimension)
-
     most = allowance(budget)
 
     def spend(further: float) -> float:
-        counts = Counter(spent)
-        counts[plan] += int(further)
-        return cost(budget, counts, dimension, adjacency, ceiling=_CEILING * most)
+        counts = {**spent, plan: spent.get(plan, 0) + int(further)}
+        return _cost(budget, counts, dimension, adjacency, most)
 
     if spend(1) > most:
         return 0
@@ -150,11 +144,7 @@ def max_steps(
 
 
 def max_rate(
-    plan: Plan,
-    budget: Limit,
-    steps: int,
-    dimension: int | None = None,
-    adjacency: Adjacency = RECORD,
+    plan: Plan, budget: Limit, steps: int, dimension: int | None = None, adjacency: Adjacency = RECORD
 ) -> Plan:
     """The plan with the largest Poisson sampling rate that keeps `steps` steps within `budget`.
 
@@ -168,7 +158,7 @@ def max_rate(
     most = allowance(budget)
 
     def spend(rate: float) -> float:
-        return cost(budget, {with_rate(rate): steps}, dimension, adjacency, ceiling=_CEILING * most)
+        return _cost(budget, {with_rate(rate): steps}, dimension, adjacency, most)
 
     rate = largest_affordable(spend, most, start=0.01, low=_MIN_RATE, high=1.0, whole=False)
     if rate is None:
@@ -180,14 +170,21 @@ def max_rate(
     return with_rate(rate)
 
 
+def _cost(
+    limit: Limit,
+    counts: Mapping[Plan, int],
+    dimension: Dimension,
+    adjacency: Adjacency,
+    most: float = math.inf,
+) -> float:
+    """Upper bound on the cost of a composition: epsilon, or the gain of an attack."""
+    if isinstance(limit, Risk):
+        return limit.gain(Attacker(counts, dimension, adjacency))
+    return upper_epsilon(counts, limit.delta, dimension, adjacency, ceiling=_CEILING * most)
+
+
 def largest_affordable(
-    cost: Callable[[float], float],
-    limit: float,
-    *,
-    start: float,
-    low: float,
-    high: float,
-    whole: bool,
+    cost: Callable[[float], float], limit: float, *, start: float, low: float, high: float, whole: bool
 ) -> float | None:
     """The largest argument in [low, high] with an increasing `cost` of at most `limit`, or None.
 

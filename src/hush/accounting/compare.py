@@ -4,6 +4,7 @@ Each method is a named plan (`hush.plans`) that is calibrated to the same budget
 batch size. Gradients of Euclidean norm 1 pass unclipped, so less noise is simply better.
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -111,9 +112,9 @@ class Row:
     steps: int
     """Number of steps that are charged."""
     deviation: float
-    variance: float
-    gradients: float
-    per_instance: float | None
+    variance: float = math.nan
+    gradients: float = math.nan
+    per_instance: float | None = None
     """Epsilon for one synthetic location of the sum: no guarantee for any other."""
     needs: str
     measured: str
@@ -121,11 +122,7 @@ class Row:
 
 
 def compare(setting: Setting, done: Callable[[], None] = lambda: None) -> list[Row]:
-    """A row for each method; the first one is plain DP-SGD. `done` is called after each row.
-
-    **Guarantee.** Each plan is from `calibrate` or `fit_noise` and keeps the budget for its number of
-    steps. Per-instance numbers hold for one synthetic location.
-    """
+    """A row for each method; the first one is plain DP-SGD. `done` is called after each row."""
     rows = list[Row]()
     for row in _rows(setting):
         plain = rows[0].deviation if rows else row.deviation
@@ -151,94 +148,62 @@ def recommendation(setting: Setting) -> str:
 
 
 def _rows(setting: Setting) -> Iterator[Row]:
-    rate, dimension = setting.rate, setting.dimension
-    yield _row(
-        "plain DP-SGD",
-        "dpsgd",
-        setting,
-        plans.dpsgd(rate=rate, clip_norm=1.0),
-        measured="best in most runs: dpsur.md, generalized-gaussian.md",
+    rate, dimension, row = setting.rate, setting.dimension, functools.partial(_row, setting)
+    plain = plans.dpsgd(rate=rate, clip_norm=1.0)
+    yield row(
+        "plain DP-SGD", "dpsgd", plain, measured="best in most runs: dpsur.md, generalized-gaussian.md"
     )
     cap = max(0.1, dimension**-0.5) if setting.cap is None else setting.cap
     twice = plans.twice(clip_norm=1.0, cap=cap)
     assert isinstance(twice.sampling, Twice)
     larger = rate / twice.sampling.coordinate_rate
     fits = larger <= 1
-    yield _row(
+    yield row(
         "DP-SGD, larger batch",
         "dpsgd",
-        setting,
         plans.dpsgd(rate=min(1.0, larger), clip_norm=1.0),
         needs="time" if fits else "full batches",
         measured="gains on ResNet22: twice-sampling.md",
     )
-    yield _row(
+    yield row(
         "twice sampling",
         "twice",
-        setting,
         replace(twice, sampling=replace(twice.sampling, rate=larger)) if fits else None,
         needs=f"entries up to {cap:.3g}" if fits else f"a rate up to {rate / larger:.3g}",
         measured="no gain over the larger batch: twice-sampling.md",
     )
     ranks, shares = zip(*setting.subspaces, strict=True) if setting.subspaces else ((), None)
-    shaped = len(setting.subspaces) != 1 and dimension > 1
-    yield _row(
+    subspaces = None
+    if len(setting.subspaces) != 1 and dimension > 1:
+        make = functools.partial(plans.subspaces, parameters=dimension, rate=rate, cap=None)
+        subspaces = make(ranks=ranks[:-1] or None, shares=shares, coordinate_rate=1.0, clip_norm=1.0)
+    yield row(
         "subspaces, optimal noise",
         "subspaces",
-        setting,
-        plans.subspaces(
-            parameters=dimension,
-            ranks=ranks[:-1] or None,
-            shares=shares,
-            rate=rate,
-            coordinate_rate=1.0,
-            clip_norm=1.0,
-            cap=None,
-        )
-        if shaped
-        else None,
+        subspaces,
         needs="public records" + ("" if setting.subspaces else ", equal norms"),
         measured="gains on ResNet22, loses on a small CNN: twice-sampling.md",
     )
     test_rate = min(_TEST_BATCH, setting.records) / setting.records
-    summed = plans.dpsur(
-        rate=rate, clip_norm=1.0, test_rate=test_rate, test="summed", test_clip=0.01, test_multiplier=8.0
-    )
-    mean = plans.dpsur(rate=rate, clip_norm=1.0, test_rate=test_rate, test="mean", test_multiplier=1.3)
-    for plan in (summed, mean):
+    selective = functools.partial(plans.dpsur, rate=rate, clip_norm=1.0, test_rate=test_rate)
+    summed = selective(test="summed", test_clip=0.01, test_multiplier=8.0)
+    for plan in (summed, selective(test="mean", test_multiplier=1.3)):
         test = plan.release
         assert isinstance(test, Selective)
         # the mean test accepts no larger share of any proposals
         share = min(setting.acceptance, test.acceptance(test_rate * setting.records)[1])
-        yield _row(
-            f"DPSUR, {test.test} test",
-            "dpsur",
-            setting,
-            plan,
-            share,
-            needs=f"{share:.3g} of trials accepted",
-            measured="loses in most runs: dpsur.md",
-        )
+        needs, measured = f"{share:.3g} of trials accepted", "loses in most runs: dpsur.md"
+        yield row(f"DPSUR, {test.test} test", "dpsur", plan, share, needs=needs, measured=measured)
     for beta in BETAS:
         norm = typical_norm(min(beta, 2.0), dimension) if beta < 2 else 1.0
-        yield _row(
-            f"beta-DP-SGD, beta {beta:g}" + (" (Laplace)" if beta == 1 else ""),
-            "beta",
-            setting,
-            plans.beta(beta=beta, rate=rate, clip_norm=norm),
-            measured="loses, but not on Adult: generalized-gaussian.md",
-        )
+        method = f"beta-DP-SGD, beta {beta:g}" + " (Laplace)" * (beta == 1)
+        plan = plans.beta(beta=beta, rate=rate, clip_norm=norm)
+        yield row(method, "beta", plan, measured="loses, but not on Adult: generalized-gaussian.md")
     # clamping at the root mean square of the entries gives the l2 sensitivity of the other rows
-    clip = dimension**-0.5
+    measured = "a lower per-instance epsilon: bounded.md"
     for name, make in (("rectified", plans.rectified), ("truncated", plans.truncated)):
-        yield _row(
-            f"bounded support, {name}",
-            name,
-            setting,
-            make(clip_norm=clip),
-            needs="full batches",
-            measured="a lower per-instance epsilon: bounded.md",
-        )
+        plan = make(clip_norm=dimension**-0.5)
+        yield row(f"bounded support, {name}", name, plan, needs="full batches", measured=measured)
     for noise, kind in ((Laplace(1.0), "Laplace"), (Gaussian(1.0), "Gaussian")):
         vote = Plan(sampling=FullBatch(), clipping=Entries(changed=2), noise=noise)
         private, deviation = _calibrated(vote, setting.budget, setting.queries, None)
@@ -248,18 +213,15 @@ def _rows(setting: Setting) -> Iterator[Row]:
             plan=private,
             steps=setting.queries,
             deviation=deviation,
-            variance=math.nan,
-            gradients=math.nan,
-            per_instance=None,
             needs=f"{setting.queries} public queries",
             measured="Laplace best for a few votes: pate.md",
         )
 
 
 def _row(
+    setting: Setting,
     method: str,
     name: str,
-    setting: Setting,
     plan: Plan | None,
     acceptance: float = 1.0,
     *,
@@ -267,27 +229,28 @@ def _row(
     measured: str,
 ) -> Row:
     """The row of a plan that trains; `plan` is None if the method does not fit the setting."""
-    steps = math.ceil(setting.steps / acceptance)
-    found, gradients, deviation, per_instance = plan, math.nan, math.inf, None
-    if plan is not None:
-        rate = plan.sampling.participation
-        gradients = rate / setting.rate / acceptance
-        found, total = _calibrated(plan, setting.budget, steps, setting.dimension)
-        deviation = total / (setting.records * rate * plan.sampling.coordinate_participation)
+    row = Row(
+        method=method,
+        name=name,
+        plan=None,
+        steps=math.ceil(setting.steps / acceptance),
+        deviation=math.inf,
+        needs=needs,
+        measured=measured,
+    )
+    if plan is None:
+        return row
+    rate, per_instance = plan.sampling.participation, None
+    found, total = _calibrated(plan, setting.budget, row.steps, setting.dimension)
     if found is not None and isinstance(found.noise, Rectified | Truncated):
         found = replace(found, noise=replace(found.noise, bound=_SUPPORT * found.noise.scale))
         per_instance = _per_instance(found, setting)
-    return Row(
-        method=method,
-        name=name,
+    return replace(
+        row,
         plan=found,
-        steps=steps,
-        deviation=deviation,
-        variance=math.nan,
-        gradients=gradients,
+        deviation=total / (setting.records * rate * plan.sampling.coordinate_participation),
+        gradients=rate / setting.rate / acceptance,
         per_instance=per_instance,
-        needs=needs,
-        measured=measured,
     )
 
 

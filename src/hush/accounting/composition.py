@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from hush.accounting.numerics import Array, bisect
+from hush.accounting.numerics import Array, bisect, probability_of_any
 from hush.accounting.pld import accountant
 from hush.accounting.pld.privacy_loss import GroupLaw, Step
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_delta, rdp_to_epsilon
@@ -149,8 +149,7 @@ def _smaller(
 
 def participation_probability(steps: Counts) -> float:
     """Probability that a record is sampled in any step, which delta never exceeds."""
-    log_never = sum(n * math.log1p(-min(step.participation, 1 - 2.0**-53)) for step, n in steps.items())
-    return min(1.0, -math.expm1(log_never) * (1 + 1e-12))
+    return probability_of_any((step.participation, count) for step, count in steps.items())
 
 
 def dominated_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, int]:

@@ -9,7 +9,7 @@ later version must reproduce a charge on a ledger.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -158,6 +158,12 @@ def log_convex_remainder(log_ratio: Array, order: float) -> Array:
     bracket = np.where(np.abs(t) * order < 1e-3, series, bracket)
     with np.errstate(divide="ignore"):
         return t + (power * t - capped) + np.log(bracket)
+
+
+def probability_of_any(chances: Iterable[tuple[float, int]]) -> float:
+    """Upper bound on the probability of any of independent events: their chances and how often each."""
+    log_none = sum(count * math.log1p(-min(chance, 1 - 2.0**-53)) for chance, count in chances)
+    return min(1.0, OUTWARD * -math.expm1(log_none))
 
 
 def bisect(

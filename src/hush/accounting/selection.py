@@ -234,7 +234,6 @@ class Selection(ComposableStep):
     number: TrialCount
 
     charged_for_groups = False
-    participation = 1.0
 
     def rdp(self, orders: Array) -> Array:
         return selection_rdp(orders, self._trial_rdp, _profile(self.trials, self.number), self.number)

@@ -133,14 +133,12 @@ class Trial(ComposableStep):
 
     @property
     def participation(self) -> float:
-        """Probability that a record takes part in a step, in the training or the test."""
         if self.accounting != "per-trial":
             return 1.0
         return self.train.rate + (1 - self.train.rate) * self.test.rate
 
     @property
     def nontermination(self) -> float:
-        """An upper bound on the probability that hidden trials end without an accepted update."""
         return 0.0 if self.accounting == "per-trial" else GIVEN_UP
 
     @property

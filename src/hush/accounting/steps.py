@@ -12,7 +12,7 @@ from hush.accounting.coordinates import dominated_gaussian, dominating_jump_diff
 from hush.accounting.numerics import Array
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
-from hush.accounting.pld.privacy_loss import SampledLaw
+from hush.accounting.pld.privacy_loss import SampledPair
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.rdp.profile import CoordinateRDP
@@ -35,9 +35,9 @@ class ComposableStep(ABC):
         return True
 
     @property
-    @abstractmethod
     def participation(self) -> float:
-        """Probability that a record takes part in the step."""
+        """Upper bound on the probability that a record takes part in the step."""
+        return 1.0
 
     @abstractmethod
     def rdp(self, orders: Array) -> Array:
@@ -99,11 +99,12 @@ Mechanism = ComposableStep | Composition
 """Mechanism of one step of a plan."""
 
 
-@dataclass(frozen=True)
-class _Subsampled(ComposableStep):
-    """Step with Poisson subsampling: each record takes part with probability `rate`."""
+class PairedStep(SampledPair, ComposableStep):
+    """Poisson-subsampled noise on one number: a step with an exact dominating pair."""
 
-    rate: float
+    @abstractmethod
+    def with_scale(self, scale: float) -> Self:
+        """The step with noise of this scale."""
 
     @property
     def participation(self) -> float:
@@ -112,23 +113,6 @@ class _Subsampled(ComposableStep):
     @property
     def unsampled(self) -> Self:
         return replace(self, rate=1.0)
-
-
-class PairedStep(_Subsampled):
-    """Subsampled noise on one number: a step with an exact dominating pair."""
-
-    @property
-    @abstractmethod
-    def noise(self) -> GaussianLaw | GeneralizedGaussianLaw:
-        """Law of the noise, in units of the number's sensitivity."""
-
-    @abstractmethod
-    def with_scale(self, scale: float) -> Self:
-        """The step with noise of this scale."""
-
-    @property
-    def law(self) -> SampledLaw:
-        return SampledLaw(self.noise, self.rate)
 
     @property
     def dominated_step(self) -> Self:
@@ -214,13 +198,18 @@ class Block:
 
 
 @dataclass(frozen=True)
-class CoordinateWise(_Subsampled):
+class CoordinateWise(ComposableStep):
     """Poisson-subsampled noise on each coordinate of a sum, with coordinate sampling."""
 
+    rate: float
     blocks: tuple[Block, ...]
     coordinate_rate: float = 1.0
 
     needs_whole_orders = True
+
+    @property
+    def participation(self) -> float:
+        return self.rate
 
     def divided(self, shift: float) -> "CoordinateWise":
         return replace(self, blocks=tuple(replace(b, scale=b.scale / shift) for b in self.blocks))

@@ -148,7 +148,7 @@ def test_the_true_curve_of_scalar_noise_lies_between_on_any_grid(
 def unfused(step: SampledGaussian, direction: Direction, width: float) -> Lattice:
     """The tempting lower bound: every bin's mass on its grid point, not fused."""
     model = optimistic(step, direction, width, 1e-12)
-    masses = step.law.cell_masses(direction, model.losses[:-1] + width / 2).first
+    masses = step.cell_masses(direction, model.losses[:-1] + width / 2).first
     return Lattice(model.origin, model.first, width, masses)
 
 
@@ -170,7 +170,7 @@ def test_noise_five_percent_too_large_is_no_upper_bound(direction: Direction) ->
 def test_masses_between_cuts_have_relative_accuracy_in_the_tails(direction: Direction) -> None:
     step = SampledGaussian(0.3, 1.0)
     cuts: Array = np.array([-0.35, -0.2, 0.0, 0.2, 0.3])
-    masses = step.law.cell_masses(direction, cuts)
+    masses = step.cell_masses(direction, cuts)
     sign = 1 if direction is Direction.REMOVE else -1
     with mp.workdps(40):
         edges = sorted(
@@ -192,10 +192,10 @@ def test_rounding_of_the_masses_is_paid_for(
     step, size = SampledGaussian(0.5, 3.0), 1e-6
     true = {make: make.__wrapped__(step, direction, width, 1e-12) for make in (pessimistic, optimistic)}
 
-    exact_masses = loss.SampledLaw.cell_masses
+    exact_masses = loss.SampledPair.cell_masses
 
-    def rounded(sign: int) -> Callable[[loss.SampledLaw, Direction, Array], CellMasses]:
-        def perturbed(law: loss.SampledLaw, direction: Direction, cuts: Array) -> CellMasses:
+    def rounded(sign: int) -> Callable[[loss.SampledPair, Direction, Array], CellMasses]:
+        def perturbed(law: loss.SampledPair, direction: Direction, cuts: Array) -> CellMasses:
             cut = exact_masses(law, direction, cuts)
             turns = sign * size * (-1.0) ** np.arange(len(cut.first))
             first, second = (
@@ -208,7 +208,7 @@ def test_rounding_of_the_masses_is_paid_for(
         return perturbed
 
     for sign in (-1, 1):
-        monkeypatch.setattr(loss.SampledLaw, "cell_masses", rounded(sign))
+        monkeypatch.setattr(loss.SampledPair, "cell_masses", rounded(sign))
         high, low = (
             make.__wrapped__(step, direction, width, 1e-12) for make in (pessimistic, optimistic)
         )

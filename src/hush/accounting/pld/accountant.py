@@ -1,19 +1,19 @@
 """Privacy loss distributions: epsilon and delta of composed steps, certified from both sides.
 
-**Guarantee.** The true value lies between `lower` and `upper`, for add/remove-one-record neighbours and
-any width of the grid: docs/guarantees/poisson-gaussian.md and scalar-noise.md.
+**Guarantee.** The true value lies between `lower` and `upper`: docs/guarantees/poisson-gaussian.md and
+scalar-noise.md.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-from hush.accounting.numerics import OUTWARD, UNIT
+from hush.accounting.numerics import OUTWARD, UNIT, probability_of_any
 from hush.accounting.pld import analytic_gaussian
 from hush.accounting.pld.compose import Cumulants, PrivacyCurve, Window, choose_window, compose
-from hush.accounting.pld.lattice import Lattice, aligned_width, optimistic, pessimistic
+from hush.accounting.pld.lattice import aligned_width, optimistic, pessimistic
 from hush.accounting.pld.laws import MAX_LOSS
 from hush.accounting.pld.privacy_loss import Direction, Step
 from hush.accounting.rdp import gaussian
@@ -134,15 +134,13 @@ def _epsilon(steps: Counts, direction: Direction, delta: float, at_least: float)
     tail = _step_tail(steps, math.log(delta))
     window = choose_window(Cumulants(steps, direction, tail), log_delta=math.log(delta), epsilon=0.0)
     for width in _grid_widths(steps, direction, window, tail, max(at_least, window.high)):
-        upper = compose(_lattices(pessimistic, steps, direction, width, tail), window)
-        highest = min(highest, max(0.0, _epsilon_at(upper, upper.upper, delta) + upper.loss_error))
-        del upper  # as long as the window, like the curve that follows
+        if curve := _curve(steps, direction, width, tail, window, upper=True):
+            highest = min(highest, max(0.0, curve.epsilon_at(delta, upper=True)))
+        curve = None  # as long as the window, like the one that follows
         if highest <= at_least:
             break
-        parts = _lattices(optimistic, steps, direction, width, tail)
-        if all(lattice.masses.any() for lattice, _ in parts):  # none where rounding exceeds all of it
-            lower = compose(parts, window)
-            lowest = max(lowest, _epsilon_at(lower, lower.lower, delta) - lower.loss_error)
+        if curve := _curve(steps, direction, width, tail, window, upper=False):
+            lowest = max(lowest, curve.epsilon_at(delta, upper=False))
         if highest - lowest <= 2 * _target_gap(max(at_least, highest)):
             break
     return min(lowest, highest), highest
@@ -187,17 +185,11 @@ def _deltas(
     """Lower and upper bounds on delta at each epsilon, in the window of the first one."""
     lowest, highest = [0.0] * len(epsilons), [1.0] * len(epsilons)
     for width in _grid_widths(steps, direction, window, tail, epsilons[0] + window.deviation):
-        upper = compose(_lattices(pessimistic, steps, direction, width, tail), window)
-        for k, epsilon in enumerate(epsilons):
-            value = _delta_at(upper, upper.upper, epsilon - upper.loss_error, trivial=1.0)
-            highest[k] = min(highest[k], value)
-        del upper
-        parts = _lattices(optimistic, steps, direction, width, tail)
-        if all(lattice.masses.any() for lattice, _ in parts):  # none where rounding exceeds all of it
-            lower = compose(parts, window)
-            for k, epsilon in enumerate(epsilons):
-                value = _delta_at(lower, lower.lower, epsilon + lower.loss_error, trivial=0.0)
-                lowest[k] = max(lowest[k], value)
+        for upper, bounds, tighter in ((True, highest, min), (False, lowest, max)):
+            if curve := _curve(steps, direction, width, tail, window, upper=upper):
+                for k, epsilon in enumerate(epsilons):
+                    bounds[k] = tighter(bounds[k], curve.delta_at(epsilon, upper=upper))
+            curve = None  # as long as the window, like the one that follows
         if highest[0] <= 1.01 * lowest[0]:
             break
     return [(min(ends), ends[1]) for ends in zip(lowest, highest, strict=True)]
@@ -213,11 +205,10 @@ def _deltas_upper(steps: Counts, direction: Direction, epsilons: Sequence[float]
         middle = epsilons[0]
     window, tail = _window_at(steps, direction, middle)
     width = next(_grid_widths(steps, direction, window, tail, middle + window.deviation))
-    curve = compose(_lattices(pessimistic, steps, direction, width, tail), window)
+    curve = _curve(steps, direction, width, tail, window, upper=True)
+    assert curve is not None
     return [
-        0.0
-        if largest <= epsilon
-        else min(1.0, _delta_at(curve, curve.upper, epsilon - curve.loss_error, trivial=1.0))
+        0.0 if largest <= epsilon else min(1.0, curve.delta_at(epsilon, upper=True))
         for epsilon in epsilons
     ]
 
@@ -245,12 +236,12 @@ def _grid_widths(
     width = min(width, 1 / window.tilt)
     length = window.high - window.low
     for step in steps:
-        low, high = step.law.loss_quantiles(direction, tail)
+        low, high = step.loss_quantiles(direction, tail)
         length = max(length, high - low)
     min_width = length / MAX_POINTS
     width = max(width, 1.2 * min_width)
     width = 2.0 ** (math.floor(4 * math.log2(width)) / 4)
-    bounded = [step for step in steps if step.law.ratio_range[1] < math.inf]
+    bounded = [step for step in steps if step.ratio_range[1] < math.inf]
     commonest = max(bounded, key=steps.__getitem__, default=None)
     while True:
         aligned = aligned_width(commonest, direction, width) if commonest else width
@@ -260,76 +251,35 @@ def _grid_widths(
             return
 
 
-def _lattices(
-    lattice: Callable[[Step, Direction, float, float], Lattice],
-    steps: Counts,
-    direction: Direction,
-    width: float,
-    tail: float,
-) -> list[tuple[Lattice, int]]:
-    return [(lattice(step, direction, width, tail), count) for step, count in steps.items()]
-
-
-def _epsilon_at(curve: PrivacyCurve, bound: Callable[[int], float], delta: float) -> float:
-    """The last epsilon at which `bound` falls to `delta`; between points it is linear in exp(epsilon).
-
-    A lower bound is 0 far below the window's centre, so the search starts from many points.
-    """
-    last = len(curve.tilted) - 1
-    first = min(max(0, math.floor(-curve.start / curve.width)), last)
-    starts = sorted({first + (last - first) * part // 16 for part in range(17)})
-    exceeding = [place for place, start in enumerate(starts) if bound(start) > delta]
-    if not exceeding:
-        # An upper bound stays within delta from here on; a lower one that never exceeds it is trivial.
-        return curve.epsilon(first) if bound == curve.upper else -math.inf
-    if exceeding[-1] == len(starts) - 1:
-        return math.inf if bound == curve.upper else curve.epsilon(last)
-    low, high = starts[exceeding[-1]], starts[exceeding[-1] + 1]
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bound(middle) > delta else (low, middle)
-    share = (bound(low) - delta) / (bound(low) - bound(high))
-    return curve.epsilon(low) + math.log1p(share * math.expm1(curve.width))
-
-
-def _delta_at(
-    curve: PrivacyCurve, bound: Callable[[int], float], epsilon: float, trivial: float
-) -> float:
-    """`bound` on delta at `epsilon`; `trivial` is a bound beyond the grid."""
-    k = math.floor((epsilon - curve.start) / curve.width)
-    last = len(curve.tilted) - 1
-    if k < 0:
-        return max(trivial, bound(0))
-    if k >= last:
-        return min(trivial, bound(last))
-    share = math.expm1(epsilon - curve.epsilon(k)) / math.expm1(curve.width)
-    return (1 - share) * bound(k) + share * bound(k + 1)
+def _curve(
+    steps: Counts, direction: Direction, width: float, tail: float, window: Window, *, upper: bool
+) -> PrivacyCurve | None:
+    """The privacy curve on a grid; None for a lower bound where rounding exceeds a step's mass."""
+    lattice = pessimistic if upper else optimistic
+    parts = [(lattice(step, direction, width, tail), count) for step, count in steps.items()]
+    return compose(parts, window) if all(part.masses.any() for part, _ in parts) else None
 
 
 # Distances of a large loss of one step from epsilon plus the logarithm of the number of steps.
 _MARGINS = np.array([0.5, 2.0, 8.0, 32.0])
 
 
-def coarse_total_variation(counts: Mapping[Step, int]) -> float:
+def coarse_total_variation(counts: Counts) -> float:
     """Upper bound on the total variation distance, which is delta at epsilon 0.
 
     Steps coupled one by one all agree with at least the product of their probabilities to agree.
     """
-    log_agree = 0.0
-    for step, count in counts.items():
-        distance = min(step.law.total_variation, 1 - 2.0**-53)
-        log_agree += count * math.log1p(-distance)
-    return min(1.0, OUTWARD * -math.expm1(log_agree))
+    return probability_of_any((step.total_variation, count) for step, count in counts.items())
 
 
-def max_composed_loss(counts: Mapping[Step, int], direction: Direction) -> float:
+def max_composed_loss(counts: Counts, direction: Direction) -> float:
     """Upper bound on the composed privacy loss (pure epsilon); infinite if there is none."""
     return OUTWARD * sum(
-        count * step.law.loss_range(direction)[1] for step, count in counts.items() if count
+        count * step.loss_range(direction)[1] for step, count in counts.items() if count
     )
 
 
-def coarse_delta_lower(counts: Mapping[Step, int], epsilon: float) -> float:
+def coarse_delta_lower(counts: Counts, epsilon: float) -> float:
     """Lower bound on delta at `epsilon`: P(event) - exp(epsilon) Q(event).
 
     The event is that some step's privacy loss exceeds a cut; Q(event) is at most a union bound.
@@ -339,7 +289,7 @@ def coarse_delta_lower(counts: Mapping[Step, int], epsilon: float) -> float:
     cuts = epsilon + math.log(sum(counts.values())) + _MARGINS
     log_none, second = np.zeros(len(cuts)), np.zeros(len(cuts))
     for step, count in counts.items():
-        cut = step.law.cell_masses(Direction.REMOVE, cuts)
+        cut = step.cell_masses(Direction.REMOVE, cuts)
         # survival at each cut: sums of positive terms, each with its bounded rounding
         first = np.cumsum(cut.first[::-1])[::-1][1:] * (1 - 2 * cut.error.max())
         log_none += count * np.log1p(-np.clip(first, 0.0, 1 - 2.0**-53))
@@ -349,7 +299,7 @@ def coarse_delta_lower(counts: Mapping[Step, int], epsilon: float) -> float:
     return max(0.0, float(gap.max()))
 
 
-def coarse_epsilon_upper(counts: Mapping[Step, int], delta: float) -> float:
+def coarse_epsilon_upper(counts: Counts, delta: float) -> float:
     """Upper bound on epsilon at `delta`, possibly infinite.
 
     Gaussian steps by Rényi divergence, the others by the quantiles of their losses at probability delta.
@@ -360,27 +310,24 @@ def coarse_epsilon_upper(counts: Mapping[Step, int], delta: float) -> float:
     if not non_gaussian:
         return gaussian.epsilon(gaussian_steps, delta)
     share = delta / 2 if gaussian_steps else delta
-    total = 0.0
-    for direction in Direction:
-        if total < math.inf:
-            total = max(total, _loss_quantile(non_gaussian, direction, share))
+    total = max(_loss_quantile(non_gaussian, direction, share) for direction in Direction)
     if gaussian_steps:
         total += gaussian.epsilon(gaussian_steps, share)
     return min(OUTWARD * total, max(max_composed_loss(counts, direction) for direction in Direction))
 
 
-def _loss_quantile(counts: Mapping[Step, int], direction: Direction, delta: float) -> float:
+def _loss_quantile(counts: Counts, direction: Direction, delta: float) -> float:
     """A composed loss that is exceeded with probability at most `delta`."""
     tail = delta / sum(counts.values())
     total = 0.0
     for step, count in counts.items():
-        ceiling = step.law.loss_quantiles(direction, tail)[1]
+        ceiling = step.loss_quantiles(direction, tail)[1]
         if math.isinf(ceiling):
             return math.inf
         ceiling += 1e-12 * (1 + abs(ceiling))
-        beyond = step.law.cell_masses(direction, np.array([ceiling]))
+        beyond = step.cell_masses(direction, np.array([ceiling]))
         if not beyond.first[-1] * (1 + beyond.error[-1]) <= tail:
             return math.inf
         # mixtures round a loss at this cut by more than the usual units
-        total += count * (ceiling + (step.law.loss_rounding - 32 * UNIT) * (1 + abs(ceiling)))
+        total += count * (ceiling + (step.loss_rounding - 32 * UNIT) * (1 + abs(ceiling)))
     return max(0.0, total)

@@ -41,9 +41,7 @@ class Cumulants:
     """Cumulant generating function log E exp(t L) of the composed privacy loss L, at many t at once."""
 
     def __init__(self, counts: Mapping[Step, int], direction: Direction, tail: float) -> None:
-        self._parts = [
-            (count, *step.law.loss_quadrature(direction, tail)) for step, count in counts.items()
-        ]
+        self._parts = [(count, *step.loss_quadrature(direction, tail)) for step, count in counts.items()]
 
     def __call__(self, exponents: Array) -> Array:
         total = np.zeros(len(exponents))
@@ -164,6 +162,42 @@ class PrivacyCurve:
             return 0.0
         exponent = self.log_scale - self.tilt * self.epsilon(k) + math.log(total) + log_error
         return math.exp(min(exponent, 1.0))
+
+    def epsilon_at(self, delta: float, *, upper: bool) -> float:
+        """A bound on epsilon at `delta`: the last epsilon at which the bound on delta falls to it.
+
+        Between grid points the bound is linear in exp(epsilon). A lower bound is 0 far below the centre
+        of the window, so the search starts from many points.
+        """
+        bound, error = (self.upper, self.loss_error) if upper else (self.lower, -self.loss_error)
+        last = len(self.tilted) - 1
+        first = min(max(0, math.floor(-self.start / self.width)), last)
+        starts = sorted({first + (last - first) * part // 16 for part in range(17)})
+        exceeding = [place for place, start in enumerate(starts) if bound(start) > delta]
+        if not exceeding:
+            # An upper bound stays within delta from here on; a lower one is trivial.
+            return self.epsilon(first) + error if upper else -math.inf
+        if exceeding[-1] == len(starts) - 1:
+            return math.inf if upper else self.epsilon(last) + error
+        low, high = starts[exceeding[-1]], starts[exceeding[-1] + 1]
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if bound(middle) > delta else (low, middle)
+        share = (bound(low) - delta) / (bound(low) - bound(high))
+        return self.epsilon(low) + math.log1p(share * math.expm1(self.width)) + error
+
+    def delta_at(self, epsilon: float, *, upper: bool) -> float:
+        """A bound on delta at `epsilon`; a trivial one beyond the grid."""
+        bound, trivial = (self.upper, 1.0) if upper else (self.lower, 0.0)
+        epsilon += -self.loss_error if upper else self.loss_error
+        k = math.floor((epsilon - self.start) / self.width)
+        last = len(self.tilted) - 1
+        if k < 0:
+            return max(trivial, bound(0))
+        if k >= last:
+            return min(trivial, bound(last))
+        share = math.expm1(epsilon - self.epsilon(k)) / math.expm1(self.width)
+        return (1 - share) * bound(k) + share * bound(k + 1)
 
 
 def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurve:

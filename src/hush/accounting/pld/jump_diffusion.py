@@ -19,7 +19,7 @@ from hush.accounting.numerics import OUTWARD, UNIT, Array, bisect, log_mixture_r
 from hush.accounting.pld.laws import GaussianLaw
 from hush.accounting.pld.privacy_loss import (
     Direction,
-    PrivacyLossLaw,
+    Step,
     mixture_quantiles,
     noise_masses,
     unsampled_ratio,
@@ -166,7 +166,7 @@ _QUADRATURE = 1201
 
 
 @dataclass(frozen=True)
-class JumpDiffusionLaw(PrivacyLossLaw):
+class JumpDiffusionLaw(Step):
     """exp(W) against 1, for a record that takes part with chance `rate`."""
 
     rate: float

@@ -143,10 +143,10 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
     Connect-the-dots (Doroshenko et al. 2022) moves the mass between two grid points to these points and
     preserves both laws' totals. Losses beyond the grid, of mass `tail` at most, are infinite.
     """
-    low, high = step.law.loss_quantiles(direction, tail)
+    low, high = step.loss_quantiles(direction, tail)
     first = math.floor(low / width)
     points = _grid(0.0, first, math.ceil(high / width) + 1 - first, width)
-    cut = step.law.cell_masses(direction, points)
+    cut = step.cell_masses(direction, points)
     inside = cut.first[1:-1]
     upward = inside - first_law_mass(cut.second[1:-1], points[:-1])
     upward = np.clip(upward / -math.expm1(-width), 0.0, inside)
@@ -160,7 +160,7 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
     bound = np.maximum.accumulate(rounding[::-1])[::-1]
     masses += bound - np.append(bound[1:], 0.0)
     infinite_mass = float(cut.first[-1] * (1 + 1e-9 + cut.error[-1]))
-    return Lattice(0.0, first, width, masses, infinite_mass, step.law.loss_rounding)
+    return Lattice(0.0, first, width, masses, infinite_mass, step.loss_rounding)
 
 
 @lru_cache(maxsize=_CACHED)
@@ -170,7 +170,7 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
     Each bin around a grid point becomes one atom (post-processing), which is then snapped onto its
     point.
     """
-    low, high = step.law.loss_quantiles(direction, tail)
+    low, high = step.loss_quantiles(direction, tail)
     origin = _origin(step, direction, width)
     first = math.floor((low - origin) / width) - 1
     points = _grid(origin, first, math.ceil((high - origin) / width) + 3 - first, width)
@@ -179,12 +179,12 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
     if math.isfinite(end):
         # Isolate the extreme of a bounded loss in its bin if it is on the grid: its atom stays there.
         # Any cut between two points is sound. The rounding is of one loss computed in two ways.
-        rounding = 2 * step.law.loss_rounding * (1 + abs(end))
+        rounding = 2 * step.loss_rounding * (1 + abs(end))
         nearest = int(np.argmin(np.abs(points - end)))
         if abs(points[nearest] - end) <= rounding:
             inward = -1 if direction is Direction.REMOVE else 1
             cuts[nearest + min(inward, 0)] = end + 2 * inward * rounding
-    cut = step.law.cell_masses(direction, cuts)
+    cut = step.cell_masses(direction, cuts)
     # Lowering an atom's loss by one point is always allowed: above the last cut, and if the second law's
     # mass underflows, which hides the atom's place. Mass below the first cut is dropped.
     survival = _survival(cut.first)
@@ -199,7 +199,7 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
     error = cut.error
     del cut, cuts, points, lowered
     masses *= _certain_share(masses, survival, error, width)
-    return Lattice(origin, first, width, masses, loss_rounding=step.law.loss_rounding)
+    return Lattice(origin, first, width, masses, loss_rounding=step.loss_rounding)
 
 
 def _certain_share(masses: Array, bin_survival: Array, error: Array, width: float) -> Array:
@@ -243,7 +243,7 @@ def aligned_width(step: Step, direction: Direction, width: float) -> float:
 
 def _extreme_loss(step: Step, direction: Direction) -> float:
     """Extreme loss of the shifted noise; the unshifted noise has its extreme at the grid's origin."""
-    low, high = step.law.loss_range(direction)
+    low, high = step.loss_range(direction)
     return high if direction is Direction.REMOVE else low
 
 
@@ -257,9 +257,9 @@ def _origin(step: Step, direction: Direction, width: float) -> float:
     At a small rate almost every step has nearly the same loss: rounding it by half a width in thousands
     of steps would void the lower bound.
     """
-    heaviest = float(step.law.privacy_loss(direction, np.array([step.law.centre]))[0])
+    heaviest = float(step.privacy_loss(direction, np.array([step.centre]))[0])
     for _ in range(8):
-        cut = step.law.cell_masses(direction, np.array([heaviest - width / 2, heaviest + width / 2]))
+        cut = step.cell_masses(direction, np.array([heaviest - width / 2, heaviest + width / 2]))
         if cut.first[1] <= 0 or cut.second[1] <= 0:
             return 0.0
         heaviest = math.log(cut.first[1] / cut.second[1])

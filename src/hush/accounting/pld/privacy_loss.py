@@ -12,15 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import Self
 
 import numpy as np
 
 from hush.accounting.numerics import UNIT, Array, log_mixture_ratio_absolute, log_weights
 from hush.accounting.pld.laws import MAX_POWER, GaussianLaw, GeneralizedGaussianLaw
-
-if TYPE_CHECKING:  # a step contains its law
-    from hush.accounting.steps import PairedStep
 
 # Cuts per chunk, to bound the memory: a grid may have millions.
 _CHUNK = 1 << 16
@@ -47,16 +44,11 @@ class CellMasses:
     error: Array
 
 
-class PrivacyLossLaw(ABC):
+class Step(ABC):
     """Two laws on the line, sampling included; their likelihood ratio increases with the outcome."""
 
     centre = 0.0
     """Outcome near the mode of the law without the record."""
-
-    @property
-    def law(self) -> Self:
-        """The law itself: a law that no mechanism has is composed as a `Step`."""
-        return self
 
     def with_representable_loss(self) -> Self:
         """The step, or one with just enough more noise for its losses to fit a grid."""
@@ -130,20 +122,20 @@ class PrivacyLossLaw(ABC):
         return CellMasses(first, second, error)
 
 
-Step: TypeAlias = "PairedStep | PrivacyLossLaw"
-"""One step with a dominating pair."""
-
-
 @dataclass(frozen=True)
-class SampledLaw(PrivacyLossLaw):
+class SampledPair(Step):
     """Noise, against the mixture of it and its shift by one, of weight `rate`.
 
     The noise is log-concave, so the ratio log(1 - rate + rate * shifted / unshifted) increases
     (docs/guarantees/scalar-noise.md).
     """
 
-    noise: NoiseLaw
     rate: float
+
+    @property
+    @abstractmethod
+    def noise(self) -> NoiseLaw:
+        """Law of the noise, in units of the number's sensitivity."""
 
     @property
     def total_variation(self) -> float:
@@ -247,7 +239,7 @@ _NO_MASS = 5e-324
 
 
 @dataclass(frozen=True)
-class GroupLaw(PrivacyLossLaw):
+class GroupLaw(Step):
     """Mixture of shifts k = 0..size of `noise`, binomial with `rate`, against none or its mirror image.
 
     One record shifts `noise` by one at most.
