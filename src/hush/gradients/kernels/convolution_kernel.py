@@ -31,13 +31,7 @@ _RECORDS = 2**15
 
 
 def weighted_block_sums(
-    grad: Tensor,
-    x: Tensor,
-    weights: Tensor,
-    geometry: "ConvolutionShape",
-    most: int,
-    *,
-    tf32: bool,
+    grad: Tensor, x: Tensor, weights: Tensor, geometry: "ConvolutionShape", most: int, *, tf32: bool
 ) -> Tensor:
     """Sums over blocks of at most `most` records of weight times gradient: (blocks, *shape).
 
@@ -54,10 +48,9 @@ def weighted_block_sums(
     parts = []
     for rows, work in _chunks(grad, x, geometry, tf32):
         per_block = min(most, work.per_block)
-        out = weights.new_empty(triton.cdiv(work.records, per_block), *geometry.shape)
-        work.run(
-            weights[rows], out, weights.new_empty(1, dtype=torch.float64), per_block, measuring=False
-        )
+        out = weights.new_empty(triton.cdiv(len(work.grad), per_block), *geometry.shape)
+        unused = weights.new_empty(1, dtype=torch.float64)
+        work.run(weights[rows], out, unused, per_block, measuring=False)
         parts.append(out)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -67,7 +60,7 @@ def squared_norms(grad: Tensor, x: Tensor, geometry: "ConvolutionShape", *, tf32
     parts = []
     unused = x.new_empty(1, dtype=torch.float32)
     for _, work in _chunks(grad, x, geometry, tf32):
-        squares = x.new_empty(work.records, work.tiles, dtype=torch.float64)
+        squares = x.new_empty(len(work.grad), work.tile[4], dtype=torch.float64)
         work.run(unused, unused, squares, work.per_block, measuring=True)
         parts.append(squares.sum(1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -83,67 +76,42 @@ class _Work:
     """(records, kernel width, phases, in, rows, pitch): see `unfold_width`."""
     kernel: tuple[int, ...]
     """Height and width."""
+    columns: int
+    """Columns of a gradient as a matrix: in * kernel."""
     stride: int
     dilation: int
     tf32: bool
 
     @property
-    def records(self) -> int:
-        return len(self.grad)
-
-    @property
-    def columns(self) -> int:
-        return self.unfolded.shape[3] * self.kernel[0] * self.kernel[1]
-
-    @property
-    def tile(self) -> tuple[int, int, int, int]:
+    def tile(self) -> tuple[int, int, int, int, int]:
         """Height and width of the part of a gradient that a program forms, positions that are
-        multiplied at once, and warps."""
-        high, filled = 128 if self.grad.shape[1] > 64 else 64, -self.columns % 128
-        wide = 64 if self.columns <= 64 or (high == 64 and filled > self.columns // 8) else 128
-        return high, wide, 128 // self.grad.element_size(), 8 if high == wide == 128 else 4
-
-    @property
-    def tiles(self) -> int:
-        high, wide, *_ = self.tile
-        return int(triton.cdiv(self.grad.shape[1], high) * triton.cdiv(self.columns, wide))
+        multiplied at once, warps, and the number of such parts."""
+        rows, columns = self.grad.shape[1], self.columns
+        high = 128 if rows > 64 else 64
+        wide = 64 if columns <= 64 or (high == 64 and -columns % 128 > columns // 8) else 128
+        warps = 8 if high == wide == 128 else 4
+        tiles = int(triton.cdiv(rows, high) * triton.cdiv(columns, wide))
+        return high, wide, 128 // self.grad.element_size(), warps, tiles
 
     @property
     def per_block(self) -> int:
         """Records that a program goes through."""
-        return max(1, int(triton.cdiv(self.records, triton.cdiv(_PROGRAMS, self.tiles))))
+        return max(1, int(triton.cdiv(len(self.grad), triton.cdiv(_PROGRAMS, self.tile[4]))))
 
     def run(
         self, weights: Tensor, out: Tensor, squares: Tensor, per_block: int, *, measuring: bool
     ) -> None:
-        if not self.records:
+        records, rows, height, pitch = self.grad.shape
+        if not records:
             return
-        high, wide, run, warps = self.tile
-        positions = self.grad.shape[2:].numel()
+        high, wide, run, warps, tiles = self.tile
+        phases, channels, tall = self.unfolded.shape[2:5]
         with torch.cuda.device(self.grad.device):
-            _weighted_sum[(self.tiles, triton.cdiv(self.records, per_block))](
-                self.grad,
-                self.unfolded,
-                weights,
-                out,
-                squares,
-                self.records,
-                per_block,
-                triton.cdiv(positions, run),
-                int(measuring),
-                self.grad.shape[1],
-                self.columns,
-                self.grad.shape[2],
-                self.unfolded.shape[2],
-                self.unfolded.shape[3],
-                self.unfolded.shape[4],
-                self.unfolded.shape[5] // 4,
-                *self.kernel,
-                self.stride,
-                self.dilation,
-                high,
-                wide,
-                run,
+            _weighted_sum[(tiles, triton.cdiv(records, per_block))](
+                *(self.grad, self.unfolded, weights, out, squares, records, per_block),
+                *(triton.cdiv(height * pitch, run), int(measuring), rows, self.columns),
+                *(height, phases, channels, tall, self.unfolded.shape[5] // 4),
+                *(*self.kernel, self.stride, self.dilation, high, wide, run),
                 "tf32" if self.tf32 else "tf32x3",
                 num_warps=warps,
                 num_stages=3,
@@ -154,14 +122,10 @@ def _chunks(
     grad: Tensor, x: Tensor, geometry: "ConvolutionShape", tf32: bool
 ) -> Iterator[tuple[slice, _Work]]:
     """Slices of records and their operands, within `_UNFOLDED` entries each."""
+    given = geometry.shape[2:], geometry.stride, geometry.padding, geometry.dilation
     kernel, stride, padding, dilation = (
         tuple(values) if len(values) == 2 else (alone, *values)
-        for alone, values in (
-            (1, geometry.shape[2:]),
-            (1, geometry.stride),
-            (0, geometry.padding),
-            (1, geometry.dilation),
-        )
+        for alone, values in zip((1, 1, 0, 1), given, strict=True)
     )
     pointwise = kernel == stride == (1, 1) and not any(padding)
     if pointwise or x.dim() == 3:
@@ -171,6 +135,7 @@ def _chunks(
     tall = grad.shape[2] + (dilation[0] * (kernel[0] - 1)) // stride[0]
     # rows that no row of the kernel sees are left out
     phases = min(stride[0], dilation[0] * (kernel[0] - 1) + 1)
+    columns = x.shape[1] * kernel[0] * kernel[1]
     size = kernel[1] * phases * x.shape[1] * tall * pitch
     step = max(1, min(_RECORDS, _UNFOLDED // size))
     for start in range(0, max(1, len(x)), step):
@@ -184,7 +149,7 @@ def _chunks(
         if fill:
             filled = (len(grads), 1, 1, *grads.shape[1:3], pitch)
             grads = unfold_width(grads, filled, grad.shape[3], (1, 1), (0, 0), 1)[:, 0, 0]
-        yield rows, _Work(grads, unfolded, kernel, stride[0], dilation[0], tf32)
+        yield rows, _Work(grads, unfolded, kernel, columns, stride[0], dilation[0], tf32)
 
 
 # one program for all uses: not another one for a block of one record, or weights from the middle
@@ -193,31 +158,10 @@ def _chunks(
     do_not_specialize_on_alignment=["weights"],
 )
 def _weighted_sum(
-    grad,
-    unfolded,
-    weights,
-    out,
-    squares,
-    records,
-    per_block,
-    runs,
-    measuring,
-    rows,
-    columns,
-    output_height,
-    phases,
-    channels,
-    height,
-    quarter,
-    kernel_height,
-    kernel_width,
-    stride,
-    dilation,
-    high: tl.constexpr,
-    wide: tl.constexpr,
-    run: tl.constexpr,
-    precision: tl.constexpr,
-):
+    grad, unfolded, weights, out, squares, records, per_block, runs, measuring, rows, columns,
+    output_height, phases, channels, height, quarter, kernel_height, kernel_width, stride, dilation,
+    high: tl.constexpr, wide: tl.constexpr, run: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
     pitch = quarter * 4  # a hint: the compiler loads four numbers at a time
     positions = output_height * pitch
     tall = tl.cdiv(rows, high)
@@ -242,10 +186,8 @@ def _weighted_sum(
         inside = (t < positions - start)[None, :]
         image = grad + record.to(tl.int64) * rows * positions + start
         a = tl.load(image + left, mask=inside & (m < rows)[:, None], other=0.0)
-        image = (
-            unfolded + record.to(tl.int64) * kernel_width * phases * channels * height * pitch + start
-        )
-        b = tl.load(image + right, mask=inside & (n < columns)[:, None], other=0.0)
+        image = unfolded + record.to(tl.int64) * kernel_width * phases * channels * height * pitch
+        b = tl.load(image + start + right, mask=inside & (n < columns)[:, None], other=0.0)
         own = tl.dot(a, tl.trans(b), own, input_precision=precision)
         if start + run >= positions:
             if measuring:
@@ -300,20 +242,8 @@ def unfold_width(
     if out.numel():
         with torch.cuda.device(x.device):
             _copy_columns[(tiles, kernel_width * phases, images)](
-                x,
-                out,
-                channels,
-                x.shape[2],
-                x.shape[3],
-                rows,
-                pitch // 4,
-                phases,
-                outputs,
-                *stride,
-                *padding,
-                dilation,
-                high,
-                wide,
+                *(x, out, channels, *x.shape[2:], rows, pitch // 4, phases, outputs),
+                *(*stride, *padding, dilation, high, wide),
                 num_warps=4,
             )
     return out
@@ -321,23 +251,9 @@ def unfold_width(
 
 @triton.jit
 def _copy_columns(
-    x,
-    out,
-    channels,
-    height,
-    width,
-    rows,
-    quarter,
-    phases,
-    outputs,
-    stride_down,
-    stride_across,
-    padding_down,
-    padding_across,
-    dilation,
-    high: tl.constexpr,
-    wide: tl.constexpr,
-):
+    x, out, channels, height, width, rows, quarter, phases, outputs, stride_down, stride_across,
+    padding_down, padding_across, dilation, high: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
     pitch = quarter * 4  # a hint: the compiler stores four numbers at a time
     across = tl.cdiv(pitch, wide)
     q = (tl.program_id(0) // across) * high + tl.arange(0, high)
@@ -352,9 +268,8 @@ def _copy_columns(
     # columns first: of two dimensions that are not contiguous, the compiler gives neighbours the first
     mask = inside[None, :] & ((t < outputs) & (w >= 0) & (w < width))[:, None]
     start = channel * (height * width) + h * width
-    value = tl.load(
-        x + image * channels * height * width + (start[None, :] + w[:, None]), mask=mask, other=0.0
-    )
+    first = x + image * channels * height * width
+    value = tl.load(first + (start[None, :] + w[:, None]), mask=mask, other=0.0)
     base = out + (image * tl.num_programs(1) + tl.program_id(1)) * (channels * rows) * pitch
     mask = (q < channels * rows)[None, :] & (t < pitch)[:, None]
     tl.store(base + (q[None, :] * pitch + t[:, None]), value, mask=mask)

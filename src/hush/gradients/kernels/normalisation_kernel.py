@@ -64,40 +64,21 @@ def channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, grou
 
 
 def input_gradient(
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    by_channel: Tensor,
-    groups: int,
+    grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, by_channel: Tensor, groups: int
 ) -> Tensor:
     """The gradient of the input, of its shape and dtype."""
     out = torch.empty_like(x)
     if not out.numel():
         return out
-    positions = x.shape[2:].numel()
-    rows = x.shape[0] * x.shape[1]
-    size = x.shape[1] // groups
+    (images, channels), positions = x.shape[:2], x.shape[2:].numel()
+    rows, size = images * channels, channels // groups
     most = triton.next_power_of_2(size)
     run = min(_ENTRIES, triton.next_power_of_2(positions))
     high = max(1, _ENTRIES // max(run, most))
     with torch.cuda.device(x.device):
         _input_gradient[(triton.cdiv(rows, high), triton.cdiv(positions, run))](
-            grad,
-            x,
-            mean,
-            scale,
-            weight,
-            by_channel,
-            out,
-            rows,
-            positions,
-            x.shape[1],
-            size,
-            most,
-            high,
-            run,
+            *(grad, x, mean, scale, weight, by_channel, out, rows, positions, channels, size),
+            *(most, high, run),
             num_warps=4,
         )
     return out
@@ -151,21 +132,9 @@ def _channel_gradients(
 
 @triton.jit
 def _input_gradient(
-    grad,
-    x,
-    mean,
-    scale,
-    weight,
-    by_channel,
-    out,
-    rows,
-    positions,
-    channels,
-    size,
-    most: tl.constexpr,
-    high: tl.constexpr,
-    run: tl.constexpr,
-):
+    grad, x, mean, scale, weight, by_channel, out, rows, positions, channels, size,
+    most: tl.constexpr, high: tl.constexpr, run: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0) * high + tl.arange(0, high)
     present = row < rows
     group = row // size

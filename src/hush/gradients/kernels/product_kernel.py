@@ -44,14 +44,7 @@ def gram(factor: Tensor) -> Tensor:
     run = GRAM_RUN[factor.element_size()]
     with torch.cuda.device(factor.device):
         _gram[(records, tiles * (tiles + 1) // 2)](
-            describe(factor, size, run),
-            out,
-            positions,
-            factor.shape[2],
-            tiles,
-            size,
-            run,
-            alone,
+            *(describe(factor, size, run), out, positions, factor.shape[2], tiles, size, run, alone),
             num_warps=size // 16,
             num_stages=3,
         )
@@ -69,15 +62,8 @@ def compare_grams(left: Tensor, right: Tensor) -> Tensor:
     run = GRAM_RUN[left.element_size()]
     with torch.cuda.device(left.device):
         _compare[(len(left), out.shape[2])](
-            describe(left, size, run),
-            describe(right, size, run),
-            out,
-            left.shape[2],
-            right.shape[2],
-            tiles,
-            size,
-            run,
-            alone,
+            *(describe(left, size, run), describe(right, size, run), out),
+            *(left.shape[2], right.shape[2], tiles, size, run, alone),
             num_warps=size // 16,
             num_stages=3,
         )
@@ -121,15 +107,9 @@ def _gram_tile(
 
 @triton.jit
 def _gram(
-    factor,
-    out,
-    positions,
-    entries,
-    tiles,
-    size: tl.constexpr,
-    run: tl.constexpr,
-    alone: tl.constexpr,
-):
+    factor, out, positions, entries, tiles,
+    size: tl.constexpr, run: tl.constexpr, alone: tl.constexpr,
+):  # fmt: skip
     down, across = _place(tiles)
     record = tl.program_id(0)
     values = _gram_tile(factor, record, down * size, across * size, entries, size, run, alone)
@@ -145,16 +125,9 @@ def _gram(
 
 @triton.jit
 def _compare(
-    left,
-    right,
-    out,
-    rows,
-    columns,
-    tiles,
-    size: tl.constexpr,
-    run: tl.constexpr,
-    alone: tl.constexpr,
-):
+    left, right, out, rows, columns, tiles,
+    size: tl.constexpr, run: tl.constexpr, alone: tl.constexpr,
+):  # fmt: skip
     down, across = _place(tiles)
     record = tl.program_id(0)
     left_gram = _gram_tile(left, record, down * size, across * size, rows, size, run, alone)
@@ -210,21 +183,9 @@ def weighted_block_sums(
     out = left.new_empty(blocks, rows, columns, dtype=torch.float32)
     with torch.cuda.device(left.device):
         _weighted_sum[(tiles, blocks)](
-            describe(left.flatten(0, -3), run, high),
-            describe(right.flatten(0, -3), run, wide),
-            weights,
-            out,
-            records,
-            positions,
-            rows,
-            columns,
-            per_block,
-            triton.cdiv(positions, run),
-            high,
-            wide,
-            run,
-            halves,
-            positions <= run,
+            *(describe(left.flatten(0, -3), run, high), describe(right.flatten(0, -3), run, wide)),
+            *(weights, out, records, positions, rows, columns, per_block, triton.cdiv(positions, run)),
+            *(high, wide, run, halves, positions <= run),
             num_warps=8,
             num_stages=_stages(left.device, 2 * (1 + halves) * run * (high + wide)),
         )
@@ -253,22 +214,9 @@ def split_halves(values: Tensor) -> Tensor:
 
 @triton.jit
 def _weighted_sum(
-    left,
-    right,
-    weights,
-    out,
-    records,
-    positions,
-    rows,
-    columns,
-    per_block,
-    runs,
-    high: tl.constexpr,
-    wide: tl.constexpr,
-    run: tl.constexpr,
-    halves: tl.constexpr,
-    single: tl.constexpr,
-):
+    left, right, weights, out, records, positions, rows, columns, per_block, runs, high: tl.constexpr,
+    wide: tl.constexpr, run: tl.constexpr, halves: tl.constexpr, single: tl.constexpr,
+):  # fmt: skip
     # tiles of eight rows of tiles in sequence share their loads
     together: tl.constexpr = 8
     down, across = tl.cdiv(rows, high), tl.cdiv(columns, wide)
