@@ -98,7 +98,10 @@ def _drawn(
         start, inside = (word >> PLACE_SHIFT) * width, True
         if layer == 0 and (start if start >= 0 else -start - width) >= Fraction(law.edge):
             sign = -1 if start < 0 else 1
-            strip = _leading_zeros(zeros >> 12 & 2**52 - 1, source)
+            bits, strip = zeros >> 12 & 2**52 - 1, 52  # of leading zeros, perhaps in further words
+            while not bits:
+                bits, strip = int(random_words(1, source)[0]) >> 12 & 2**52 - 1, strip + 52
+            strip -= bits.bit_length()
             width = Fraction(law.strip) / 2**law.tail_bits
             far = Fraction(float(law.strips[strip])) + (spot & 2**law.tail_bits - 1) * width
             inside = far < Fraction(float(law.strips[strip + 1]))
@@ -119,12 +122,3 @@ def _drawn(
 def _share(word: int, bits: int) -> Fraction:
     """A number in [0, 1) of the highest bits of a signed 64-bit word."""
     return Fraction(word % 2**64 >> 64 - bits, 2**bits)
-
-
-def _leading_zeros(bits: int, source: RandomSource) -> int:
-    """Number of leading zeros of 52 bits, and of further bits if all are zero."""
-    return (
-        52 - bits.bit_length()
-        if bits
-        else 52 + _leading_zeros(int(random_words(1, source)[0]) >> 12 & 2**52 - 1, source)
-    )

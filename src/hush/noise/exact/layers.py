@@ -8,7 +8,7 @@ costs speed and does not change the law. docs/guarantees/sampling.md.
 import math
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -50,25 +50,14 @@ class Layers:
     tail_bits: int
     """Bits of the place in a strip, as many as keep it an exact double."""
 
-    @cached_property
-    def widest(self) -> float:
-        """Width of the widest place."""
-        return max(float(self.cells[0]), self.strip * 2.0**-self.tail_bits)
-
-    @cached_property
-    def limits(self) -> Doubles:
-        """Per layer: places that begin nearer to zero than this are entirely under the curve."""
-        return np.maximum(self.inner - self.cells, 0.0)
-
-    @cached_property
-    def place_limits(self) -> Integers:
-        """Per layer: number of the first place, counted from zero, that needs a height."""
-        return np.floor(self.limits / self.cells).astype(np.int64)
-
-    @cached_property
-    def rounded_heights(self) -> Doubles:
-        """Heights in double precision."""
-        return np.array([float(height) for height in self.heights])
+    widest: float
+    """Width of the widest place."""
+    limits: Doubles
+    """Per layer: places that begin nearer to zero than this are entirely under the curve."""
+    place_limits: Integers
+    """Per layer: number of the first place, counted from zero, that needs a height."""
+    rounded_heights: Doubles
+    """Heights in double precision."""
 
     def curve(self, x: Decimal) -> Decimal:
         """exp(-x^beta) to nearly 50 digits."""
@@ -102,15 +91,15 @@ def layers_beyond(beta: float, power: float) -> Layers:
     for j in range(1, _STRIPS + 1):
         reached = (reach + j * math.log(2)) ** (1 / beta) * (1 + _MARGIN)
         begins.append(max(edge, math.ceil(reached / unit) * unit))
+    tail_bits = PLACE_BITS - math.ceil(math.log2(begins[-1] / strip))
+    cells = np.array(wide) * 2.0**-PLACE_BITS
+    limits = np.maximum(np.array(inner) - cells, 0.0)
     return Layers(
-        beta,
-        np.array(wide) * 2.0**-PLACE_BITS,
-        np.array(inner),
-        heights,
-        edge,
-        strip,
-        np.array(begins),
-        PLACE_BITS - math.ceil(math.log2(begins[-1] / strip)),
+        *(beta, cells, np.array(inner), heights, edge, strip, np.array(begins), tail_bits),
+        widest=max(float(cells[0]), strip * 2.0**-tail_bits),
+        limits=limits,
+        place_limits=np.floor(limits / cells).astype(np.int64),
+        rounded_heights=np.array([float(height) for height in heights]),
     )
 
 

@@ -90,20 +90,10 @@ def _add(location: "torch.Tensor", drawn: "PendingDraws", scale: float, source: 
     in_place = location.device.type == "cpu" and location.dtype in (torch.float32, torch.float64)
     total = location.detach() if in_place else location.to("cpu", torch.float64)
     values, step = total.numpy(), grid_spacing(scale)
-    for undecided in drawn.add_to(values, step, source):
-        values[undecided.index] = drawn.exact(undecided, scale, step, source)
+    for index, (value, position) in drawn.add_to(values, step, source).items():
+        values[index] = drawn.exact(index, value, position, scale, step, source)
     if not in_place:
         location.copy_(total)
-
-
-@dataclass(frozen=True)
-class Undecided:
-    """A number that double precision cannot decide."""
-
-    index: int
-    location: float
-    position: int
-    """Word of its position in its place."""
 
 
 @dataclass(eq=False)
@@ -130,7 +120,7 @@ class PendingDraws:
 
     def add_to(
         self, location: npt.NDArray[np.floating], step: float, source: RandomSource
-    ) -> list[Undecided]:
+    ) -> dict[int, tuple[float, int]]:
         """Replace a flat location by its rounded sum with the draws, if double precision decides.
 
         Args:
@@ -139,7 +129,7 @@ class PendingDraws:
             source: Source of further bits for sums next to the middle of two points.
 
         Returns:
-            The numbers left to exact arithmetic.
+            The numbers left to exact arithmetic: index -> location, word of the position in the place.
         """
         # distance from the middle of two grid points within which a sum may round to either
         unsure = layers(self.beta).widest * self.units + _ROUNDING
@@ -173,7 +163,7 @@ class PendingDraws:
             undecided = self._refine(location, near, at, step, source)
         for index, value in zip(self.undecided.tolist(), lost.tolist(), strict=True):
             undecided[index] = value, int(random_words(1, source)[0])
-        return [Undecided(index, *rest) for index, rest in undecided.items()]
+        return undecided
 
     def _refine(
         self,
@@ -200,21 +190,21 @@ class PendingDraws:
         rare = np.flatnonzero(np.abs(total - rounded) > 0.5 - _ROUNDING)
         return {int(near[k]): (float(before[k]), int(words[k])) for k in rare}
 
-    def exact(self, undecided: Undecided, scale: float, step: float, source: RandomSource) -> float:
+    def exact(
+        self, index: int, location: float, position: int, scale: float, step: float, source: RandomSource
+    ) -> float:
         """The rounded sum in exact arithmetic, from the words already used and then new ones."""
-        index = undecided.index
 
         def attempt(number: int) -> list[int]:
             drawn: list[int] = random_words(WORDS, source).tolist()
             if number == 0:
-                drawn[3] = undecided.position
+                drawn[3] = position
                 for rows, words in self.compared:  # the last comparison may be open
                     for k in np.flatnonzero(rows == index):
                         drawn[0], drawn[1], drawn[2], drawn[4] = words[k].tolist()
             return drawn
 
-        word = int(self.words[index])
-        return exact_sum(undecided.location, self.beta, scale, step, word, attempt, source)
+        return exact_sum(location, self.beta, scale, step, int(self.words[index]), attempt, source)
 
 
 def pending_draws(beta: float, count: int, units: float, source: RandomSource) -> PendingDraws:

@@ -29,18 +29,11 @@ _PART = 1 << 25
 _LOW = PLACE_BITS - 31
 """Bits of a place that are in the lower half of its word."""
 _COMPILED: dict[tuple[Any, "dtype", "device"], Any] = {}
+"""Compiled kernels by the types of their arguments: Triton's own lookup takes longer than a launch."""
 
 
 def add_noise(location: "Tensor", beta: float, scale: float, step: float, source: Stream) -> "Tensor":
-    """Replace a contiguous tensor by its rounded sum with noise, each number exactly.
-
-    Args:
-        location: Tensor; a type other than float32 or float64 is rounded once more, to that type.
-        beta: Exponent of the law.
-        scale: Scale of the noise.
-        step: Grid spacing.
-        source: Stream of the random words.
-    """
+    """`ziggurat.add_noise` to a contiguous tensor on a grid of spacing `step`."""
     import torch
 
     def decide(
@@ -84,25 +77,17 @@ def launch(
     key = words.source.key
     arguments = (
         *(location, counts, listed, *_law(beta, where), count),
-        *(_bits(step), _bits(scale / step)),
+        # their bits: Triton passes a Python float in single precision
+        *struct.unpack("<2q", struct.pack("<2d", step, scale / step)),
         *(*secret(key, words.proposals), *secret(key, words.attempts)[8:]),
     )
-    _launch(propose, programs, arguments)
-    _launch(resolve_listed, groups, arguments)
+    for kernel, size in ((propose, programs), (resolve_listed, groups)):
+        variant = kernel, location.dtype, where
+        if variant in _COMPILED:
+            _COMPILED[variant][size, 1, 1](*arguments)
+        else:
+            _COMPILED[variant] = kernel[(size,)](*arguments)
     return counts, listed
-
-
-def _launch(kernel: Any, programs: int, arguments: tuple[Any, ...]) -> None:
-    """Launch a kernel, reusing the compiled variant: looking it up takes the host longer than a launch.
-
-    Only the types of the arguments are compiled into these kernels.
-    """
-    variant = kernel, arguments[0].dtype, arguments[0].device
-    compiled = _COMPILED.get(variant)
-    if compiled is None:
-        _COMPILED[variant] = kernel[(programs,)](*arguments)
-    else:
-        compiled[programs, 1, 1](*arguments)
 
 
 def rows(counts: "Tensor", listed: "Tensor") -> list[int]:
@@ -128,11 +113,6 @@ def _law(beta: float, where: "device") -> "tuple[Tensor, Tensor]":
     constants = np.array([law.widest, beta, law.edge, *tail, 0, 0, 0])
     table = np.concatenate([constants, law.cells, law.rounded_heights, law.strips])
     return torch.from_numpy(bounds.astype(np.int32)).to(where), torch.from_numpy(table).to(where)
-
-
-def _bits(value: float) -> int:
-    """Bits of a double as an integer: Triton passes a Python float in single precision."""
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
 _SHIFT = tl.constexpr(63 - PLACE_BITS)
@@ -192,15 +172,77 @@ def resolve_listed(
     location, counts, listed, bounds, table, count, step_bits, units_bits,
     k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
 ):  # fmt: skip
+    """Accept or reject the numbers of a list by a height, and round; count what stays undecided."""
     step, units = step_bits.to(tl.float64, bitcast=True), units_bits.to(tl.float64, bitcast=True)
     group = tl.program_id(0)
     many = tl.load(counts + 1 + group)
+    listed += group * (_GROUP * _EACH)
+    beta, edge, tail_cell = tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)
+    tail_mask = tl.load(table + 4).to(tl.int64)
+    cells = table + _CONSTANTS
+    heights = cells + _CELLS
+    strips = heights + _HEIGHTS
+    base, peak = tl.load(cells), tl.load(heights + 1)
+    # more than roundings in the curve and of the height come to (docs/guarantees/sampling.md, 7)
+    unsure = beta * 1.8189894035458565e-12  # 2**-39
     begin = 0
     while begin < many:
-        _resolve(
-            location, counts, listed + group * (_GROUP * _EACH), begin, many, table, step, units,
-            k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
-        )  # fmt: skip
+        row = begin + tl.arange(0, _SIZE)
+        inside = row < many
+        index = tl.load(listed + row, mask=inside, other=0)
+        low, high = _proposal(index, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2)
+        start = index.to(tl.float64) * 0.0
+        width = start
+        position = start
+        open_ = inside
+        lost = inside & (row < 0)
+        attempt = 0
+        while (attempt < _ATTEMPTS) & (tl.max(open_.to(tl.int32), 0) > 0):
+            h0, h1, s0, s1, f0, f1, p0, p1, w0, w1, _x10, _x11, _x12, _x13, _x14, _x15 = chacha20(
+                index * _ATTEMPTS + attempt, k0, k1, k2, k3, k4, k5, k6, k7, m0, m1, m2
+            )
+            layer = (low & _MASK).to(tl.int32)
+            cell = tl.load(cells + layer)
+            place = _place(low, high) * cell
+            # a negative place reaches towards zero
+            beyond = (layer == 0) & (tl.where(place >= 0, place, -place - base) >= edge)
+            # number of leading zeros of 52 bits, from the exponent of an exact double
+            short = _long(s0, s1) >> 12 & 0xFFFFFFFFFFFFF
+            strip = 1074 - (short.to(tl.float64).to(tl.int64, bitcast=True) >> 52)
+            strip = tl.where(beyond & (short != 0), strip, 0)
+            far = tl.load(strips + strip) + (_long(f0, f1) & tail_mask).to(tl.float64) * tail_cell
+            within = (beyond == 0) | (far < tl.load(strips + strip + 1))
+            floor = tl.where(beyond, 0.0, tl.load(heights + layer))
+            halved = ((1023 - strip) << 52).to(tl.float64, bitcast=True)
+            ceiling = tl.where(beyond, peak * halved, tl.load(heights + layer + 1))
+            height = floor + _share(h0, h1) * (ceiling - floor)
+            sign = tl.where(place < 0, -1.0, 1.0)
+            its_start = tl.where(beyond, sign * far, place)
+            its_width = tl.where(beyond, sign * tail_cell, cell)
+            its_position = _share(p0, p1)
+            size = tl.abs(its_start + its_width * its_position)
+            curve = tl.exp(-tl.exp(beta * tl.log(size)))
+            near = within & (tl.abs(height - curve) <= unsure * curve)
+            lost = lost | (open_ & (near | (beyond & (short == 0))))
+            kept = open_ & within & (height < curve)
+            start = tl.where(kept, its_start, start)
+            width = tl.where(kept, its_width, width)
+            position = tl.where(kept, its_position, position)
+            open_ = open_ & (kept == 0) & (lost == 0)
+            low, high = w0, w1
+            attempt += 1
+        below, rest = _split(tl.load(location + index, mask=inside, other=0.0), step)
+        total = rest + (start * units + (width * units) * position)
+        rounded = tl.floor(total + 0.5)
+        # further bits are below 2**-53 of a place, and four roundings below 2**-51
+        close = tl.abs(total - rounded) > 0.5 - (tl.abs(total) + 2.0) * 8.881784197001252e-16  # 2**-50
+        lost = lost | open_ | (inside & close)
+        value = ((below + rounded) * step).to(location.dtype.element_ty)
+        tl.store(location + index, value, mask=inside & (lost == 0))
+        tl.store(listed + row, -1 - index, mask=lost)
+        left = tl.sum(lost.to(tl.int32), 0)
+        if left > 0:
+            tl.atomic_add(counts, left)
         begin += _SIZE
 
 
@@ -239,78 +281,6 @@ def _split(value, step):
     scaled = value.to(tl.float64) * (1.0 / step)
     below = tl.where(scaled < 0, tl.ceil(scaled), tl.floor(scaled))
     return below, scaled - below
-
-
-@triton.jit
-def _resolve(
-    location, counts, listed, begin, many, table, step, units,
-    k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
-):  # fmt: skip
-    """Accept or reject the next numbers of a list by a height, and round; count what stays undecided."""
-    beta, edge, tail_cell = tl.load(table + 1), tl.load(table + 2), tl.load(table + 3)
-    tail_mask = tl.load(table + 4).to(tl.int64)
-    cells = table + _CONSTANTS
-    heights = cells + _CELLS
-    strips = heights + _HEIGHTS
-    base, peak = tl.load(cells), tl.load(heights + 1)
-    # more than roundings in the curve and of the height come to (docs/guarantees/sampling.md, 7)
-    unsure = beta * 1.8189894035458565e-12  # 2**-39
-    row = begin + tl.arange(0, _SIZE)
-    inside = row < many
-    index = tl.load(listed + row, mask=inside, other=0)
-    low, high = _proposal(index, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2)
-    start = index.to(tl.float64) * 0.0
-    width = start
-    position = start
-    open_ = inside
-    lost = inside & (row < 0)
-    attempt = 0
-    while (attempt < _ATTEMPTS) & (tl.max(open_.to(tl.int32), 0) > 0):
-        h0, h1, s0, s1, f0, f1, p0, p1, w0, w1, _x10, _x11, _x12, _x13, _x14, _x15 = chacha20(
-            index * _ATTEMPTS + attempt, k0, k1, k2, k3, k4, k5, k6, k7, m0, m1, m2
-        )
-        layer = (low & _MASK).to(tl.int32)
-        cell = tl.load(cells + layer)
-        place = _place(low, high) * cell
-        # a negative place reaches towards zero
-        beyond = (layer == 0) & (tl.where(place >= 0, place, -place - base) >= edge)
-        # number of leading zeros of 52 bits, from the exponent of an exact double
-        short = _long(s0, s1) >> 12 & 0xFFFFFFFFFFFFF
-        strip = 1074 - (short.to(tl.float64).to(tl.int64, bitcast=True) >> 52)
-        strip = tl.where(beyond & (short != 0), strip, 0)
-        far = tl.load(strips + strip) + (_long(f0, f1) & tail_mask).to(tl.float64) * tail_cell
-        within = (beyond == 0) | (far < tl.load(strips + strip + 1))
-        floor = tl.where(beyond, 0.0, tl.load(heights + layer))
-        halved = ((1023 - strip) << 52).to(tl.float64, bitcast=True)
-        ceiling = tl.where(beyond, peak * halved, tl.load(heights + layer + 1))
-        height = floor + _share(h0, h1) * (ceiling - floor)
-        sign = tl.where(place < 0, -1.0, 1.0)
-        its_start = tl.where(beyond, sign * far, place)
-        its_width = tl.where(beyond, sign * tail_cell, cell)
-        its_position = _share(p0, p1)
-        size = tl.abs(its_start + its_width * its_position)
-        curve = tl.exp(-tl.exp(beta * tl.log(size)))
-        near = within & (tl.abs(height - curve) <= unsure * curve)
-        lost = lost | (open_ & (near | (beyond & (short == 0))))
-        kept = open_ & within & (height < curve)
-        start = tl.where(kept, its_start, start)
-        width = tl.where(kept, its_width, width)
-        position = tl.where(kept, its_position, position)
-        open_ = open_ & (kept == 0) & (lost == 0)
-        low, high = w0, w1
-        attempt += 1
-    below, rest = _split(tl.load(location + index, mask=inside, other=0.0), step)
-    total = rest + (start * units + (width * units) * position)
-    rounded = tl.floor(total + 0.5)
-    # further bits are below 2**-53 of a place, and four roundings below 2**-51
-    close = tl.abs(total - rounded) > 0.5 - (tl.abs(total) + 2.0) * 8.881784197001252e-16  # 2**-50
-    lost = lost | open_ | (inside & close)
-    value = ((below + rounded) * step).to(location.dtype.element_ty)
-    tl.store(location + index, value, mask=inside & (lost == 0))
-    tl.store(listed + row, -1 - index, mask=lost)
-    left = tl.sum(lost.to(tl.int32), 0)
-    if left > 0:
-        tl.atomic_add(counts, left)
 
 
 @triton.jit
