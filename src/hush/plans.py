@@ -165,6 +165,7 @@ def twice(
 def subspaces(
     *,
     parameters: int = 291_898,
+    public: int | None = None,
     ranks: Sequence[int] | None = None,
     rate: float = 0.02,
     coordinate_rate: float = 1 / 2,
@@ -184,8 +185,9 @@ def subspaces(
 
     Args:
         parameters: Number of trained parameters.
+        public: Number of public records, if known; they span no more directions.
         ranks: Dimensions of the principal subspaces; the last subspace is their complement. None: the
-            paper's, scaled down for small models.
+            paper's, scaled down for small models and few public records.
         rate: Sampling rate of records.
         coordinate_rate: Sampling rate of coordinates; 1 for sampling of records alone.
         clip_norm: l2 norm of a gradient that fills all subspaces.
@@ -196,7 +198,7 @@ def subspaces(
         multiplier: Noise multiplier.
     """
     if ranks is None:
-        total = min(sum(_RANKS), parameters // 4)
+        total = min(sum(_RANKS), parameters // 4, public or parameters)
         scaled = [rank * total // sum(_RANKS) for rank in _RANKS]
         ranks = [rank for rank in scaled if rank] or [1]
     relative = [1.0] * (len(ranks) + 1) if shares is None else shares

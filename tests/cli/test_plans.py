@@ -32,6 +32,16 @@ def test_a_named_plan_trains_within_the_budget(name: str, tmp_path: Path) -> Non
     assert 1.9 < run["guarantee"]["epsilon"]["upper"] <= 2
 
 
+def test_subspaces_are_those_of_the_public_records(tmp_path: Path) -> None:
+    asked = ("train", "--plan", "subspaces", "--noise", "5", "--steps", "2", "--run-dir", tmp_path)
+    refused = call(*asked)
+    assert refused.returncode == 2
+    assert "no record is public. Pass e.g. --public-records 100" in refused.stderr
+    assert not any(tmp_path.iterdir())
+    ranks = answer(*asked, "--public-records", "60")["plan"]["clipping"]["ranks"]
+    assert sum(ranks[:-1]) <= 60 < sum(ranks) == 650
+
+
 def test_hyperparameters_replace_those_of_the_plan(tmp_path: Path) -> None:
     asked = ("train", "--plan", "beta", "--beta", "1.2", "--batch-size", "100", "--noise", "9")
     run = answer(*asked, "--clip", "0.5", "--steps", "2", "--run-dir", tmp_path / "run")

@@ -223,10 +223,10 @@ def is_named(plan: str | None) -> bool:
     return plan in NAMES
 
 
-def plan_at(plan: str, options: dict[str, Any], parameters: int | None = None) -> Plan:
+def plan_at(plan: str, options: dict[str, Any], **sizes: int) -> Plan:
     """The plan of a file, or a named plan with the given options (None: its own).
 
-    `parameters` is the number of parameters of the model, for plans that depend on it.
+    `sizes` are the numbers of parameters and of public records, for plans that depend on them.
     """
     from hush.plans import NAMES
 
@@ -245,8 +245,7 @@ def plan_at(plan: str, options: dict[str, Any], parameters: int | None = None) -
                 f"or edit a plan file: hush plans {plan} > plan.toml."
             )
         arguments[argument] = value
-    if parameters is not None and "parameters" in known:
-        arguments["parameters"] = parameters
+    arguments |= {name: size for name, size in sizes.items() if name in known}
     return NAMES[plan].make(**arguments)
 
 

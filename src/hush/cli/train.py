@@ -15,9 +15,9 @@ from hush.cli.experiment import (
     signal_to_noise,
 )
 from hush.cli.output import counted, print_error, print_run
-from hush.clipping import L2
+from hush.clipping import L2, Subspaces
 from hush.core.atomic_files import replace_file
-from hush.core.errors import InvalidValue
+from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.guarantee import DEFAULT_DELTA, Adjacency, Budget, Neighbours
 from hush.core.plan import Plan
 from hush.core.release import MEAN
@@ -118,7 +118,7 @@ class Run(Training):
                 values["rate"] = opt.share_of("--batch-size", size, units, unit)
             if test is not None:
                 values["test-rate"] = opt.share_of("--test-batch", test, units, unit)
-            return opt.plan_at(self.plan, values, dimension)
+            return opt.plan_at(self.plan, values, parameters=dimension, public=self.public_records)
         size = min(256, units) if size is None else size
         return opt.plan_of(
             opt.sampling_of(self.rate, units, size, unit),
@@ -159,7 +159,12 @@ def train(asked: Run) -> None:
     folder = folder_of(asked.run_dir, asked.data)
     seed = asked.seed
     if asked.plan is not None:  # before the features of the data, which take minutes
-        opt.plan_at(asked.plan, asked.hyperparameters())
+        clipping = opt.plan_at(asked.plan, asked.hyperparameters()).clipping
+        if isinstance(clipping, Subspaces) and clipping.bases is not None and not asked.public_records:
+            raise InvalidPlan(
+                f"--plan {asked.plan} clips in subspaces of public gradients, and no record is public. "
+                "Pass e.g. --public-records 100: the first 100 training records lose their protection."
+            )
     for name in ("beta", "coordinate-rate", "cap", "bound"):
         if asked.plan is None and asked.hyperparameters()[name] is not None:
             raise InvalidValue(
