@@ -1,10 +1,13 @@
 """The site of docs/: its navigation, reference, pictures, and the hooks that build it."""
 
 import importlib.util
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from pkgutil import resolve_name
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -51,8 +54,11 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 def test_nothing_is_fetched_from_elsewhere() -> None:
     assert SETTINGS["theme"]["font"] is False
-    for style in (DOCS / "site").glob("*.css"):
-        assert not re.findall(r"@import|url\(", style.read_text())
+    for style in (DOCS / "site").rglob("*.css"):
+        text = style.read_text()
+        assert "@import" not in text
+        for name in re.findall(r"url\(([^)]*)\)", text):
+            assert (style.parent / name).is_file()
     for page in DOCS.rglob("*.md"):
         assert not re.findall(r"!\[[^]]*\]\(https?:|<(?:script|img|link|iframe)\b", page.read_text()), (
             page
@@ -91,6 +97,37 @@ def test_nested_lists_get_four_spaces_and_blank_lines() -> None:
         "text\n\n-   a\n\n    -   b\n\n-   c\n    end?\n\nnext"
     )
     assert indent_lists("9. a\n\n       code\n10. b") == "9.  a\n\n        code\n\n10. b"
+
+
+def test_formulas_are_found_outside_of_code_and_keep_their_place() -> None:
+    mathematics = load(DOCS / "site" / "mathematics.py")
+    text = "a $x_1$ and `$HOME`\n\n$$y < 1 \\tag{2}$$\n\n    $ hush train $\n\ncosts \\$5 or $6"
+    page = SimpleNamespace()
+    marked = mathematics.on_page_markdown(text, page)
+    assert page.formulas == [("x_1", False), ("y < 1 \\tag{2}", True)]
+    assert mathematics.on_page_content(marked, page) == text.replace(
+        "$x_1$", '<span class="formula">x_1</span>'
+    ).replace("$$y < 1 \\tag{2}$$", '<span class="formula displayed" id="eq-2">y &lt; 1 \\tag{2}</span>')
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="KaTeX runs in node")
+def test_katex_renders_every_formula() -> None:
+    formulas = load(DOCS / "site" / "mathematics.py").formulas
+    found = [
+        [str(page.relative_to(ROOT)), *formula]
+        for page in [*DOCS.rglob("*.md"), *ROOT.glob("*.md")]
+        for formula in formulas(page.read_text())
+    ]
+    script = """
+        const katex = require(process.argv[1])
+        for (const [page, formula, displayMode] of JSON.parse(require("fs").readFileSync(0)))
+          try { katex.renderToString(formula, { displayMode, strict: "error" }) }
+          catch (error) { console.log(`${page}: ${formula}: ${error.message}`) }
+    """
+    node = [shutil.which("node") or "", "-e", script, str(DOCS / "site" / "katex" / "katex.min.js")]
+    done = subprocess.run(node, input=json.dumps(found), capture_output=True, text=True, check=True)
+    assert len(found) > 2000
+    assert done.stdout == ""
 
 
 def test_pictures_are_what_the_script_draws() -> None:
