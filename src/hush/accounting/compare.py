@@ -201,8 +201,8 @@ def _rows(setting: Setting) -> Iterator[Row]:
         yield row(method, "beta", plan, measured="loses, but not on Adult: generalized-gaussian.md")
     # clamping at the root mean square of the entries gives the l2 sensitivity of the other rows
     measured = "a lower per-instance epsilon: bounded.md"
-    for name, make in (("rectified", plans.rectified), ("truncated", plans.truncated)):
-        plan = make(clip_norm=dimension**-0.5)
+    for name, bounded in (("rectified", plans.rectified), ("truncated", plans.truncated)):
+        plan = bounded(clip_norm=dimension**-0.5)
         yield row(f"bounded support, {name}", name, plan, needs="full batches", measured=measured)
     for noise, kind in ((Laplace(1.0), "Laplace"), (Gaussian(1.0), "Gaussian")):
         vote = Plan(sampling=FullBatch(), clipping=Entries(changed=2), noise=noise)
