@@ -32,10 +32,8 @@ def prepare(data: Data, present: Tensor | None = None) -> Data:
     """Tensors in memory unchanged, all other data as a `Source`, with another mask of slots if given."""
     if not isinstance(data, Source) and pair_of(data) is not None:
         return data
-    source = as_source(data)
-    if present is None or present is source.present:
-        return source  # with its workers, if they were started
-    return replace(source, present=present)
+    source = as_source(data)  # with its workers, if they were started
+    return source if present is None or present is source.present else replace(source, present=present)
 
 
 def occupied(data: Data, present: Tensor | None) -> Tensor | None:
@@ -50,8 +48,7 @@ def ragged(data: Data) -> bool:
 
 def count(data: Data) -> int:
     """Number of records; raise if they cannot be numbered, or there is none."""
-    records = held_slots(data)
-    if records == 0:
+    if not (records := held_slots(data)):
         raise DataError("the data has no records. Pass at least one.")
     return records
 
@@ -67,16 +64,15 @@ def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> t
     Data sets that draw (augmentation) have a stream of the randomness per slot, so a record does not
     depend on the draws of others. None: the program's own randomness.
     """
-    pair = pair_of(data)
-    if pair is None:
-        return as_source(data).take(indices.tolist(), None if source is None else substream(source).key)
-    return _rows(pair, indices)
+    if (pair := pair_of(data)) is not None:
+        return _rows(pair, indices)
+    return as_source(data).take(indices.tolist(), None if source is None else substream(source).key)
 
 
 def _rows(pair: Sequence[Any], slots: Tensor) -> tuple[Any, Any]:
     """Rows of tensors in memory."""
-    read = partial(rows_at, slots=slots)
-    return tree_map(pair[0], read), tree_map(pair[1], read)
+    inputs, targets = (tree_map(part, partial(rows_at, slots=slots)) for part in pair)
+    return inputs, targets
 
 
 def made_up_record(data: Data) -> tuple[Any, Any]:
@@ -99,11 +95,10 @@ def describe_record(data: Data) -> str:
 
 def data_digest(data: Data, slots: int) -> str | None:
     """Fingerprint of some records, spread over the first slots; None if two reads of them differ."""
-    number = _SPREAD if pair_of(data) is not None else _SPREAD_ITEMS
-    chosen = torch.linspace(0, slots - 1, min(slots, number)).long()
-
+    in_memory = pair_of(data) is not None
+    chosen = torch.linspace(0, slots - 1, min(slots, _SPREAD if in_memory else _SPREAD_ITEMS)).long()
     reads = []
-    for _ in range(1 if pair_of(data) is not None else 2):
+    for _ in range(1 if in_memory else 2):
         # a data set that draws gives the same records under the same randomness, on every rank
         values = take(data, chosen, Stream(torch.device("cpu"), bytes(32)))
         parts = [part.cpu() for part in tree_leaves(values) if part.layout == torch.strided]
@@ -152,8 +147,7 @@ class Batch:
         """
         layout = list(self._layout()) if len(self) else []
         rows: Iterable[tuple[Any, Any]]
-        pair = pair_of(self.data)
-        if pair is not None:
+        if (pair := pair_of(self.data)) is not None:
             rows = (_rows(pair, slots) for slots, _ in layout)
         else:
             key = None if source is None else substream(source).key

@@ -32,6 +32,9 @@ _PROBED, _READS = 4, 6
 _LIBRARIES = {"torch", "datasets", "pandas", "numpy"}
 """Packages whose data sets read one record an item."""
 
+_ARROW = object()
+"""Holder of all rows that are named by addresses."""
+
 Rows = tuple[Any, npt.NDArray[np.int64] | None]
 """Data set, tensor or array, and the numbers of its rows (None: all)."""
 
@@ -50,16 +53,17 @@ def check_public(public: Data, private: Data) -> None:
 
     Inputs are compared exactly, as single-precision numbers.
     """
-    reason = (
-        "a function of public records is released without noise and without a charge, so a record in "
-        "both sets has no protection. Split the records before training, equal ones to the same side, "
-        "or generate public ones."
-    )
+    problem = ""
     if _share_records(public, private):
-        raise DataError(f"the public data is the private data itself, or a part of it: {reason}")
-    names = set(_input_names(public))
-    if any(name in names for name in _input_names(private)):
-        raise DataError(f"private records have the same inputs as public ones: {reason}")
+        problem = "the public data is the private data itself, or a part of it"
+    elif not set(_input_names(public)).isdisjoint(_input_names(private)):
+        problem = "private records have the same inputs as public ones"
+    if problem:
+        raise DataError(
+            f"{problem}: a function of public records is released without noise and without a charge, "
+            "so a record in both sets has no protection. Split the records before training, equal ones "
+            "to the same side, or generate public ones."
+        )
 
 
 def check_distinct(data: Data) -> None:
@@ -172,9 +176,8 @@ def _input_names(data: Data) -> Iterator[bytes]:
             dtype = torch.float32 if part.is_floating_point() else torch.int64
             rows = part.detach().to("cpu", dtype) + 0  # with one zero
             parts.append(rows.unsqueeze(-1).flatten(1).contiguous().numpy())
-        for row in range(len(indices)):
-            content = b"".join(part[row].tobytes() for part in parts)
-            yield hashlib.blake2b(content, digest_size=16).digest()
+        for row in zip(*parts, strict=True):
+            yield hashlib.blake2b(b"".join(each.tobytes() for each in row), digest_size=16).digest()
 
 
 def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
@@ -215,15 +218,10 @@ def _has_rows(value: Any, rows: int) -> bool:
     return sized and getattr(value, "shape", None) != () and len(value) == rows
 
 
-_ARROW = object()
-
-
 def _arrow_rows(dataset: Any) -> Iterator[Rows]:
     """Rows of a Hugging Face data set, by addresses in each column's memory, which a select keeps."""
     for column in dataset.data.table.columns:
-        chunks = [chunk for chunk in column.chunks if len(chunk)]
-        buffers = [[*chunk.buffers(), None][1] for chunk in chunks]
-        pairs = list(zip(chunks, buffers, strict=True))
+        pairs = [(chunk, [*chunk.buffers(), None][1]) for chunk in column.chunks if len(chunk)]
         if pairs and all(each and each.size >= chunk.offset + len(chunk) for chunk, each in pairs):
             rows = [each.address + chunk.offset + np.arange(len(chunk)) for chunk, each in pairs]
             order = dataset._indices
@@ -249,9 +247,8 @@ def _share_records(first: Any, second: Any) -> bool:
 
 def _addresses(held: Any, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
     """Memory addresses of the rows of a tensor or array."""
-    if isinstance(held, Tensor) and (held.layout != torch.strided or held.is_meta):
-        return np.zeros(0, dtype=np.int64)
-    if held.ndim == 0 or 0 in held.shape:
+    sparse = isinstance(held, Tensor) and (held.layout != torch.strided or held.is_meta)
+    if sparse or held.ndim == 0 or 0 in held.shape:
         return np.zeros(0, dtype=np.int64)
     if isinstance(held, Tensor):
         start, stride = held.data_ptr(), held.stride(0) * held.element_size()

@@ -48,8 +48,7 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     unreduced = per_sample_loss(loss)
     ignored = getattr(loss, "ignore_index", None)
     device = next(model.parameters()).device
-    # a longer autocast context keeps copies of earlier weights
-    torch.clear_autocast_cache()
+    torch.clear_autocast_cache()  # a longer autocast context keeps copies of earlier weights
     total_loss, total_weight, right, scored, classified = 0.0, 0.0, 0, 0, True
     with evaluation_mode(model), _all_buffers_restored(model):
         for inputs, targets, _, _ in Batch(torch.arange(count(data)), data, _BATCH):
@@ -57,16 +56,10 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
             outputs = call_model(model, inputs)
             losses, weight = _summed(unreduced, outputs, targets)
             total_loss, total_weight = total_loss + losses, total_weight + weight
-            classified = (
-                isinstance(outputs, Tensor)
-                and outputs.dim() == 2
-                and targets.dim() == 1
-                and not targets.is_floating_point()
-            )
+            scores = isinstance(outputs, Tensor) and outputs.dim() == 2
+            classified = scores and targets.dim() == 1 and not targets.is_floating_point()
             if classified:
-                kept = (
-                    torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
-                )
+                kept = torch.ones_like(targets).bool() if ignored is None else targets != ignored
                 right += int(((outputs.argmax(1) == targets) & kept).sum())
                 scored += int(kept.sum())
     result = {"loss": total_loss / total_weight if total_weight else math.nan}
@@ -108,14 +101,13 @@ def _summed(unreduced: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
     """Sum of the losses, and the sum of weights that divides it."""
     classes = isinstance(unreduced, PerSampleLoss) and isinstance(unreduced.loss, CLASS_LOSSES)
     if not classes or not isinstance(targets, Tensor) or targets.is_floating_point():
-        losses, count = unreduced(outputs, targets).double(), len(next(tree_leaves(targets)))
-        return float(losses.mean() * count if losses.dim() == 0 else losses.sum()), float(count)
+        losses, records = unreduced(outputs, targets).double(), len(next(tree_leaves(targets)))
+        return float(losses.mean() * records if losses.dim() == 0 else losses.sum()), float(records)
     assert isinstance(unreduced, PerSampleLoss)
-    counted = targets != unreduced.loss.ignore_index
+    counted, weight = targets != unreduced.loss.ignore_index, unreduced.loss.weight
     total = float(PerSampleLoss(unreduced.loss, "none")(outputs, targets).double().sum())
     if unreduced.record_reduction == "sum":  # a sum over the positions of a record, a mean over records
-        return total, float(counted.reshape(len(targets), -1).any(1).sum())
-    if unreduced.loss.weight is None:
-        return total, float(counted.sum())
-    weights = unreduced.loss.weight.double()[targets.long().where(counted, 0)]
-    return total, float((weights * counted).sum())
+        counted = counted.reshape(len(targets), -1).any(1)
+    elif weight is not None:
+        return total, float((weight.double()[targets.long().where(counted, 0)] * counted).sum())
+    return total, float(counted.sum())

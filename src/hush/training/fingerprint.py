@@ -37,18 +37,15 @@ def _hash(flat: Tensor) -> Any:
     short = -flat.numel() % (8 // flat.element_size())
     words = (functional.pad(flat, (0, short)) if short else flat).view(torch.int64)
     blocks, rest = divmod(words.numel(), _BLOCK)
-    weights = _weights(words.device)
+    weights, by_block = _weights(words.device), _weights(words.device, blocks + 1)
     if words.is_cuda:
         whole = words[: blocks * _BLOCK].view(blocks, _BLOCK).split(_BLOCKS_AT_ONCE)
         tail = (words[blocks * _BLOCK :] * weights[:rest]).sum(0, True)
-        sums = torch.cat([*((some * weights).sum(1) for some in whole), tail])
-        return (sums * _weights(words.device, blocks + 1)).sum()
-    values, by_block = words.numpy(), _weights(words.device, blocks + 1)
-    total = int(np.dot(values[blocks * _BLOCK :], weights[:rest])) * int(by_block[-1])
-    if blocks:
-        sums = np.einsum("ij,j->i", values[: blocks * _BLOCK].reshape(blocks, _BLOCK), weights)
-        total += int(np.dot(sums, by_block[:-1]))
-    return total
+        return (torch.cat([*((some * weights).sum(1) for some in whole), tail]) * by_block).sum()
+    values = words.numpy()
+    sums = np.einsum("ij,j->i", values[: blocks * _BLOCK].reshape(blocks, _BLOCK), weights)
+    tail = int(np.dot(values[blocks * _BLOCK :], weights[:rest]))
+    return int(np.dot(sums, by_block[:-1])) + tail * int(by_block[-1])
 
 
 @lru_cache

@@ -28,8 +28,7 @@ class StepMetrics(Mapping[str, float]):
     """
 
     def __init__(self, step: PrivateStep, batch: Batch, *, delta: float | None = None) -> None:
-        self._step, self._batch, self._number = step, batch, step.steps
-        self._delta = delta
+        self._step, self._batch, self._number, self._delta = step, batch, step.steps, delta
         self._released = {
             "learning_rate" + f"/{number}" * (number > 0): float(group["lr"])
             for number, group in enumerate(step.optimizer.param_groups)
@@ -95,8 +94,7 @@ OnStep = Callable[[int, StepMetrics], object]
 
 def check_sensitive(names: Sequence[str]) -> tuple[str, ...]:
     """Names of sensitive metrics; raises for others."""
-    unknown = [name for name in names if name not in _SENSITIVE]
-    if isinstance(names, str) or unknown:
+    if isinstance(names, str) or not set(names) <= {*_SENSITIVE}:
         raise InvalidValue(
             f"sensitive={names!r} must be a list of names among {', '.join(_SENSITIVE)}: a number that "
             "depends on the records is requested by name.",
@@ -107,35 +105,31 @@ def check_sensitive(names: Sequence[str]) -> tuple[str, ...]:
 
 @torch.no_grad()
 def _batch_loss(step: PrivateStep, batch: Batch) -> float:
-    """Mean loss of the records of a batch, in evaluation mode."""
     total, records = 0.0, 0
     with evaluation_mode(step.model):
         for part in batch:
             inputs, targets, present, _ = tree_map(part, step.gradients.to_device)
             losses = step.gradients.loss(call_model(step.model, inputs), targets)
-            number = len(next(tree_leaves(targets)))
-            losses = losses.expand(number) if losses.dim() == 0 else losses  # a mean
+            # a mean counts once per record
+            losses = losses.expand(len(next(tree_leaves(targets)))) if losses.dim() == 0 else losses
             losses = losses if present is None else losses[present]
             total, records = total + float(losses.double().sum()), records + len(losses)
     return total / max(1, records)
 
 
 def _clipped_share(step: PrivateStep, batch: Batch) -> float:
-    """Share of the slots (or units) drawn with a gradient that exceeds the clipping norm."""
-    clipping = step.plan.clipping
+    clipping, clipped = step.plan.clipping, 0
     if type(clipping) is not L2:
         raise Unsupported(
             f"clipped_share is for l2 clipping, and the plan clips by {clipping}. Log another metric."
         )
-    clipped = units = 0
-    devices = [step.device] if step.device.type == "cuda" else []
-    for part in batch:
-        inputs, targets, present, counts = tree_map(part, step.gradients.to_device)
-        with torch.random.fork_rng(devices):
+    with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
+        for part in batch:
+            inputs, targets, present, counts = tree_map(part, step.gradients.to_device)
             tape = step.gradients.record(inputs, targets)
             norms = occupied_tape(tape, step.gradients.reduction, present, counts).norms(2.0)
-        clipped, units = clipped + int((norms > clipping.norm).sum()), units + len(norms)
-    return clipped / max(1, units)
+            clipped += int((norms > clipping.norm).sum())
+    return clipped / max(1, len(batch))
 
 
 _SENSITIVE: dict[str, Callable[[PrivateStep, Batch], float]] = {

@@ -3,12 +3,9 @@
 import sys
 import time
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from hush.core.guarantee import at_most
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
 
 _SHOWN = {
     "loss": "loss {loss:.3f}",
@@ -45,10 +42,26 @@ class Progress:
     ) -> None:
         self._task, self._total, self._done, self._unit = task, total, done, unit
         self._facts, self._begun, self._over = "", time.monotonic(), Event()
-        self._bar = _bar(task, total, done) if visible else None
+        self._bar: Any = None
         self._lines: Thread | None = None
-        if visible and self._bar is None:
+        if not visible:
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        console = Console(stderr=True)
+        if not (console.is_terminal or console.is_jupyter):
             self._lines = Thread(target=self._report, daemon=True)
+            return
+        self._bar = Bar(
+            *[TextColumn("{task.description}"), BarColumn()],
+            *([] if total is None else [MofNCompleteColumn()]),
+            TextColumn("{task.fields[facts]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+        )
+        self._bar.add_task(task, total=total, completed=done, facts="")
 
     def advance(self) -> None:
         """Count one more item."""
@@ -82,23 +95,3 @@ class Progress:
             self._bar.stop()
         if self._lines is not None:
             self._lines.join()
-
-
-def _bar(task: str, total: int | None, done: int) -> "Bar | None":
-    """Bar of one task that is not started yet; None without a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    console = Console(stderr=True)
-    if not (console.is_terminal or console.is_jupyter):
-        return None
-    bar = Bar(
-        *[TextColumn("{task.description}"), BarColumn()],
-        *([] if total is None else [MofNCompleteColumn()]),
-        TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=console,
-    )
-    bar.add_task(task, total=total, completed=done, facts="")
-    return bar

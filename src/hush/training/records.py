@@ -44,7 +44,26 @@ class ArrayRecords:
     """Row of each slot; None: slot i is row i."""
 
     def __post_init__(self) -> None:
-        check_lengths(self.inputs, self.targets)
+        """Raise unless every tensor or array has a row of numbers for each record."""
+        inputs, targets = list(leaves(self.inputs)), list(leaves(self.targets))
+        if not all(value.ndim for value in inputs + targets):
+            raise DataError("a tensor of the data has shape (). Pass tensors with a row per record.")
+        counts = [*map(len, inputs)], [*map(len, targets)]
+        if len({*counts[0], *counts[1]}) == 1:
+            for value in inputs + targets:
+                check_numbers(value)
+        elif isinstance(self.inputs, (list, tuple)) and len(self.inputs) == len(self.targets):
+            # their lengths are private
+            raise DataError(
+                f"inputs is a {type(self.inputs).__name__} of {len(inputs)} tensors, one per record. "
+                "Pass torch.stack(inputs), or pad records to one public length "
+                "(torch.nn.utils.rnn.pad_sequence, with a mask as another input)."
+            )
+        else:
+            raise DataError(
+                f"{' and '.join(map(str, counts[0]))} inputs and {counts[1][0]} targets: each record "
+                "needs one of each. Pass tensors with the same number of rows."
+            )
 
     def __len__(self) -> int:
         return len(next(leaves(self.inputs)) if self.order is None else self.order)
@@ -103,8 +122,8 @@ def numbered(data: Any) -> MapStyle:
     if isinstance(data, tuple):
         raise DataError(
             f"data of the kinds {', '.join(type(part).__name__ for part in data)}: pass a pair (inputs, "
-            "targets) of tensors or arrays with a row per record. Of a tokenizer pass those of "
-            'padding="max_length", return_tensors="pt"; of a table the whole one, hush.Source(frame, '
+            "targets) of tensors or arrays with a row per record; of a tokenizer those of "
+            'padding="max_length", return_tensors="pt"; or a whole table, hush.Source(frame, '
             'inputs=["age", "hours"], targets="income").'
         )
     kind = with_article(type(data).__name__)
@@ -136,30 +155,6 @@ def base_dataset(data: "Subset[Any]") -> tuple[Any, list[int]]:
     while isinstance(base, Subset):
         base, indices = base.dataset, [base.indices[index] for index in indices]
     return base, indices
-
-
-def check_lengths(inputs: Any, targets: Any) -> None:
-    """Raise unless every tensor or array has a row of numbers for each record."""
-    parts = [list(leaves(part)) for part in (inputs, targets)]
-    for value in (*parts[0], *parts[1]):
-        if not value.ndim:
-            raise DataError("a tensor of the data has shape (). Pass tensors with a row per record.")
-    counts = [list(map(len, part)) for part in parts]
-    if len({*counts[0], *counts[1]}) == 1:
-        for value in (*parts[0], *parts[1]):
-            check_numbers(value)
-        return
-    if isinstance(inputs, (list, tuple)) and len(inputs) == len(targets):
-        # their lengths are private
-        raise DataError(
-            f"inputs is a {type(inputs).__name__} of {len(inputs)} tensors, one per record, and the "
-            "records of a batch are processed in one tensor. Pass torch.stack(inputs), or pad records "
-            "to one public length (torch.nn.utils.rnn.pad_sequence, with a mask as another input)."
-        )
-    raise DataError(
-        f"{' and '.join(map(str, counts[0]))} inputs and {counts[1][0]} targets: each record needs one "
-        "of each. Pass tensors with the same number of rows."
-    )
 
 
 def check_numbers(rows: Any) -> None:
@@ -230,8 +225,7 @@ def row_of(
                 "collate_fn gave a tensor with a first dimension other than 1 for one record: it is "
                 "called with [record], one record at a time. Return tensors with a row per record."
             )
-    inputs, targets = (map_leaves(part, lambda value: value) for part in rows)
-    return inputs, targets
+    return map_leaves(rows[0], lambda value: value), map_leaves(rows[1], lambda value: value)
 
 
 def check_no_columns(inputs: Columns, targets: Columns) -> None:
@@ -278,10 +272,8 @@ def _choose(
             "or a collate_fn that returns (inputs, targets)."
         )
     chosen = pick(targets)
-    if inputs is None:
-        taken = list(leaves(targets))
-        inputs = {name: name for name in names if name not in taken}
-    return pick(inputs), chosen
+    others = {name: name for name in names if name not in list(leaves(targets))}
+    return pick(others if inputs is None else inputs), chosen
 
 
 def _number(name: str, value: Any) -> Tensor:
@@ -298,10 +290,8 @@ def _number(name: str, value: Any) -> Tensor:
             "and missing values by a public list (categories numbered by the values that are present "
             "depend on the records), leave the column out, or pass a function of the record."
         )
-    tensor = _tensor_of(array)
-    if array.dtype.kind == "f":
-        return tensor.to(torch.get_default_dtype())
-    return tensor if array.dtype.kind == "b" else tensor.long()
+    kinds = {"f": torch.get_default_dtype(), "b": torch.bool}
+    return _tensor_of(array).to(kinds.get(array.dtype.kind, torch.int64))
 
 
 def _tensor_of(values: npt.NDArray[Any]) -> Tensor:
@@ -311,14 +301,11 @@ def _tensor_of(values: npt.NDArray[Any]) -> Tensor:
 
 def leaves(value: Any) -> Iterator[Any]:
     """Leaves of a tree of tuples, lists and mappings."""
-    if isinstance(value, (tuple, list)):
-        for part in value:
-            yield from leaves(part)
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from leaves(part)
-    else:
+    if not isinstance(value, (tuple, list, Mapping)):
         yield value
+        return
+    for part in value.values() if isinstance(value, Mapping) else value:
+        yield from leaves(part)
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any], *, lists: bool = True) -> Any:
@@ -338,18 +325,18 @@ def has_leaves(parts: Sequence[Any], *kinds: type) -> bool:
 
 def check_alike(row: Any, template: Any, *, any_length: bool) -> None:
     """Raise unless a row has the structure, types and shapes of the first one, or all but its length."""
-    kinds = [
-        map_leaves(each, lambda part: (part.dtype, part.dim(), part.shape[2:]))
-        for each in (row, template)
-    ]
-    lengths = [map_leaves(each, lambda part: part.shape[1:2]) for each in (row, template)]
-    if kinds[0] != kinds[1]:
+    both = row, template
+    kind, first = (
+        map_leaves(each, lambda part: (part.dtype, part.dim(), part.shape[2:])) for each in both
+    )
+    if kind != first:
         raise DataError(
             "a record has another structure, type or shape than the first one (which are private and "
             "not shown). Make all records alike in the data set or in collate_fn: only their first "
             "dimension is padded."
         )
-    if not any_length and lengths[0] != lengths[1]:
+    length, expected = (map_leaves(each, lambda part: part.shape[1:2]) for each in both)
+    if not any_length and length != expected:
         raise DataError(
             "a record has another length than the first one (which are private and not shown). Pass "
             f'pad_to= a public length, or pad_to="{LONGEST}" for a model that ignores padding.'
@@ -394,17 +381,12 @@ def _map_with(function: Callable[..., Tensor], rows: Any, *choices: Any) -> Any:
     """
     if isinstance(rows, Tensor):
         return function(rows, *choices)
-
-    def part_of(choice: Any, key: Any) -> Any:
-        if isinstance(choice, dict):
-            return choice.get(key)
-        if isinstance(choice, (tuple, list)):
-            return choice[key] if isinstance(key, int) and key < len(choice) else None
-        return choice
-
-    keys = list(rows) if isinstance(rows, dict) else range(len(rows))
-    parts = [_map_with(function, rows[key], *(part_of(each, key) for each in choices)) for key in keys]
-    return dict(zip(keys, parts, strict=True)) if isinstance(rows, dict) else type(rows)(parts)
+    tables = [dict(enumerate(each)) if isinstance(each, (tuple, list)) else each for each in choices]
+    mapped = {}
+    for key, part in rows.items() if isinstance(rows, dict) else enumerate(rows):
+        own = [table.get(key) if isinstance(table, dict) else table for table in tables]
+        mapped[key] = _map_with(function, part, *own)
+    return mapped if isinstance(rows, dict) else type(rows)(mapped.values())
 
 
 def _padded(rows: Tensor, length: int | None, value: Any) -> Tensor:

@@ -26,7 +26,7 @@ class Snapshot:
             for module in model.modules()
             for name, value in module._buffers.items()
         ]
-        self._state = {key: _copied(state) for key, state in optimizer.state.items()}
+        self._state = _copied(dict(optimizer.state))
         self._groups = [
             {key: _copied(value) for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
@@ -43,7 +43,7 @@ class Snapshot:
             if buffer is not None:
                 buffer.copy_(value)
         self.optimizer.state.clear()
-        self.optimizer.state.update({key: _copied(state) for key, state in self._state.items()})
+        self.optimizer.state.update(_copied(self._state))
         for group, settings in zip(self.optimizer.param_groups, self._groups, strict=True):
             parameters = group["params"]
             group.clear()
@@ -61,11 +61,10 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def rehearsal(step: "PrivateStep") -> Iterator[None]:
-    """Context of private steps on a ledger in memory; all state is restored at the end.
+    """Context of private steps on a ledger in memory; all state is restored bit for bit at the end.
 
-    Weights, buffers, gradients, optimizer state, randomness, counters and the pending batch are
-    those before, bit for bit; attributes of modules are the same objects. Noise that is drawn inside is
-    drawn again afterwards: **no result of a step inside may be released**.
+    Attributes of modules are the same objects. Noise that is drawn inside is drawn again afterwards:
+    **no result of a step inside may be released**.
     """
     before = Snapshot(step.model, step.optimizer)
     tables = [table for module in step.model.modules() for table in (vars(module), module._buffers)]

@@ -130,7 +130,7 @@ class Source:
         """Whether shapes depend on the records: a public option."""
         return isinstance(self.pad_to, str)
 
-    def take(self, slots: list[int], key: bytes | None = None) -> tuple[Any, Any]:
+    def take(self, slots: list[int], key: bytes | None = None) -> Rows:
         """Inputs and targets of some slots, a row each, read by this process.
 
         Args:
@@ -139,7 +139,7 @@ class Source:
         """
         return _checked(self._read(slots, self._key(key), self._template))
 
-    def batches(self, parts: Sequence[Tensor], key: bytes | None) -> Iterator[tuple[Any, Any]]:
+    def batches(self, parts: Sequence[Tensor], key: bytes | None) -> Iterator[Rows]:
         """Inputs and targets of physical batches, read ahead by the workers.
 
         Args:
@@ -157,10 +157,10 @@ class Source:
             return None
         if isinstance(records, TableRecords):
             return records.arrays(self.inputs, self.targets)
-        if isinstance(records, ArrayRecords):
-            check_no_columns(self.inputs, self.targets)
-            return records
-        return None
+        if not isinstance(records, ArrayRecords):
+            return None
+        check_no_columns(self.inputs, self.targets)
+        return records
 
     @cached_property
     def _template(self) -> Rows | None:
@@ -181,8 +181,8 @@ class Source:
     def _key(self, key: bytes | None) -> bytes | None:
         """The key, or one of the program's randomness.
 
-        The program's generators move by as much however often a record draws: their states are saved
-        with checkpoints of other libraries.
+        The program's generators, whose states other libraries save, advance alike for any number of
+        draws of a record.
         """
         if key is not None or self._arrays is not None:
             return key
@@ -191,8 +191,7 @@ class Source:
     def _read(self, slots: list[int], key: bytes | None, template: Rows | None) -> Rows | str:
         """Rows of some slots, each read alone under its own random numbers; or the reason of a failure.
 
-        A reason has no contents of the record. It is returned, as errors lose their text between
-        processes.
+        A reason has no contents of the record. It is returned, as errors lose their text in a worker.
         """
         try:
             if self._arrays is not None:
@@ -217,11 +216,15 @@ class Source:
         except HushError as error:
             return str(error)
         except Exception as error:  # its text may hold a private value
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [each for each in frames if not any(part in each.filename for part in _LIBRARIES)]
+            place = f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
             collated = "" if self.collate_fn is None else ", and collate_fn for a batch of each,"
             return (
-                f"a record could not be read: {_described(error)} (the record and the text of the error "
-                "are private and not shown). The step was not charged. Read the records one after "
-                f"another{collated} to see the error; a missing record leaves its slot empty (present=)."
+                f"a record could not be read: {type(error).__name__}{place} (the record and the text of "
+                "the error are private and not shown). The step was not charged. Read the records one "
+                f"after another{collated} to see the error; a missing record leaves its slot empty "
+                "(present=)."
             )
 
 
@@ -251,17 +254,6 @@ def global_randomness() -> Iterator[Callable[[bytes], None]]:
         random.setstate(before[2])
 
 
-def _described(error: Exception) -> str:
-    """Type of an error and the line of the user's program that raised it."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not any(part in frame.filename for part in _LIBRARIES)
-    ]
-    place = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}{place}"
-
-
 def _checked(rows: Rows | str) -> Rows:
     """The rows; raise the reason if they could not be read."""
     if isinstance(rows, str):
@@ -281,8 +273,8 @@ class SlotLoader:
         self._at_rest = False
         """Whether the loader has nothing left to read."""
         self._kept: list[DataLoader[Any]] = []
-        """The loader. It must not be collected in a cycle: torch waits 5 seconds for each worker whose
-        queues may be gone already."""
+        """The loader, outside of any cycle: torch waits 5 seconds for each worker whose queues a
+        collection may have ended."""
         weakref.finalize(self, self._kept.clear).atexit = False  # torch ends them then
 
     def start(self) -> None:

@@ -37,10 +37,8 @@ def synthetic_records(inputs: Any, targets: Any) -> tuple[Any, Any]:
         turn = torch.arange(len(value)).reshape(-1, *[1] * row.dim())
         return ((row + turn) % 2).to(value.device, value.dtype)
 
-    return (
-        tree_map(inputs, partial(synthetic, draw=torch.randn)),
-        tree_map(targets, partial(synthetic, draw=torch.rand)),
-    )
+    made = tree_map(inputs, partial(synthetic, draw=torch.randn))
+    return made, tree_map(targets, partial(synthetic, draw=torch.rand))
 
 
 @torch.no_grad()
@@ -53,11 +51,12 @@ def check_labels(model: nn.Module, loss: Any, inputs: Any, data: Data) -> None:
     if pair is None or not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return
     outputs = call_model(model, inputs)
-    labels = [part for part in tree_leaves(pair[1]) if not part.is_floating_point()]
-    if not isinstance(outputs, Tensor) or outputs.dim() < 2 or not labels:
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
         return
     classes = outputs.shape[1]
-    for part in labels:
+    for part in tree_leaves(pair[1]):
+        if part.is_floating_point():
+            continue
         if bool((((part < 0) | (part >= classes)) & (part != loss.ignore_index)).any()):
             raise DataError(
                 f"some labels are not among the model's {classes} classes, 0 to {classes - 1} (they are "
@@ -103,16 +102,13 @@ def records_that_fit(
     kept: dict[int, int] = {}
 
     def note(value: Tensor) -> Tensor:
-        if value.layout == torch.strided:
-            storage = value.untyped_storage()
-            if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = storage.nbytes()
+        if value.layout == torch.strided and value.untyped_storage().data_ptr() not in weights:
+            kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
         return value
 
     if not one_by_one:
         with _SavedTensors(note):
-            values = loss(call_model(model, inputs), targets)
-        del values
+            loss(call_model(model, inputs), targets)
     used = sum(kept.values()) + sum(value.untyped_storage().nbytes() for value in tape.tensors())
     return max(1, limit * tape.records // max(1, used))
 

@@ -29,9 +29,8 @@ Owners = Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | Tensor
 class UnitTable:
     """Units of privacy (users) that own the records, and how many records of one a step takes at most.
 
-    **Guarantee.** docs/guarantees/units.md: a step in which a drawn unit takes part with one clipped
-    gradient, computed from any number of its records, costs one unit as much as a step of records costs
-    one record.
+    **Guarantee.** A step in which a drawn unit takes part with one clipped gradient costs one unit as
+    much as a step of records costs one record: docs/guarantees/units.md.
     """
 
     order: Tensor
@@ -87,9 +86,9 @@ class UnitTable:
     @cached_property
     def digest(self) -> str:
         """Hash of the owners and the options; a resumed run has the same."""
-        parts = [part.numpy().tobytes() for part in (self.order, self.counts)]
-        content = f"{self.per_unit} {self.reduction} ".encode() + b"".join(parts)
-        return hashlib.sha256(content).hexdigest()[:32]
+        options = f"{self.per_unit} {self.reduction} ".encode()
+        tables = self.order.numpy().tobytes() + self.counts.numpy().tobytes()
+        return hashlib.sha256(options + tables).hexdigest()[:32]
 
     @cached_property
     def table(self) -> str:
@@ -181,9 +180,9 @@ def check_length(slots: int, records: int, units: UnitTable | None, neighbours: 
 def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
     """Owners as a vector of integers or names; raise for anything else."""
     if isinstance(owners, Tensor):
-        values: np.ndarray[Any, Any] = owners.numpy(force=True)
-    else:  # numpy would turn a list of several types into text, and 1 and 1.0 would differ
-        values = np.asarray(owners) if hasattr(owners, "dtype") else np.asarray(owners, dtype=object)
+        owners = owners.numpy(force=True)
+    # numpy would turn a list of several types into text, and 1 and 1.0 would differ
+    values = np.asarray(owners, dtype=None if hasattr(owners, "dtype") else object)
     if values.size == 0:
         raise DataError("units is empty. Pass one id per record.")
     types = {type(value) for value in values.flat} if values.dtype == object else {values.dtype.type}
