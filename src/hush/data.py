@@ -23,8 +23,7 @@ _SEPARATORS = (",", ";", "\t", "|")
 class Dataset:
     """Inputs and labels of a private training part and a test part.
 
-    Readers scale by public constants only: a mean or a maximum of the training records would be released
-    without a charge.
+    Readers scale by public constants only: a mean of the training records would be an uncharged release.
     """
 
     name: str
@@ -57,10 +56,8 @@ class Dataset:
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.shape))
-        return (
-            f"Dataset({self.name}: {len(self.y_train)} training and {len(self.y_test)} test "
-            f"records of {shape}, {self.classes} classes)"
-        )
+        counts = f"{len(self.y_train)} training and {len(self.y_test)} test records"
+        return f"Dataset({self.name}: {counts} of {shape}, {self.classes} classes)"
 
 
 def names() -> tuple[str, ...]:
@@ -69,7 +66,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str, directory: str | Path | None = None) -> Dataset:
-    """Read a data set by name.
+    """Training and test records of a data set, scaled with public constants.
 
     `pip install ./recipes` in a clone of hush adds the papers' data sets, which are read from their
     published files and checked against their sha256 sums.
@@ -77,9 +74,6 @@ def load(name: str, directory: str | Path | None = None) -> Dataset:
     Args:
         name: One of `hush.data.names()`. `digits` needs no files.
         directory: Directory of the files. None: the environment's HUSH_DATA.
-
-    Returns:
-        Training and test records, scaled with public constants.
 
     >>> load("digits")
     Dataset(digits: 1437 training and 360 test records of 1 x 8 x 8, 10 classes)
@@ -101,7 +95,7 @@ def with_features(
     cache: Path | None = None,
     directory: str | Path | None = None,
 ) -> Dataset:
-    """Replace the inputs of a data set by fixed features, which are cached on disk.
+    """Data set with fixed features in place of its inputs, which are cached on disk.
 
     `pip install ./recipes` in a clone of hush adds `scattering` and `efficientnet-lite0`.
 
@@ -124,11 +118,7 @@ def with_features(
 
 
 def tensors(dataset: Dataset) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
-    """x_train, y_train, x_test and y_test as tensors that share the memory of the arrays.
-
-    Args:
-        dataset: Data set, as `load` or `with_features` returns it.
-    """
+    """x_train, y_train, x_test and y_test as tensors that share the memory of the arrays."""
     import torch
 
     arrays = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test
@@ -155,29 +145,21 @@ def _digits() -> Dataset:
     order = public_order(len(bundled.target))
     # pixels count the dark points of a 4 x 4 patch
     images = bundled.images[order].astype(np.float32, order="C")[:, np.newaxis] / np.float32(16)
-    labels = bundled.target[order].astype(np.int64)
-    return Dataset(
-        name="digits",
-        x_train=images[:_DIGITS_TRAINING],
-        y_train=labels[:_DIGITS_TRAINING],
-        x_test=images[_DIGITS_TRAINING:],
-        y_test=labels[_DIGITS_TRAINING:],
-        classes=10,
-    )
+    labels, split = bundled.target[order].astype(np.int64), _DIGITS_TRAINING
+    parts = {"x_train": images[:split], "y_train": labels[:split]}
+    parts |= {"x_test": images[split:], "y_test": labels[split:]}
+    return Dataset(name="digits", classes=10, **parts)
 
 
 def read_owners(path: str | os.PathLike[str], records: int) -> NDArray[Any]:
-    """Read the owner of each record from a text file with one id per line, or from a `.npy` array.
+    """Owner of each record, as `PrivateStep(units=...)` takes them, from a text file or a `.npy` array.
 
     Records with equal ids belong to one user. Empty lines and lines with several columns raise, because
     they would split a user into several.
 
     Args:
-        path: File of ids in the order of the records. Blanks around an id are ignored.
+        path: File with one id per line, in the order of the records; blanks around an id are ignored.
         records: Number of records.
-
-    Returns:
-        Integers or names, as `PrivateStep(units=...)` takes them.
     """
     path = Path(path)
     try:
@@ -191,14 +173,12 @@ def read_owners(path: str | os.PathLike[str], records: int) -> NDArray[Any]:
             f"{path} cannot be read ({shorten(str(error), 300)}). Pass a text file in UTF-8 with one id "
             "per line, in the order of the records, or an array of np.save without objects."
         ) from None
-    if owners.dtype.kind == "U":
-        for number, line in enumerate(owners.flat, start=1):
-            if not line or any(separator in line for separator in _SEPARATORS):
-                kind = "a row of several columns" if line else "empty"
-                raise DataError(
-                    f"{path}, line {number}, is {kind}. Such ids would split a user into several who "
-                    "are protected separately. Write one id per line."
-                )
+    for number, line in enumerate(owners.flat if owners.dtype.kind == "U" else (), start=1):
+        if not line or any(separator in line for separator in _SEPARATORS):
+            raise DataError(
+                f"{path}, line {number}, is {'a row of several columns' if line else 'empty'}. Such ids "
+                "would split a user into several who are protected separately. Write one id per line."
+            )
     if owners.shape != (records,):
         raise DataError(
             f"{path} has ids of shape {owners.shape} and there are {records} training records: the ids "
@@ -208,17 +188,14 @@ def read_owners(path: str | os.PathLike[str], records: int) -> NDArray[Any]:
 
 
 def flips_and_shifts(count: int, *, shift: int = 4) -> "Callable[[Tensor], Tensor]":
-    """Augmented views of an image, for `PrivateStep(..., views=)`.
+    """Function from an image to augmented views of it, for `PrivateStep(..., views=)`.
 
-    A per-sample gradient is averaged over the views before clipping: one record, however many views, has
-    one gradient.
+    A per-sample gradient is averaged over the `count` views before clipping: one record has one
+    gradient. Images are (channels, height, width), and views have one more first dimension.
 
     Args:
         count: Number of views of an image.
         shift: Largest shift in pixels in each direction; half of the views are mirrored.
-
-    Returns:
-        A function from (channels, height, width) to (count, channels, height, width).
     """
     import torch
 

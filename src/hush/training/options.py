@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Units:
-    """User-level privacy: steps draw owners of records instead of records, and protect one owner.
+    """User-level privacy: steps draw owners of records and protect one owner: docs/guarantees/units.md.
 
-    The assignment of records to owners is public unless the neighbours are `ADD_REMOVE`. See
-    docs/guarantees/units.md.
+    The assignment of records to owners is public unless the neighbours are `ADD_REMOVE`.
 
     Args:
         owners: Owner of each record: integers or names, in the order of the records.
@@ -41,12 +40,12 @@ class Randomness:
     """Source of sampling and noise; by default a cryptographic stream with a secret key.
 
     Args:
-        generator: Seed of the stream, for tests: anyone who knows the seed can repeat the run, and the
+        generator: Seed of the stream, for tests: anyone who knows it can repeat the run, and the
             guarantee says `randomness: seeded`.
-        secure: Draw from the operating system instead of a stream. Such a step cannot be repeated, so a
-            resumed run pays again for the steps since its checkpoint.
-        arithmetic: "proved" for exact noise; "assumed" for noise from torch's generator, which is faster
-            and lies on a recognisable grid.
+        secure: Draw from the operating system. Such a step cannot be repeated, so a resumed run pays
+            again for the steps since its checkpoint.
+        arithmetic: "proved" for exact noise; "assumed" for noise of torch's generator, faster and on a
+            recognisable grid.
     """
 
     generator: "torch.Generator | None" = None
@@ -60,9 +59,9 @@ class Execution:
 
     Args:
         physical_batch: Number of records to process at once; None: as many as fit in memory.
-        replay: Whether a GPU records the work of a physical batch as a CUDA graph and replays it, which
-            is much faster for small models. None: if it is possible and faster, as measured on
-            synthetic records; True: raise if it is not possible; False: never.
+        replay: Whether a GPU records the work of a physical batch as a CUDA graph and replays it. None:
+            if it is possible and faster, as measured on synthetic records; True: raise if it is not
+            possible; False: never.
     """
 
     physical_batch: int | None = None
@@ -74,10 +73,10 @@ class Distributed:
     """Process group whose ranks run the step together. See docs/distributed.md.
 
     Args:
-        processes: Process group of the step; None: all processes if `torch.distributed` is initialised;
-            False: this process alone.
-        shard: Whether the data passed to `batches` is this rank's own part, disjoint from the parts of
-            other ranks; `records` is then the number over all ranks. False: every rank reads all data.
+        processes: Process group; None: all processes if `torch.distributed` is initialised; False: this
+            process alone.
+        shard: Whether the data passed to `batches` is this rank's own part, without records of other
+            ranks; `records` counts those of all ranks. False: every rank reads all data.
     """
 
     processes: "Group" = None
@@ -103,8 +102,8 @@ class Checkpoints:
         directory: Folder for the run's plan, ledger, metrics, checkpoint and weights; None: no files.
         resume: Continue from the checkpoint in the directory, exactly as the run would have.
         reseed: Continue with new randomness, and pay again for the steps since the checkpoint.
-        settings: Choices that are not in the plan, as plain data (e.g. the data set), kept in
-            settings.json. A run is resumed with the same ones. Publishable, so no seed.
+        settings: Publishable choices that are not in the plan (e.g. the data set), as plain data for
+            settings.json. A run is resumed with the same ones.
     """
 
     directory: str | os.PathLike[str] | None = None
@@ -120,9 +119,8 @@ class Logging:
     Args:
         every: Number of steps between evaluations, which also write metrics and a checkpoint; None:
             about an epoch.
-        callbacks: Functions on_step(step, metrics), called after each step, by rank 0 of several.
-            Metrics are public or charged; sensitive ones are requested by name (`StepMetrics`). A
-            resumed run calls again for the steps that it repeats.
+        callbacks: Functions on_step(step, metrics) of `StepMetrics`, called after each step by rank 0.
+            A resumed run calls again for the steps that it repeats.
         progress: Show a progress bar.
     """
 
