@@ -1,8 +1,7 @@
-"""Reducers: the parts of a step that differ between one process and several. `Local` is one process.
+"""Reducers: the parts of a step that differ between one process (`Local`) and several.
 
 `distributed.process_group.ProcessGroup` sums over ranks, and `distributed.sharded.Sharded` also over
-parameters that are split over ranks. A reducer draws the shared randomness, places the data, reduces
-sums, adds the noise once and charges once.
+parameters that are split over ranks.
 """
 
 import os
@@ -35,10 +34,8 @@ LedgerOrPath = Ledger | str | os.PathLike[str] | None
 class StepStreams:
     """Random sources of one rank in one step, except for the draw of slots."""
 
-    masks: Stream
-    """Dropout, views and coins of a clipping."""
-    coordinates: RandomSource
-    """Sampling of coordinates."""
+    masks: Stream  # dropout, views and coins of a clipping
+    coordinates: RandomSource  # sampling of coordinates
     noise: RandomSource
 
 
@@ -49,7 +46,6 @@ class Placement:
     first: int
     """Number of this rank's first slot."""
     held: int
-    """Number of slots that this rank holds."""
     slots: int
     """Number of slots of all ranks."""
 
@@ -70,9 +66,8 @@ class Local:
     @property
     def description(self) -> str:
         """Ranks that draw the noise; a resumed run with the same description repeats it."""
-        return f"{self.size} process{'es' * (self.size > 1)}"
-
-    # messages between ranks
+        sharded = "" if self.modules is None else " with sharded parameters"
+        return f"{self.size} process{'es' * (self.size > 1)}{sharded}"
 
     def propagate_errors(self) -> AbstractContextManager[None]:
         """Context that raises its errors on all ranks."""
@@ -97,8 +92,6 @@ class Local:
     def copy_of_first(self, phase: str, tensors: list[Tensor]) -> None:
         """Overwrite tensors with rank 0's."""
 
-    # before the first step
-
     def joined(self, step: "PrivateStep", generator: "torch.Generator | None") -> "Local":
         """Reducer of a new step, after the ranks have compared their steps."""
         return self
@@ -120,17 +113,8 @@ class Local:
     def free_whole_weights(self) -> None:
         """Keep only this rank's shards of sharded weights: evaluation leaves some of them whole."""
 
-    # data and draws
-
     def begin(self, step: "PrivateStep", data: Data, present: Tensor | None, steps: int | None) -> int:
-        """Number of slots of all ranks, after they have compared their weights and data.
-
-        Args:
-            step: Step before its next draw.
-            data: Data of this rank.
-            present: Whether each of its slots holds a record.
-            steps: Number of steps to come.
-        """
+        """Number of slots of all ranks, after they have compared weights, data and steps to come."""
         self._placed = None
         return self.place(data).slots
 
@@ -160,8 +144,6 @@ class Local:
         """Context of the probe; it gathers weights that are split over ranks."""
         return nullcontext()
 
-    # one step
-
     def block_sizes(self, parameters: dict[str, nn.Parameter], sizes: list[int]) -> list[int]:
         """Sizes of the blocks of a clipped sum that this rank holds."""
         return sizes
@@ -175,10 +157,7 @@ class Local:
     ) -> Tensor:
         """Clipped sum of this rank's share of a batch (sensitive); skipped records are added over ranks.
 
-        Args:
-            step: Step of the batch.
-            batch: Slots drawn, numbered over the data of all ranks.
-            compute: Clipped sum of a share in a number of physical batches, or in as many as it has.
+        `compute` sums a share in a number of physical batches, or in as many as it has.
         """
         return compute(batch, None)
 

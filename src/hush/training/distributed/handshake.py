@@ -7,7 +7,6 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
@@ -64,20 +63,18 @@ def step_facts(step: "PrivateStep", generator: torch.Generator | None) -> Facts:
 
 def draw_facts(step: "PrivateStep", batch: Batch, *, adopted: bool) -> Facts:
     """Facts of a draw, and of the step's state before the sum; `adopted`: weights were set since."""
-    source = step.generator
-    state = b"" if isinstance(source, SystemSource) else fingerprint([source.get_state()]).encode()
-    modes = bytes(module.training for module in step.model.modules())
-    kind = step.device.type
-    autocast = torch.is_autocast_enabled(kind) and str(torch.get_autocast_dtype(kind))
+    source, kind = step.generator, step.device.type
     return {
         "the number of steps": step.steps,
         "the slots drawn": fingerprint([batch.indices]).encode(),
-        "the stream of draws": state,
+        "the stream of draws": (
+            b"" if isinstance(source, SystemSource) else fingerprint([source.get_state()]).encode()
+        ),
         "trained parameters": step.size,
         "settings of the optimizer": settings_digest(step.optimizer),
         "adopted weights": weights_digest(step.model) if adopted else None,
-        "train() and eval() modes": zlib.crc32(modes),
-        "autocast": autocast,
+        "train() and eval() modes": zlib.crc32(bytes(m.training for m in step.model.modules())),
+        "autocast": torch.is_autocast_enabled(kind) and str(torch.get_autocast_dtype(kind)),
     }
 
 
@@ -96,19 +93,14 @@ def _describe_loss(loss: Any) -> str:
     """Name of a loss; of a module also its settings and a hash of its tensors, such as class weights."""
     if not isinstance(loss, nn.Module):
         return str(getattr(loss, "__qualname__", type(loss).__qualname__))
-    plain = (bool, int, float, str)
+    plain, state = (bool, int, float, str), loss.state_dict()
     settings = {name: value for name, value in vars(loss).items() if isinstance(value, plain)}
-    state = loss.state_dict()
     hashed = tensors_digest(state.values())
     return f"{type(loss).__qualname__} {settings} with {', '.join(state)} of hash {hashed}"
 
 
 def place(data: Data, processes: Processes, *, shard: bool) -> Placement:
-    """Place of this rank's data among all slots, after a comparison of the data of all ranks.
-
-    All ranks raise if data that should be equal differ, or if parts (`shard`) have a common record or
-    cannot train one model.
-    """
+    """Place of this rank's data among all slots, after a comparison of the data of all ranks."""
     held = held_slots(data) if shard else count(data)
     described, digest = (describe_record(data), data_digest(data, held)) if held else (None, None)
     if not shard:
@@ -119,21 +111,16 @@ def place(data: Data, processes: Processes, *, shard: bool) -> Placement:
         }
         processes.agree("comparing the data", facts)
         return Placement(0, held, held)
-    numbers = subset_numbers(data) if held else None
-    parts = processes.gather("comparing the data", (held, described, digest, numbers))
+    # of a Subset: digest of the data set that it refers to, and its indices there
+    base, numbers = None, None
+    if held and pair_of(data) is None and isinstance((source := as_source(data)).dataset, Subset):
+        dataset, indices = base_dataset(source.dataset)
+        whole = replace(source, dataset=dataset, present=None)
+        base, numbers = data_digest(whole, count(whole)), np.asarray(indices, np.int64)
+    parts = processes.gather("comparing the data", (held, described, digest, base, numbers))
     _check_parts(parts)
     sizes = [part[0] for part in parts]
     return Placement(sum(sizes[: processes.rank]), held, sum(sizes))
-
-
-def subset_numbers(data: Data) -> tuple[str | None, npt.NDArray[np.int64]] | None:
-    """Digest of the data set that a `Subset` refers to, and its indices there; None for other data."""
-    source = None if pair_of(data) is not None else as_source(data)
-    if source is None or not isinstance(source.dataset, Subset):
-        return None
-    base, indices = base_dataset(source.dataset)
-    whole = replace(source, dataset=base, present=None)
-    return data_digest(whole, count(whole)), np.asarray(indices, np.int64)
 
 
 def _check_parts(parts: list[tuple[Any, ...]]) -> None:
@@ -148,13 +135,11 @@ def _check_parts(parts: list[tuple[Any, ...]]) -> None:
                 "one model. Pass parts of one data set."
             )
         same = ours[2] is not None and ours[:3] == theirs[:3] and ours[0] > 1
-        subsets = ours[3], theirs[3]
-        if None not in subsets and None is not subsets[0][0] == subsets[1][0]:
-            same = same or len(np.intersect1d(subsets[0][1], subsets[1][1])) > 0
+        if ours[3] is not None and ours[3] == theirs[3]:
+            same = same or len(np.intersect1d(ours[4], theirs[4])) > 0
         if same:
             raise DataError(
-                f"ranks {rank} and {other} hold the same records, and with shard=True each rank must "
-                "have its own: such a record would count several times and cost more than is charged. "
-                "Cut the data once, without repeating records to make parts equal (as "
-                "DistributedSampler does), e.g. data[rank::ranks]; or leave shard out."
+                f"ranks {rank} and {other} hold the same records, which would count several times and "
+                "cost more than is charged. Cut the data once, without repeating records to make parts "
+                "equal (as DistributedSampler does), e.g. data[rank::ranks]; or leave shard out."
             )

@@ -23,14 +23,7 @@ from hush.accounting.ledger import Ledger
 from hush.core.errors import InvalidValue, LedgerError, Unsupported, short_repr
 from hush.core.guarantee import Adjacency
 from hush.core.plan import Plan
-from hush.core.randomness import (
-    RandomSource,
-    Stream,
-    SystemSource,
-    derive_source,
-    fill_state,
-    substream,
-)
+from hush.core.randomness import RandomSource, Stream, SystemSource, derive_source, fill_state, substream
 from hush.core.value import check_kind
 from hush.training.data import Batch, Data
 from hush.training.distributed.handshake import (
@@ -62,28 +55,28 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False, users: bool =
     if shard and users:
         raise Unsupported(
             "shard=True with units: an owner with records on two ranks would be drawn, clipped and "
-            "counted on each of them, and cost more than is charged. Let every rank read all records "
-            "(leave shard out)."
+            "counted on each, and cost more than is charged. Let every rank read all records (leave "
+            "shard out)."
         )
     if isinstance(processes, Processes):  # of the run that makes the step
         return ProcessGroup(processes, shard=shard)
-    alone = processes is False or (processes is None and not dist.is_initialized())
-    launched = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
-    if alone and processes is None and launched.isdecimal() and int(launched) > 1:
-        raise Unsupported(
-            f"WORLD_SIZE={launched}: a launcher started {launched} processes, and torch.distributed "
-            "is not initialised: each would train a model of its own on the same records, charged "
-            "as if it were the only one. Call torch.distributed.init_process_group() before making "
-            "the step (accelerate.Accelerator() does), or pass processes=False for independent runs."
-        )
-    if alone and shard and not dist.is_initialized():
-        raise InvalidValue(
-            "shard=True and torch.distributed is not initialised: a part of the data would be trained "
-            "on as all of it. Call torch.distributed.init_process_group first (one process will do), or "
-            "leave shard out.",
-            key="shard",
-        )
-    if alone:
+    initialized = dist.is_initialized()
+    if processes is False or (processes is None and not initialized):
+        launched = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
+        if processes is None and launched.isdecimal() and int(launched) > 1:
+            raise Unsupported(
+                f"WORLD_SIZE={launched}: a launcher started {launched} processes, and each would train "
+                "a model of its own on the same records, charged as if it were the only one. Call "
+                "torch.distributed.init_process_group() before making the step "
+                "(accelerate.Accelerator() does), or pass processes=False for independent runs."
+            )
+        if shard and not initialized:
+            raise InvalidValue(
+                "shard=True and torch.distributed is not initialised: a part of the data would be "
+                "trained on as all of it. Call torch.distributed.init_process_group first (one process "
+                "will do), or leave shard out.",
+                key="shard",
+            )
         return Local()
     group = dist.group.WORLD if processes is None else processes
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
@@ -104,12 +97,8 @@ class ProcessGroup(Local):
     def __init__(self, processes: Processes, *, shard: bool) -> None:
         self.processes = processes
         self.rank, self.size, self.shard = processes.rank, processes.size, shard
-        self.propagate_errors = processes.propagate_errors  # type: ignore[method-assign]
-        self.exchange = processes.exchange  # type: ignore[method-assign]
-        self.broadcast = processes.broadcast  # type: ignore[method-assign]
-        self.copy_of_first = processes.copy_of_first  # type: ignore[method-assign]
-        self.gather = processes.gather  # type: ignore[method-assign]
-        self.agree = processes.agree  # type: ignore[method-assign]
+        for name in ("propagate_errors", "exchange", "broadcast", "copy_of_first", "gather", "agree"):
+            setattr(self, name, getattr(processes, name))
         self._compare = partial(place, processes=processes, shard=shard)  # type: ignore[method-assign]
         self._adopted = False
         """Whether weights were set outside of the step since the ranks last compared theirs."""
@@ -132,22 +121,20 @@ class ProcessGroup(Local):
         said = self.exchange("the ledger's path", on_disk)
         if any(said) and not said[0]:
             raise LedgerError(
-                f"rank {said.index(True)} was given the path of a ledger and rank 0 was not: rank 0 "
-                "alone writes charges, so none would be on disk. Pass ledger= on every rank, rank 0 "
-                "first."
+                f"rank {said.index(True)} was given the path of a ledger and rank 0, which alone writes "
+                "charges, was not: none would be on disk. Pass ledger= on every rank."
             )
-        opened = ledger if isinstance(ledger, Ledger) else Ledger()
+        own = [ledger if isinstance(ledger, Ledger) else Ledger()]
 
         def open_first() -> list[bytes]:
-            nonlocal opened
-            opened = open_ledger(ledger, plan, adjacency)
-            return opened.snapshot()
+            own[0] = open_ledger(ledger, plan, adjacency)
+            return own[0].snapshot()
 
         snapshot = self.broadcast("opening the ledger", open_first)
         if self.rank:
-            opened.mirror(snapshot)
-        self.processes.ledger = opened
-        return opened
+            own[0].mirror(snapshot)
+        self.processes.ledger = own[0]
+        return own[0]
 
     def shared_source(self, source: RandomSource) -> RandomSource:
         if isinstance(source, SystemSource):
@@ -173,10 +160,9 @@ class ProcessGroup(Local):
         return self.place(data).slots
 
     def share(self, batch: Batch) -> Batch:
-        """Slots of a batch that this rank processes: a function of the draw and of public numbers.
+        """Slots of a batch that this rank processes: its own (`shard`), or a run of about equal length.
 
-        With `shard` these are slots of the rank's own data. Otherwise they are consecutive, and ranks
-        have equally many, up to one slot or one unit.
+        It is a function of the draw and of public numbers.
         """
         if self.shard:
             placement = self.place(batch.data)
@@ -186,13 +172,11 @@ class ProcessGroup(Local):
         cuts = [drawn * number // self.size for number in range(self.size + 1)]
         if batch.counts is None:
             return replace(batch, indices=batch.indices[cuts[self.rank] : cuts[self.rank + 1]])
-        ends = batch.counts.cumsum(0)
-        units = torch.searchsorted(ends, torch.tensor(cuts), right=True).tolist()
-        first, last = ([0, *units[1:-1], len(ends)][number] for number in (self.rank, self.rank + 1))
-        slots = [int(ends[unit - 1]) if unit else 0 for unit in (first, last)]
-        return replace(
-            batch, indices=batch.indices[slots[0] : slots[1]], counts=batch.counts[first:last]
-        )
+        ends = pad(batch.counts.cumsum(0), (1, 0))
+        units = torch.searchsorted(ends[1:], torch.tensor(cuts), right=True).tolist()
+        first, last = [0, *units[1:-1], len(batch.counts)][self.rank : self.rank + 2]
+        counts = batch.counts[first:last]
+        return replace(batch, indices=batch.indices[ends[first] : ends[last]], counts=counts)
 
     def streams(self, source: RandomSource) -> StepStreams:
         """Sources of the next step, under keys hashed from a key of the step, the use and the rank.
@@ -239,7 +223,6 @@ class ProcessGroup(Local):
         return whole[: len(total)]
 
     def noisy_mean(self, compute: Callable[[], Tensor], mean: NoisyMean) -> Tensor:
-        """Noisy mean of the shares of all ranks: one reduction of as many numbers as one gradient."""
         own = self._own(mean)
         with self.propagate_errors():
             with own.early() as drawn:
@@ -258,7 +241,7 @@ class ProcessGroup(Local):
     def _own(self, mean: NoisyMean) -> NoisyMean:
         """Noise of this rank's slice: its part of each block of the clipping."""
         sizes = mean.layout.block_sizes
-        size = self.processes.slice_size(sum(sizes))
+        size = -(-sum(sizes) // self.size)
         first, last = self.rank * size, (self.rank + 1) * size
         own = [
             max(0, min(end, last) - max(end - block, first))
@@ -287,10 +270,10 @@ class ProcessGroup(Local):
         processes, step, phase = self.processes, details["step"], f"the charge of step {details['step']}"
         # private: the fingerprints belong to releases without a charge
         facts = {"run": details["run"], "step": step, "the release": details["release"].encode()}
-        said = self.agree(phase, facts, [ledger.head, details["arithmetic"]])
-        if any(arithmetic == "assumed" for _, arithmetic in said):
+        heads, kinds = zip(*self.agree(phase, facts, [ledger.head, details["arithmetic"]]), strict=True)
+        if "assumed" in kinds:
             details["arithmetic"] = "assumed"
-        if any(head != said[0][0] for head, _ in said):  # rank 0 was charged for another release
+        if len(set(heads)) > 1:  # rank 0 was charged for another release
             snapshot = self.broadcast("the ledger", ledger.snapshot)
             if self.rank:
                 ledger.mirror(snapshot)
@@ -307,8 +290,8 @@ class ProcessGroup(Local):
             ledger.follow(plan, **details)
             if ledger.head != head:
                 raise LedgerError(
-                    f"rank {self.rank} counts other charges than the ledger of rank 0 after step "
-                    f"{step}. Resume all ranks from the last checkpoint."
+                    f"rank {self.rank} counts other charges than rank 0 after step {step}. Resume all "
+                    "ranks from the last checkpoint."
                 )
 
     def trial_name(self, update: Tensor, name: str) -> str:
@@ -324,11 +307,8 @@ class SharedSystemSource(SystemSource):
     processes: Processes = field(compare=False)
 
     def array(self, count: int) -> npt.NDArray[np.int64]:
-        own = SystemSource(self.device)
-        words: npt.NDArray[np.int64] = self.processes.broadcast(
-            "shared randomness", partial(own.array, count)
-        )
-        return words
+        own = partial(SystemSource(self.device).array, count)
+        return self.processes.broadcast("shared randomness", own)  # type: ignore[no-any-return]
 
 
 def _like(source: RandomSource, stream: Stream) -> RandomSource:

@@ -30,8 +30,8 @@ Facts = dict[str, Any]
 class Processes:
     """Ranks of a `torch.distributed` group that run one private step together.
 
-    Small messages go through gloo on the CPU, also if the group's own backend is nccl: no GPU waits for
-    them, and a lost peer raises an error instead of aborting the process.
+    Small messages always go through gloo on the CPU: no GPU waits for them, and a lost peer raises an
+    error instead of aborting the process.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -53,8 +53,8 @@ class Processes:
         """Small plain data of each rank, by rank.
 
         Every other collective follows one of these, so a rank that cannot continue meets the others
-        here, wherever it stopped. A rank with an error sends it, with the reason why its ledger is void,
-        and raises it afterwards. All other ranks raise here, and all do if their phases differ.
+        here. A rank with an error sends it, with the reason why its ledger is void, and raises it
+        afterwards. All other ranks raise here, and all do if their phases differ.
         """
         self._propagated = error or self._propagated
         why = error and shorten(f"{type(error).__name__}: {error}", _LONGEST_ERROR)
@@ -63,19 +63,17 @@ class Processes:
         sent[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         # zeros: gloo accepts a shorter message of another collective, which must not end in old content
         received = torch.zeros(self.size * _MESSAGE, dtype=torch.uint8)
+        at = f"rank {self.rank} of {self.size} was at {phase}"
         with self.guarded(phase):
             _ALL_GATHER(received, sent, group=self._control)
         try:
-            messages = [
-                json.loads(part.numpy().tobytes().rstrip(b"\0")) for part in received.split(_MESSAGE)
-            ]
-            phases, contents, errors = zip(*messages, strict=True)
+            texts = [part.numpy().tobytes().rstrip(b"\0") for part in received.split(_MESSAGE)]
+            phases, contents, errors = zip(*map(json.loads, texts), strict=True)
         except (ValueError, TypeError):
             self.broken = (
-                f"rank {self.rank} of {self.size} was at {phase} and another rank at a collective of "
-                "its own in the same process group, such as a forward pass of a sharded model on one "
-                f"rank alone. {self.standing} Call collectives on all ranks, in the same order. "
-                f"{_WAY_OUT}"
+                f"{at} and another rank at a collective of its own in the same process group, such as a "
+                f"forward pass of a sharded model on one rank alone. {self.standing} Call collectives "
+                f"on all ranks, in the same order. {_WAY_OUT}"
             )
             raise ProcessFailed(self.broken) from None
         failed = [rank for rank, each in enumerate(errors) if each is not None]
@@ -85,15 +83,14 @@ class Processes:
         if failed and error is None:
             named = "; ".join(f"rank {rank} stopped ({errors[rank]})" for rank in failed)
             raise ProcessFailed(
-                f"{named}, and rank {self.rank} of {self.size} was at {phase}: no rank continues alone, "
-                f"as all contribute to the sum and its noise. {self.standing} {_WAY_OUT}"
+                f"{named}, and {at}: no rank continues alone, as all contribute to the sum and its "
+                f"noise. {self.standing} {_WAY_OUT}"
             )
         if not failed and len(set(phases)) > 1:
             other = next(rank for rank, each in enumerate(phases) if each != phases[0])
             raise ProcessFailed(
-                f"rank 0 is at {phases[0]} and rank {other} at {phases[other]}: ranks that do different "
-                "things cannot make one step together. Call the same methods of the step on every "
-                "rank, in the same order."
+                f"rank 0 is at {phases[0]} and rank {other} at {phases[other]}, and all ranks run one "
+                "step together. Call the same methods of the step on every rank, in the same order."
             )
         return list(contents)
 
@@ -107,10 +104,10 @@ class Processes:
                     private = isinstance(value, bytes)
                     shown = "it is private and not shown" if private else f"here it is {value}"
                     raise ProcessFailed(
-                        f"ranks 0 and {rank} differ in {name} ({shorten(shown, 400)}) at {phase}: the "
-                        "ranks run one step together, charged once. Nothing was charged for it. Pass "
-                        "and do the same on every rank, resume all of them from one checkpoint, or pass "
-                        "processes=False for independent runs."
+                        f"ranks 0 and {rank} differ in {name} ({shorten(shown, 400)}) at {phase}, and "
+                        "run one step together. Nothing was charged for it. Pass and do the same on "
+                        "every rank, resume all of them from one checkpoint, or pass processes=False "
+                        "for independent runs."
                     )
         return [each for _, each in said]
 
@@ -140,23 +137,15 @@ class Processes:
             dist.broadcast_object_list(made, group=self._control, group_src=0)
         return made[0]
 
-    def slice_size(self, size: int) -> int:
-        """Number of entries of a vector that each rank owns; the last ranks may own fewer, or none."""
-        return -(-size // self.size)
-
     def sum_slices(self, padded: Tensor) -> Tensor:
-        """This rank's slice of the sum of all ranks' vectors.
-
-        The vectors consist of one slice for each rank. They are added in the order of ranks, so a
-        repeated step rounds alike.
-        """
+        """This rank's slice of the sum of all ranks' vectors, which consist of a slice for each rank."""
         sent = self._movable(padded)
         received = torch.empty_like(sent)
         with self.guarded("the sum of gradients"):
             dist.all_to_all_single(received, sent, group=self.group)
-        slices = received.view(self.size, -1)
-        total = slices[0]
-        for other in slices[1:]:
+        # in the order of ranks, so a repeated step rounds alike
+        total, *others = received.view(self.size, -1).unbind()
+        for other in others:
             total += other
         return total.to(padded.device)
 
@@ -213,25 +202,24 @@ class Processes:
     @contextmanager
     def guarded(self, phase: str) -> Iterator[None]:
         """Context that turns an error of a collective into one with the state of the charge."""
-        if self.broken is None:
-            try:
-                dist.get_rank(self.group)
-            except ValueError:
-                self.broken = (
-                    f"rank {self.rank} of {self.size} was at {phase} and the process group was "
-                    f"destroyed. {self.standing} Call destroy_process_group() after the last step; for "
-                    "a new group make a new step, and load_state_dict."
-                )
+        own = f"rank {self.rank} of {self.size}"
+        try:
+            dist.get_rank(self.group)
+        except ValueError:
+            self.broken = self.broken or (
+                f"{own} was at {phase} and the process group was destroyed. {self.standing} Call "
+                "destroy_process_group() after the last step; for a new group make a new step, and "
+                "load_state_dict."
+            )
         if self.broken is not None:
             raise ProcessFailed(self.broken)
         try:
             yield
         except RuntimeError as error:
             self.broken = (
-                f"rank {self.rank} of {self.size} cannot go on at {phase}: another rank was killed "
-                f"or ended, hung longer than the group's timeout or lost its connection "
-                f"({shorten(str(error), 300)}). {self.standing} {_WAY_OUT} For ranks that are slow and "
-                "not gone, pass init_process_group a longer timeout."
+                f"{own} cannot go on at {phase}: another rank was killed or ended, hung longer than the "
+                f"group's timeout or lost its connection ({shorten(str(error), 300)}). {self.standing} "
+                f"{_WAY_OUT} For slow ranks, pass init_process_group a longer timeout."
             )
             raise ProcessFailed(self.broken) from error
 
@@ -258,10 +246,9 @@ Group = dist.ProcessGroup | Processes | Literal[False] | None
 
 def check_first_rank(what: str) -> None:
     """Raise on every rank but 0 of an initialized process group: a release of this name is made once."""
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        return
-    raise Unsupported(
-        f"{what} on rank {dist.get_rank()} of {dist.get_world_size()} processes: each would release "
-        "its own, and one charge does not cover several releases. Call it on rank 0 alone, and send "
-        "the others its result (torch.distributed.broadcast_object_list)."
-    )
+    if dist.is_initialized() and dist.get_rank():
+        raise Unsupported(
+            f"{what} on rank {dist.get_rank()} of {dist.get_world_size()} processes: one charge does "
+            "not cover a release of each. Call it on rank 0 alone, and send the others its result "
+            "(torch.distributed.broadcast_object_list)."
+        )

@@ -1,6 +1,5 @@
 """Reducer for parameters that `fully_shard` has split over ranks: each sums, noises and moves its shard.
 
-The rank that processes a record computes its whole gradient, layer by layer, so it knows its norm.
 Clipped sums are formed module by module and added up over ranks straight into shards: no rank ever has
 the whole gradient, nor all weights (docs/guarantees/distributed.md, Sharded parameters).
 """
@@ -44,10 +43,6 @@ class Sharded(ProcessGroup):
         super().__init__(group.processes, shard=group.shard)
         self.modules = modules
 
-    @property
-    def description(self) -> str:
-        return f"{super().description} with sharded parameters"
-
     def check_whole(self, what: str) -> None:
         raise Unsupported(
             f"{what} with sharded parameters: a rank holds a part of the weights alone. Loop `for batch "
@@ -65,15 +60,14 @@ class Sharded(ProcessGroup):
         for rank, each in enumerate(self.exchange("the number of records", held_slots(data))):
             if each < 2:
                 raise DataError(
-                    f"rank {rank} holds {each} records, and the parameters are sharded: every rank runs "
-                    "the probe of the model on two records. Give each rank two at least, or let all "
-                    "read all (leave shard out)."
+                    f"rank {rank} holds {each} records, and the parameters are sharded: the probe needs "
+                    "two. Give each rank two at least, or let all read all (leave shard out)."
                 )
         with self.modules.gathering():
             yield
 
     def block_sizes(self, parameters: dict[str, nn.Parameter], sizes: list[int]) -> list[int]:
-        return [sum(value.numel() for value in local_values(parameters.values()))]
+        return [sum(value.numel() for value in _local_values(parameters.values()))]
 
     def tape(self, tape: GradientTape | MaskedTape) -> "ShardedTape":
         return ShardedTape(tape, self)
@@ -85,14 +79,12 @@ class Sharded(ProcessGroup):
 
         All ranks run equally many passes, as they gather weights and add up shards in each of them.
         """
-        share = self.share(batch)
+        share, before = self.share(batch), step.skipped
         # before any pass: ranks that are not in the same step would wait for each other
         passes = max(self._agree_on_draw(step, batch, -(-len(share) // share.physical)))
-        before = step.skipped
         with self.processes.moving():
             total = compute(share, passes)
-        skipped = self.exchange("the records skipped", step.skipped - before)
-        step.skipped = before + sum(skipped)
+        step.skipped = before + sum(self.exchange("the records skipped", step.skipped - before))
         return total
 
     def whole_sum(self, total: Tensor) -> Tensor:
@@ -106,8 +98,8 @@ class Sharded(ProcessGroup):
         return replace(mean, basis=None)(total)
 
     def set_gradients(self, parameters: list[nn.Parameter], update: Tensor) -> None:
-        shards = local_values(parameters)
-        for parameter, part in zip(parameters, split_like(update, shards), strict=True):
+        parts = split_like(update, _local_values(parameters))
+        for parameter, part in zip(parameters, parts, strict=True):
             assert isinstance(parameter, DTensor)
             parameter.grad = DTensor.from_local(
                 part.to(parameter.dtype, copy=True),
@@ -137,8 +129,7 @@ class ShardedTape:
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """This rank's shards of the weighted sum over the records of all ranks, by parameter name."""
-        own: dict[str, Tensor] = {}
-        modules = self.reducer.modules
+        own, modules = dict[str, Tensor](), self.reducer.modules
         names = list(modules.trainable())
         for module in modules.modules:
             gathered = [name for name in names if modules.module_of[name] == module]
@@ -151,7 +142,7 @@ class ShardedTape:
         """This rank's shards of sums, added up over ranks in their order: one collective."""
         processes, modules = self.reducer.processes, self.reducer.modules
         # as `Shard(0)` cuts: equally many rows for each rank; the last ranks may have fewer, or none
-        rows = [processes.slice_size(len(total)) for total in sums]
+        rows = [-(-len(total) // processes.size) for total in sums]
         sizes = [count * math.prod(total.shape[1:]) for count, total in zip(rows, sums, strict=True)]
         sent = sums[0].new_zeros(processes.size, sum(sizes))
         for part, count in zip(sent.split(sizes, dim=1), rows, strict=True):
@@ -159,24 +150,21 @@ class ShardedTape:
             for rank, piece in enumerate(sums.pop(0).split(count)):
                 part[rank, : piece.numel()] = piece.reshape(-1)
         received = processes.sum_slices(sent.view(-1)).split(sizes)
-        shards = local_values(modules.parameters[name] for name in names)
+        shards = _local_values(modules.parameters[name] for name in names)
         return {
             name: part[: shard.numel()].view_as(shard)
             for name, part, shard in zip(names, received, shards, strict=True)
         }
 
 
-def local_values(parameters: Any) -> list[Tensor]:
+def _local_values(parameters: Any) -> list[Tensor]:
     """Part of each parameter that this rank holds: its shard, or the whole if it is not split."""
     with torch.no_grad():
         return [local_shard(value) for value in parameters]
 
 
 def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules | None:
-    """Sharded modules of the step's model; None if it has none. Every rank calls it.
-
-    All ranks raise for a plan, an option or a placement that is not proved.
-    """
+    """Sharded modules of the step's model; None if it has none. Raise for what is not proved."""
     model, plan = step.model, step.plan
     if not any(isinstance(module, FSDPModule) for module in model.modules()):
         return None
@@ -195,15 +183,6 @@ def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules
             f"{part} with parameters that are sharded over ranks: the proof is for L2 clipping of "
             "single records and Gaussian noise on every update. Leave it out, or leave fully_shard out."
         )
-    _check_placement(model, processes)
-    for name, module in model.named_modules():
-        if isinstance(module, FSDPModule):
-            _check_options(name, module._get_fsdp_state())
-    return ShardedModules(model, processes.guarded)
-
-
-def _check_placement(model: nn.Module, processes: Processes) -> None:
-    """Raise unless parameters are split along their first dimension over all ranks."""
     ranks = torch.distributed.get_process_group_ranks(processes.group)
     for name, value in model.named_parameters():
         if isinstance(value, DTensor):
@@ -220,6 +199,10 @@ def _check_placement(model: nn.Module, processes: Processes) -> None:
             f"of the {processes.size} ranks that run the step. Apply fully_shard to the model itself, "
             "over these ranks, without shard_placement_fn, ignored_params or a second mesh dimension."
         )
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            _check_options(name, module._get_fsdp_state())
+    return ShardedModules(model, processes.guarded)
 
 
 def _check_options(name: str, state: Any) -> None:

@@ -35,7 +35,7 @@ _STATE, _WEIGHTS = "step.safetensors", "weights-"
 def save(step: "PrivateStep", directory: str | os.PathLike[str]) -> None:
     """Write a step's checkpoint into a folder that all ranks can reach; every rank calls it.
 
-    It is as secret as the records: the generator's state determines the noise.
+    It is as secret as the records.
 
     Args:
         step: Step between two of its batches.
@@ -53,8 +53,7 @@ def save(step: "PrivateStep", directory: str | os.PathLike[str]) -> None:
             large = {key: value for key, value in entry.items() if isinstance(value, Tensor)}
             tensors |= {f"optimizer/{number}/{key}": value for key, value in large.items()}
             entries[number] = {key: value for key, value in entry.items() if key not in large}
-        own = _WEIGHTS + secrets.token_hex(8)
-        name = reducer.broadcast("the name of the checkpoint", lambda: own)
+        name = reducer.broadcast("the checkpoint's name", lambda: _WEIGHTS + secrets.token_hex(8))
         folder.mkdir(parents=True, exist_ok=True)
         _move(write_tensors, tensors, folder / name, reducer)
 
@@ -109,11 +108,11 @@ def _move(
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             if not reducer.processes:
                 write_or_read(tensors, checkpoint_id=path, no_dist=True)
-            else:
-                # a rank that cannot reach the folder raises here, before torch's collectives
-                reducer.exchange("the checkpoint's shards")
-                with reducer.processes.guarded("the checkpoint"):
-                    write_or_read(tensors, checkpoint_id=path, process_group=reducer.processes.group)
+                return
+            # a rank that cannot reach the folder raises here, before torch's collectives
+            reducer.exchange("the checkpoint's shards")
+            with reducer.processes.guarded("the checkpoint"):
+                write_or_read(tensors, checkpoint_id=path, process_group=reducer.processes.group)
     except CheckpointException as error:  # no Exception, and raised on all ranks
         raise CheckpointError(
             f"the weights of the checkpoint at {path} cannot be written or read "
@@ -143,9 +142,9 @@ def _empty(step: "PrivateStep", path: Path) -> dict[str, Tensor]:
         elif ours is not None and place.startswith("optimizer/"):
             empty[place] = torch.zeros(size, dtype=dtype)  # such as a count of steps
         else:
-            shape = "without" if ours is None else f"with shape {tuple(ours.shape)} for"
+            here = "is not here" if ours is None else f"has shape {tuple(ours.shape)} here"
             raise CheckpointError(
-                f"the checkpoint at {path} has {place} of shape {size}, and the model is one {shape} "
-                "it. Resume with the model that the checkpoint was written for."
+                f"the checkpoint at {path} has {place} of shape {size}, which {here}. Resume with the "
+                "model that the checkpoint was written for."
             )
     return empty
