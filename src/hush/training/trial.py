@@ -13,7 +13,7 @@ from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import mechanism
 from hush.clipping import L2
 from hush.core.errors import DataError, InvalidValue, LedgerError, Unproved, short_repr
-from hush.core.guarantee import Adjacency, Budget, Neighbours
+from hush.core.guarantee import RECORD, Budget
 from hush.core.plan import Plan
 from hush.core.value import as_float
 from hush.noise import Gaussian
@@ -40,21 +40,16 @@ class Uniform:
     def __post_init__(self) -> None:
         low, high = as_float(self.low), as_float(self.high)
         if not (self.least < low <= high < math.inf):
-            above = "finite" if math.isinf(self.least) else "> 0"
             kind = type(self).__name__
             raise InvalidValue(
-                f"{kind}({short_repr(self.low)}, {short_repr(self.high)}) must be from a number {above} "
-                f"to one no smaller. Pass e.g. {kind}(0.1, 10.0)."
+                f"{kind}({short_repr(self.low)}, {short_repr(self.high)}) must be from a finite number "
+                f"above {self.least:g} to one no smaller. Pass e.g. {kind}(0.1, 10.0)."
             )
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
 
     def draw(self, pick: Random) -> float:
-        """Draw a number.
-
-        Args:
-            pick: Source of randomness.
-        """
+        """Draw a number."""
         return pick.uniform(self.low, self.high)
 
     @property
@@ -95,11 +90,7 @@ class Choice:
             raise InvalidValue("Choice() has no value. Pass e.g. hush.Choice(0.5, 1.0).")
 
     def draw(self, pick: Random) -> Any:
-        """Draw one of the values.
-
-        Args:
-            pick: Source of randomness.
-        """
+        """Draw one of the values."""
         return pick.choice(self.values)
 
     @property
@@ -108,33 +99,23 @@ class Choice:
         return self.values[0]
 
 
-Dimension = Uniform | Choice
-"""The values that one setting may take, with a law to draw them from."""
-
-
-def check_space(space: object) -> Mapping[str, Dimension]:
+def check_space(space: object) -> Mapping[str, Uniform | Choice]:
     """The space; raise unless it is a dictionary of declared ranges."""
     if not isinstance(space, Mapping) or not space:
         raise InvalidValue(
-            f"space={short_repr(space)} is no declared space: only independent trials are proved. "
-            "A search that picks settings by earlier scores (Bayesian optimisation, successive halving, "
-            "a study of Optuna) is another mechanism. Pass a dictionary, e.g. "
-            'space={"learning_rate": hush.LogUniform(0.1, 10.0)}.',
+            f"space={short_repr(space)} is no declared space: only independent trials are proved, and "
+            "no search by earlier scores (Bayesian optimisation, successive halving, a study of "
+            'Optuna). Pass a dictionary, e.g. space={"learning_rate": hush.LogUniform(0.1, 10.0)}.',
             key="space",
         )
     for name, dimension in space.items():
-        if not isinstance(name, str) or not isinstance(dimension, Dimension):
+        if not isinstance(name, str) or not isinstance(dimension, Uniform | Choice):
             raise InvalidValue(
                 f"space[{short_repr(name)}]={short_repr(dimension)} must be a range under a name. Pass "
                 "hush.Uniform, hush.LogUniform or hush.Choice.",
                 key="space",
             )
     return space
-
-
-def draw_settings(space: Mapping[str, Dimension], pick: Random) -> Settings:
-    """Independent draws of the settings of one trial."""
-    return {name: dimension.draw(pick) for name, dimension in space.items()}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -147,8 +128,7 @@ class TuningTrial:
         budget: Epsilon and delta of one trial on its own.
         ledger: Ledger to charge the training steps to; a new one for each trial.
         score_noise: Noise multiplier of the score on held-out records; None: scores are public.
-        generator: Seed of the noise of scores, and of training if it is passed on, for tests; None:
-            fresh randomness.
+        generator: Seed of the noise of scores, and of training if it is passed on, for tests.
     """
 
     plan: Plan
@@ -180,8 +160,8 @@ class TuningTrial:
             )
         if self.noisy_score is not None:
             raise LedgerError(
-                "trial.score was called twice: a trial is charged for one score of its held-out "
-                "records. Score only the final model."
+                "trial.score was called twice, and a trial is charged for one score. Score only the "
+                "final model."
             )
         rows = torch.as_tensor(values).detach().double().flatten()
         if not len(rows) or not bool(((rows >= 0) & (rows <= 1)).all()):
@@ -189,11 +169,9 @@ class TuningTrial:
                 "values of trial.score must be numbers in [0, 1], one for each held-out record. Pass "
                 "e.g. (predicted == labels)."
             )
-        generator = None
-        if self.generator is not None:
-            # another seed: the score must not have the same noise as training
-            generator = torch.Generator().manual_seed(self.generator.initial_seed() ^ 1)
-        # the sum over held-out records has sensitivity 1
+        # the sum has sensitivity 1; another seed, or the score would have the noise of training
+        seed = None if self.generator is None else self.generator.initial_seed() ^ 1
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
         noise = Gaussian(multiplier=self.score_noise)
         plan = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)
         noisy = mean(rows[:, None], plan, delta=self.budget.delta, generator=generator)
@@ -215,20 +193,18 @@ class Outcome:
 
 def outcome(settings: Settings, trial: TuningTrial, returned: tuple[Any, float]) -> Outcome:
     """Outcome of a trial; raise if it is not covered by the selection's charge."""
-    model, score = returned
+    (model, score), ledger, counts = returned, trial.ledger, trial.ledger.counts
     if trial.score_noise is not None and (trial.noisy_score is None or score != trial.noisy_score):
         raise LedgerError(
             "the score of a trial is not the one that trial.score returned, and held-out private "
             "records were declared. Return trial.score(...), or leave out score_noise and score with "
             "records that need no protection."
         )
-    ledger = trial.ledger
     if ledger.voided is not None:
         raise LedgerError(
-            f"the ledger of a trial is void ({ledger.voided}): its charges no longer cover the "
-            "trial, and no model was selected. Train with private steps only."
+            f"the ledger of a trial is void ({ledger.voided}), and no model was selected. Train with "
+            "private steps only."
         )
-    counts = ledger.counts
     if not counts:
         raise LedgerError(
             "trial.ledger has no charge: a model trained without private steps is not private. "
@@ -240,24 +216,22 @@ def outcome(settings: Settings, trial: TuningTrial, returned: tuple[Any, float])
                 f"a trial was charged for {short_repr(plan)}, another mechanism than its own plan. "
                 "Train under trial.plan; only its clipping norm may be replaced."
             )
-    taken = sum(counts.values())
-    if taken > trial.steps:
+    if (taken := sum(counts.values())) > trial.steps:
         raise LedgerError(
             f"a trial took {taken} steps and is charged for {trial.steps}. Take trial.steps steps."
         )
     if ledger.adjacency.slots > 1:
         raise Unproved(
-            f"the training of a trial protects {ledger.adjacency}, and a selection is charged for one "
-            "unit that is there or not: other changes are not proved. Train under zero-out."
+            f"the training of a trial protects {ledger.adjacency}, and a selection is proved for one "
+            "unit that is there or not. Train under zero-out."
         )
-    guarantee = ledger.epsilon(trial.budget.delta)
-    if trial.score_noise is not None and ledger.adjacency != Adjacency(neighbours=Neighbours.ZERO_OUT):
+    if trial.score_noise is not None and ledger.adjacency != RECORD:
         raise InvalidValue(
             f"held-out scores are charged for one record, zero-out, and the training protects "
             f"{ledger.adjacency}: an owner may have several held-out records, and their number would "
             "show. Use scores of records that need no protection."
         )
-    number = as_float(score)
+    guarantee, number = ledger.epsilon(trial.budget.delta), as_float(score)
     charged = {
         "adjacency": ledger.adjacency,
         "arithmetic": guarantee.arithmetic,

@@ -7,7 +7,7 @@ import os
 import pickle
 import secrets
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -35,14 +35,7 @@ from hush.training import checkpoint
 from hush.training.fingerprint import fingerprint
 from hush.training.progress import Progress
 from hush.training.run_folder import ANCHOR
-from hush.training.trial import (
-    Outcome,
-    Settings,
-    TuningTrial,
-    check_space,
-    draw_settings,
-    outcome,
-)
+from hush.training.trial import Outcome, Settings, TuningTrial, check_space, outcome
 
 _CHECKED = 20
 """Settings whose mechanism is compared in addition to those of the trials."""
@@ -66,17 +59,14 @@ class Tuned:
 
 @dataclass(kw_only=True)
 class Unfinished:
-    """Selection in progress: the settings of all trials, and the best one so far.
-
-    The number of trials and their scores are not released; the file is removed at the end.
-    """
+    """Selection in progress (secret); its file is removed at the end."""
 
     run: str
     """Name of the selection on its ledger."""
     identity: str
     """Space, plan and budget; a resumed selection has the same."""
-    trials: list[Settings]
-    seeds: list[int | None]
+    trials: list[tuple[Settings, int | None]]
+    """Settings and seed of each trial."""
     finished: int = 0
     best: Outcome | None = None
 
@@ -94,7 +84,6 @@ class Unfinished:
 
 def _stored(folder: Path, asked: str, *, resume: bool) -> Unfinished | None:
     """Selection to resume in a folder; None for a new one. Files there are trusted."""
-    path = folder / _STATE
     if not resume:
         if folder.exists() and any(folder.iterdir()):
             raise CheckpointError(
@@ -103,13 +92,14 @@ def _stored(folder: Path, asked: str, *, resume: bool) -> Unfinished | None:
             )
         check_folder("directory", next(path for path in (folder, *folder.parents) if path.exists()))
         return None
+    path = folder / _STATE
     if not path.exists():
         raise CheckpointError(
             f"there is no unfinished selection in {folder} to resume. Check the name, or start without "
             "resume."
         )
-    state = pickle.loads(path.read_bytes())
-    if not isinstance(state, Unfinished) or state.identity != asked:
+    state: Unfinished = pickle.loads(path.read_bytes())
+    if state.identity != asked:
         raise CheckpointError(
             f"the selection in {folder} was begun with another space, plan or budget. Resume with the "
             "same ones, or name another directory."
@@ -156,8 +146,7 @@ def tune(
         score_noise: noise multiplier of scores on held-out private records, in units of one record;
             `fit` then returns `trial.score(...)`. None: scores are of records that need no protection.
         ledger: ledger that the selection is charged to, with one entry.
-        directory: folder for the plan, ledger, best settings and weights; until the selection ends, also
-            for its secret state.
+        directory: folder for the plan, ledger, best settings and weights, and the secret state.
         resume: continue the selection in the directory; an interrupted trial is run again.
         workers: number of trials to run at once, each in a process; `fit` must be importable then.
         generator: seed of the number of trials, the settings and `trial.generator`, for tests.
@@ -187,36 +176,40 @@ def tune(
         seed = None if generator is None else int(torch.randint(2**62, (), generator=generator))
         pick = SystemRandom() if seed is None else Random(seed)
         number = draw_trials(trial_count(release), secrets.randbelow if seed is None else pick.randrange)
-        state = Unfinished(
-            run=f"tune-{secrets.token_hex(8)}",
-            identity=asked,
-            trials=[draw_settings(ranges, pick) for _ in range(number)],
-            seeds=[None if seed is None else pick.randrange(2**62) for _ in range(number)],
-        )
-        # more than the trials, so the result does not depend on their draws
-        others = [draw_settings(ranges, Random(k)) for k in range(_CHECKED)]
-        for settings in [*state.trials, *others]:
+        # more than the trials, so the check does not depend on their draws
+        picks = [*[pick] * number, *map(Random, range(_CHECKED))]
+        drawn = [{name: each.draw(source) for name, each in ranges.items()} for source in picks]
+        for settings in drawn:
             if mechanism(_plan_of(plan, settings)) != mechanism(reference):
                 raise Unproved(
                     "the plans of two settings are different mechanisms, and one noise is calibrated "
                     "for all trials. Search settings that are not charged (learning rates, clipping "
                     "norms, models), with one sampling rate and one noise multiplier."
                 )
+        seeds = [None if seed is None else pick.randrange(2**62) for _ in range(number)]
+        trials = list(zip(drawn[:number], seeds, strict=True))
+        state = Unfinished(run=f"tune-{secrets.token_hex(8)}", identity=asked, trials=trials)
         if folder is not None:
             make_folder(folder)
             state.save(folder / _STATE)
     cost = upper_epsilon({replace(selection, release=Always()): release.steps}, budget.delta)
     alone = Budget(epsilon=cost * (1 + 1e-9), delta=budget.delta)
     single = partial(_run_trial, fit, plan, selection, alone)
+    # a fork would copy the threads' locks of torch
+    spawn = multiprocessing.get_context("spawn")
+    several = nullcontext() if workers == 1 else ProcessPoolExecutor(workers, spawn)
     task = "tuning (do not publish: the number of trials is secret)"
-    with Progress(task, done=state.finished, unit="trials done", visible=progress) as trials:
-        for done in _outcomes(single, state, workers):
+    with (
+        Progress(task, done=state.finished, unit="trials done", visible=progress) as bar,
+        several as pool,
+    ):
+        for done in (pool.map if pool else map)(single, state.trials[state.finished :]):
             # of equals the first: tuning.md, ties
             state.best = done if state.best is None or done.score > state.best.score else state.best
             state.finished += 1
             if folder is not None:
                 state.save(folder / _STATE)
-            trials.advance()
+            bar.advance()
     return _release(state, selection, budget, ledger, folder)
 
 
@@ -225,8 +218,8 @@ def _plan_of(plan: Plan | PlanOf, settings: Settings) -> Plan:
     made = check_kind("plan", plan(settings) if callable(plan) else plan, Plan)
     if type(made.release) is not Always:
         raise Unproved(
-            f"release={made.release} of a trial is not proved within a selection, which is itself a "
-            "release rule. Leave release out: hush.tune adds BestOf."
+            f"release={made.release} is not proved within a selection, which is itself a release rule. "
+            "Leave release out: hush.tune adds BestOf."
         )
     return made
 
@@ -262,19 +255,6 @@ def _run_trial(
     return outcome(settings, trial, returned)
 
 
-def _outcomes(
-    single: Callable[[tuple[Settings, int | None]], Outcome], state: Unfinished, workers: int
-) -> Iterator[Outcome]:
-    """Outcomes of the trials that are left, in order."""
-    drawn = list(zip(state.trials, state.seeds, strict=True))[state.finished :]
-    if workers == 1:
-        yield from map(single, drawn)
-        return
-    # a fork would copy the threads' locks of torch
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(single, drawn)
-
-
 def _release(
     state: Unfinished, selection: Plan, budget: Budget, ledger: Ledger | None, folder: Path | None
 ) -> Tuned:
@@ -282,7 +262,6 @@ def _release(
     best = state.best
     assert best is not None
     module = best.model if isinstance(best.model, nn.Module) else None
-    # of a model that is no module, the settings and the score alone
     facts = [best.settings, best.score, fingerprint(module.state_dict().values() if module else ())]
     release = hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()[:32]
     opened = nullcontext(ledger) if ledger else Ledger(folder / "ledger.jsonl" if folder else None)
@@ -301,10 +280,5 @@ def _release(
         if module is not None:
             checkpoint.save_weights(folder / "model.safetensors", module)
         (folder / _STATE).unlink(missing_ok=True)
-    return Tuned(
-        model=best.model,
-        settings=best.settings,
-        score=best.score,
-        plan=selection,
-        guarantee=guarantee,
-    )
+    found = {"model": best.model, "settings": best.settings, "score": best.score}
+    return Tuned(**found, plan=selection, guarantee=guarantee)
