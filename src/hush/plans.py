@@ -1,8 +1,7 @@
 """Named plans: the methods of the papers, with the papers' hyperparameters as defaults.
 
-Each function returns a `Plan`. Keyword arguments replace single hyperparameters; `hush.calibrate`
-replaces the noise by the least that a budget allows. Sampling rates are batch sizes over the papers'
-numbers of records.
+Keyword arguments replace single hyperparameters; `hush.calibrate` replaces the noise by the least that
+a budget allows. Sampling rates are batch sizes over the papers' numbers of records.
 
 >>> from hush import plans
 >>> print(plans.NAMES["dpsgd"].summary)
@@ -26,13 +25,10 @@ from hush.sampling import FullBatch, Poisson, Twice
 
 @dataclass(frozen=True, kw_only=True)
 class NamedPlan:
-    """Function that makes a plan, and the paper of its method."""
+    """Function that makes a plan, and the paper of its method: authors, title, venue, year, arXiv."""
 
     make: Callable[..., Plan]
     paper: str
-    """Authors, title, venue, year and arXiv number."""
-    proof: str
-    """Page of docs/guarantees with the proof."""
 
     @property
     def summary(self) -> str:
@@ -73,7 +69,6 @@ def dpsgd(*, rate: float = 0.01, clip_norm: float = 4.0, multiplier: float = 4.0
     """DP-SGD: Poisson sampling, l2 clipping, Gaussian noise.
 
     Defaults: MNIST, lots of 600 of 60,000 records, medium noise (Abadi et al. 2016, section 5.2).
-    Proof: docs/guarantees/poisson-gaussian.md.
 
     Args:
         rate: Sampling rate.
@@ -99,7 +94,6 @@ def dpsur(
 
     Defaults: Fashion-MNIST at epsilon 3 (Fu et al. 2024, section 6.1.3 and Table 1; batch and noise of
     training as in the authors' runs). The paper tests the mean loss; the summed test needs less noise.
-    Proof: docs/guarantees/selective.md.
 
     Args:
         rate: Sampling rate of training.
@@ -127,8 +121,6 @@ def dpsur(
 def dpsur_published(**options: Any) -> Plan:
     """DPSUR with the paper's accounting of accepted updates alone: for comparison, not a guarantee.
 
-    The counter-example is in docs/guarantees/selective.md.
-
     Args:
         **options: Arguments of `dpsur`, except `test` and `accounting`.
     """
@@ -146,7 +138,7 @@ def twice(
     """Twice sampling: records are sampled, and coordinates of each record; clipping in two norms.
 
     Defaults: ResNet22 on CIFAR-10 at epsilon 2 in 1,500 steps (Xiao et al. 2023, Table 1, first row;
-    norms as in section 6). The noise is calibrated here. Proof: docs/guarantees/twice-sampling.md.
+    norms as in section 6). The noise is calibrated here.
 
     Args:
         rate: Sampling rate of records.
@@ -155,11 +147,8 @@ def twice(
         cap: Bound on each entry, in units of `clip_norm`.
         multiplier: Noise multiplier.
     """
-    return Plan(
-        sampling=_sampling(rate, coordinate_rate),
-        clipping=L2Linf(l2=clip_norm, linf=cap * clip_norm),
-        noise=Gaussian(multiplier),
-    )
+    clipping, noise = L2Linf(l2=clip_norm, linf=cap * clip_norm), Gaussian(multiplier)
+    return Plan(sampling=_sampling(rate, coordinate_rate), clipping=clipping, noise=noise)
 
 
 def subspaces(
@@ -221,7 +210,6 @@ def beta(
 
     Defaults: CIFAR-10 (arXiv 2506.12553, Appendix E.2, of the values that it searches). Gradients are
     clipped in the l_beta norm, for beta above 2 in the l2 norm, where the paper's charge does not hold.
-    Proof: docs/guarantees/coordinate-wise.md.
 
     Args:
         beta: Exponent of the density, at least 1.
@@ -240,7 +228,7 @@ def rectified(
     """Rectified Gaussian noise: the noisy sum is clamped, and far from 0 a record costs less.
 
     Defaults: a linear layer on features of CIFAR-10, full batches (Hu et al. 2024, Appendix G, Table 1).
-    Proof: docs/guarantees/bounded.md; `hush.individual_rdp` has the per-instance cost.
+    `hush.individual_rdp` has the per-instance cost.
 
     Args:
         rate: Sampling rate; 1 for full batches.
@@ -257,7 +245,7 @@ def truncated(
 ) -> Plan:
     """Truncated Gaussian noise: the noisy sum is conditioned on an interval.
 
-    Defaults and proof: as in `rectified`.
+    Defaults: as in `rectified`.
 
     Args:
         rate: Sampling rate; 1 for full batches.
@@ -272,7 +260,7 @@ def truncated(
 def sign(*, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0) -> Plan:
     """Stochastic sign: one bit of each coordinate of the noisy sum is released.
 
-    Defaults: as in `rectified`. Proof: docs/guarantees/bounded.md.
+    Defaults: as in `rectified`.
 
     Args:
         rate: Sampling rate; 1 for full batches.
@@ -290,14 +278,14 @@ def _sampling(rate: float, coordinate_rate: float = 1.0) -> Sampling:
 
 
 NAMES: dict[str, NamedPlan] = {
-    "dpsgd": NamedPlan(make=dpsgd, paper=_ABADI, proof="poisson-gaussian.md"),
-    "dpsur": NamedPlan(make=dpsur, paper=_DPSUR, proof="selective.md"),
-    "dpsur-published": NamedPlan(make=dpsur_published, paper=_DPSUR, proof="selective.md"),
-    "twice": NamedPlan(make=twice, paper=_TWICE, proof="twice-sampling.md"),
-    "subspaces": NamedPlan(make=subspaces, paper=_TWICE, proof="twice-sampling.md"),
-    "beta": NamedPlan(make=beta, paper=_BETA, proof="coordinate-wise.md"),
-    "rectified": NamedPlan(make=rectified, paper=_BOUNDED, proof="bounded.md"),
-    "truncated": NamedPlan(make=truncated, paper=_BOUNDED, proof="bounded.md"),
-    "sign": NamedPlan(make=sign, paper=_SIGN, proof="bounded.md"),
+    "dpsgd": NamedPlan(make=dpsgd, paper=_ABADI),
+    "dpsur": NamedPlan(make=dpsur, paper=_DPSUR),
+    "dpsur-published": NamedPlan(make=dpsur_published, paper=_DPSUR),
+    "twice": NamedPlan(make=twice, paper=_TWICE),
+    "subspaces": NamedPlan(make=subspaces, paper=_TWICE),
+    "beta": NamedPlan(make=beta, paper=_BETA),
+    "rectified": NamedPlan(make=rectified, paper=_BOUNDED),
+    "truncated": NamedPlan(make=truncated, paper=_BOUNDED),
+    "sign": NamedPlan(make=sign, paper=_SIGN),
 }
 """Named plans by their name on the command line."""

@@ -93,24 +93,12 @@ def audit(asked: Audit) -> None:
     charge, guesses = run.charge, bound.guesses
     exceeded = bound.epsilon > charge.epsilon.upper
     if asked.as_json:
-        print_json(
-            {
-                "lower_bound": bound.epsilon,
-                "charge": charge.to_plain(),
-                "run_neighbours": str(settings.relation),
-                "exceeded": exceeded,
-                "sensitive": True,
-                "confidence": asked.confidence,
-                "gaussian": {"separation": bound.separation, "epsilon": bound.gaussian_epsilon},
-                "kind": kind,
-                "canaries": count,
-                "guesses": guesses and {"made": guesses.made, "right": guesses.right},
-                "runs": runs,
-                "steps": steps,
-                "others": others,
-                "plan": plan.to_plain(),
-            }
-        )
+        facts: dict[str, Any] = {"charge": charge.to_plain(), "plan": plan.to_plain(), "sensitive": True}
+        facts |= {"lower_bound": bound.epsilon, "confidence": asked.confidence, "exceeded": exceeded}
+        facts |= {"run_neighbours": str(settings.relation), "kind": kind, "canaries": count}
+        facts |= {"guesses": guesses and {"made": guesses.made, "right": guesses.right}}
+        facts |= {"gaussian": {"separation": bound.separation, "epsilon": bound.gaussian_epsilon}}
+        print_json({**facts, "runs": runs, "steps": steps, "others": others})
         raise typer.Exit(int(exceeded))
     among = counted(len(experiment.train[1]), "other record") if others else "no other records"
     summary = f"{runs} runs, one {kind} canary in every other; half of them chose the threshold"
@@ -144,10 +132,7 @@ def audit(asked: Audit) -> None:
 def _lower_bound(
     asked: Audit, experiment: Experiment, plan: Plan, steps: int, done: Callable[[], None]
 ) -> "tuple[CanaryBound, CanaryRun, int]":
-    """The bound from training as a run did, the last training, and its number of canaries.
-
-    One run includes each canary by a fair coin; of several, every other one includes the canary.
-    """
+    """The bound from training as a run did, the last training, and its number of canaries."""
     import torch
 
     from hush.audit.canaries import directions_for, mislabelled, run_with_canaries
@@ -158,12 +143,13 @@ def _lower_bound(
     if seed is not None:
         torch.manual_seed(seed)
         coins = torch.Generator().manual_seed(seed)
+    delta, loss = settings.delta, torch.nn.CrossEntropyLoss()
     scores: dict[bool, list[float]] = {True: [], False: []}
     made: Any = None
     for number in range(asked.runs):
         model, optimizer = experiment.initialise()
         included = torch.tensor([number % 2 == 0])
-        if asked.runs == 1:
+        if asked.runs == 1:  # a fair coin for each canary
             weights = sum(value.numel() for value in model.parameters() if value.requires_grad)
             room = weights if asked.kind == "gradient" else len(experiment.test[1])
             count = max(1, min(_CANARIES, room // 2)) if asked.canaries is None else asked.canaries
@@ -171,21 +157,15 @@ def _lower_bound(
         if made is None and asked.kind == "input":
             made = mislabelled(*experiment.test, len(included), experiment.classes, coins)
         elif made is None:
-            loss = torch.nn.CrossEntropyLoss(reduction="none")
-            made = directions_for(plan, model, loss, experiment.train, len(included), coins)
+            each = torch.nn.CrossEntropyLoss(reduction="none")
+            made = directions_for(plan, model, each, experiment.train, len(included), coins)
         generator = None  # without a seed, the noise of an audit is secret
         if seed is not None and not settings.secure:
             generator = torch.Generator(experiment.train[0].device).manual_seed(seed_from(coins))
         run = run_with_canaries(
-            model,
-            torch.nn.CrossEntropyLoss(),
-            optimizer,
-            plan,
-            experiment.train,
-            made,
-            included,
+            *(model, loss, optimizer, plan, experiment.train, made, included),
             steps=steps,
-            delta=settings.delta,
+            delta=delta,
             others=asked.others,
             generator=generator,
             secure=settings.secure,
@@ -194,7 +174,7 @@ def _lower_bound(
             done=done,
         )
         scores[bool(included[0])].append(float(run.scores[0]))
-    delta, confidence = settings.delta, asked.confidence
+    confidence = asked.confidence
     if asked.runs > 1:
         bound = many_runs(scores[True], scores[False], delta=delta, confidence=confidence)
     else:

@@ -106,10 +106,7 @@ class Experiment:
 def build_experiment(
     settings: Settings, data_dir: Path | None, device: "torch.device", units: Path | None = None
 ) -> Experiment:
-    """The experiment of these settings; raises if they do not fit the data.
-
-    `units` is the file with the owner of each training record.
-    """
+    """The experiment of these settings and of a file with the owner of each training record."""
     from hush.data import flips_and_shifts, load, read_owners, tensors, with_features
     from hush.training.options import Units
 
@@ -140,6 +137,9 @@ def build_experiment(
         # an eighth of the side: the usual 4 pixels of 32 would push most of 8 pixels out of sight
         views = flips_and_shifts(settings.views, shift=min(4, dataset.shape[-1] // 8))
     x, y, x_test, y_test = (part.to(device) for part in tensors(dataset))
+    private = None
+    if owners is not None and settings.per_unit is not None:
+        private = Units(owners=owners[public:], per_unit=settings.per_unit)
     return Experiment(
         settings=settings,
         train=(x[public:], y[public:]),
@@ -147,9 +147,7 @@ def build_experiment(
         public=(x[:public], y[:public]) if public else None,
         views=views,
         classes=dataset.classes,
-        units=None
-        if owners is None or settings.per_unit is None
-        else Units(owners=owners[public:], per_unit=settings.per_unit),
+        units=private,
     )
 
 
@@ -165,7 +163,6 @@ def folder_of(run_dir: Path | None, name: str) -> Path:
 def signal_to_noise(plan: Plan, records: int, steps: int, dimension: int) -> float:
     """Upper bound on the ratio of the summed clipped gradients to the noise (root mean square norm).
 
-    The bound assumes that every gradient has the largest norm that clipping allows, in one direction.
     It is infinite for noise that has neither a density nor a dominating noise with one.
     """
     blocks = plan.clipping.sensitivity(dimension)

@@ -47,18 +47,14 @@ def reproduce() -> None:
     raise Unsupported(INSTALL)
 
 
-for command in (
-    *(train, tune, account, explain, calibrate, compare, plans),
-    *(report, audit, pate, demo),
-):
+for command in (train, tune, account, explain, calibrate, compare, plans, report, audit, pate, demo):
     app.command()(command)
 _COMMANDS = extensions("commands")
 for name, point in _COMMANDS.items():
     app.command(name)(point.load())
+_ANY = {"allow_extra_args": True, "ignore_unknown_options": True}
 for name in sorted({"claims", "reproduce", "tune-selective"} - _COMMANDS.keys()):
-    app.command(name, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-        reproduce
-    )
+    app.command(name, context_settings=_ANY)(reproduce)
 
 
 def main() -> None:

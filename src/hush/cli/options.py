@@ -42,7 +42,7 @@ running = partial(about, panel="Run and output")
 
 
 def device_named(value: str | None) -> str | None:
-    """Callback of --device that raises for an unknown device, before the command imports torch."""
+    """Callback of --device, before the command imports torch."""
     if value is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
         raise InvalidValue(
             f"--device {value} must be cpu, cuda or cuda:N: exact noise needs double precision and a "
@@ -254,9 +254,8 @@ def release_of(records: int, unit: str, batch: int | None, tests: dict[str, Any]
     passed = {name: value for name, value in tests.items() if name[:4] == "test" and value is not None}
     if batch is None:
         for name in passed:
-            raise InvalidPlan(
-                f"--{name} needs a test batch: no update would be tested. Pass --test-batch."
-            )
+            text = f"--{name} needs a test batch: no update would be tested. Pass --test-batch."
+            raise InvalidPlan(text)
         return Always()
     kind = passed.pop("test", "summed")
     # docs/results/selective.md compares the two tests at equal epsilon

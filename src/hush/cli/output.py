@@ -58,7 +58,6 @@ def run_app(app: Callable[[], object]) -> None:
 
 
 def _file_error(error: OSError) -> str:
-    """The file, the reason and the way out."""
     if error.filename is None or error.errno is None or error.strerror is None:
         return str(error)
     if error.strerror != os.strerror(error.errno):  # an explanation of our own

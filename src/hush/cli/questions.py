@@ -12,7 +12,7 @@ from hush.cli.options import about
 from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.guarantee import DEFAULT_DELTA, RECORD, Adjacency, Budget, Guarantee, at_most, check_delta
-from hush.core.plan import Plan, plan_text
+from hush.core.plan import Plan, plan_text, proof_note
 from hush.core.value import check_count
 from hush.report.text import Table
 from hush.sampling import FullBatch
@@ -209,9 +209,7 @@ def calibrate(
     attacks = {"tpr": tpr, "fpr": fpr, "advantage": advantage, "posterior": posterior, "prior": prior}
     risks = [name for name, value in attacks.items() if value is not None]
     if epsilon is not None and risks:
-        raise InvalidPlan(
-            f"--epsilon and --{risks[0]} are two limits, and a plan just meets one of them. Pass one."
-        )
+        raise InvalidPlan(f"--epsilon and --{risks[0]} are two limits, and a plan meets one. Pass one.")
     if epsilon is None and not risks:
         raise InvalidPlan(
             "the limit is missing. Pass --epsilon, or a risk: --tpr with --fpr, --advantage, or "
@@ -242,9 +240,8 @@ def calibrate(
         count = inverse.max_steps(found, limit, adjacency=adjacency)
     elif asked.steps is not None:
         count = check_count("--steps", asked.steps, "the rate is found for them", at_least=1)
-        found = inverse.max_rate(
-            opt.plan_of(FullBatch(), asked.noise), limit, count, adjacency=adjacency
-        )
+        full = opt.plan_of(FullBatch(), asked.noise)
+        found = inverse.max_rate(full, limit, count, adjacency=adjacency)
     else:
         raise InvalidPlan("with --noise, pass --steps to find the rate, or --rate to find the steps.")
     sizes = {} if dimension is None else {found: dimension}
@@ -272,20 +269,18 @@ def plans(
     from hush.plans import NAMES
 
     if name is None and as_json:
-        print_json(
-            {name: {"summary": each.summary, "paper": each.paper} for name, each in NAMES.items()}
-        )
+        print_json({key: {"summary": it.summary, "paper": it.paper} for key, it in NAMES.items()})
     elif name is None:
-        for each_name, each in NAMES.items():
-            print(f"{each_name}: {each.summary}\n    {each.paper}")
+        for key, each in NAMES.items():
+            print(f"{key}: {each.summary}\n    {each.paper}")
     elif not opt.is_named(name):
         raise InvalidPlan(f"{name} is a file and not a named plan: {', '.join(NAMES)}.")
     elif as_json:
         print_json(opt.plan_at(name, {}).to_plain())
     else:
-        named = NAMES[name]
-        print(f"# {named.summary}\n# {named.paper}\n# Proof: docs/guarantees/{named.proof}\n")
-        print(plan_text(opt.plan_at(name, {})), end="")
+        named, plan = NAMES[name], NAMES[name].make()
+        print(f"# {named.summary}\n# {named.paper}\n# Proof: docs/guarantees/{proof_note(plan)}\n")
+        print(plan_text(plan), end="")
 
 
 @opt.takes(opt.Work)
@@ -336,20 +331,13 @@ def compare(
         relation = {"neighbours": RECORD.neighbours, "unit": RECORD.unit}
         print_json({**setting.budget.to_plain(), **relation, "rows": plain, "recommendation": advice})
         return
-    cells = [
-        [
-            row.method,
-            row.name,
-            _cell(row.deviation) + (" votes" if row.name == "pate" else ""),
-            _cell(row.variance),
-            _cell(row.gradients),
-            "" if row.per_instance is None else at_most(row.per_instance, 3),
-            row.needs,
-            row.measured,
-        ]
-        for row in rows
-    ]
     columns = ["method", "plan", "noise", "variance", "gradients", "per-instance", "needs", "measured"]
+    cells = []
+    for row in rows:
+        noise = _cell(row.deviation) + " votes" * (row.name == "pate")
+        instance = "" if row.per_instance is None else at_most(row.per_instance, 3)
+        cells.append([row.method, row.name, noise, _cell(row.variance), _cell(row.gradients)])
+        cells[-1] += [instance, row.needs, row.measured]
     print(Table(header=columns, rows=cells).markdown())
     print(
         f"\nEpsilon {epsilon:g} at delta {delta:g} (dp, {RECORD.neighbours} {RECORD.unit}) for "

@@ -126,18 +126,16 @@ def pate(
     if noise is None:
         budget = Budget(epsilon=8.0 if epsilon is None else epsilon, delta=delta)
         query = with_noise(query, budget, queries, queries if answers is None else answers)
-    shape, kind = dataset.shape, x_train.dtype
+    shape, kind, classes = dataset.shape, x_train.dtype, dataset.classes
     chosen = model or ("mlp" if data == "digits" else default_model(data))
-    network = partial(build, chosen, classes=dataset.classes, shape=shape, dtype=kind)
+    network = partial(build, chosen, classes=classes, shape=shape, dtype=kind)
     with Progress("training teachers", teachers, unit="teachers", visible=not quiet) as progress:
+        tests = (x_test[:queries], y_test[:queries]), (x_test[queries:], y_test[queries:])
         run = run_pate(
-            network,
-            (x_train, y_train),
-            (x_test[:queries], y_test[:queries]),
-            (x_test[queries:], y_test[queries:]),
+            *(network, (x_train, y_train), *tests),
             query=query,
             teachers=teachers,
-            classes=dataset.classes,
+            classes=classes,
             delta=delta,
             directory=run_dir,
             answers=answers,
@@ -159,23 +157,14 @@ def pate(
     ]
     if run.per_instance:
         lines.append(f"  on these votes: {run.per_instance}")
-    facts = {
-        "queries": queries,
-        "answered": run.answered,
-        "label_accuracy": run.label_accuracy,
-        "student_accuracy": run.student_accuracy,
-        "query": query.to_plain(),
-        "sensitive": {
-            "teacher_accuracy": run.teacher_accuracy,
-            "per_instance": run.per_instance.to_plain() if run.per_instance else None,
-        },
-    }
+    instance = run.per_instance and run.per_instance.to_plain()
+    facts = {"queries": queries, "answered": run.answered, "query": query.to_plain()}
+    facts |= {"label_accuracy": run.label_accuracy, "student_accuracy": run.student_accuracy}
+    facts["sensitive"] = {"teacher_accuracy": run.teacher_accuracy, "per_instance": instance}
     print_run(run.guarantee, facts, lines, seed=seed, folder=run_dir, as_json=as_json)
 
 
 def _noise(beta: float, multiplier: float) -> Noise:
-    if beta == 1:
-        return Laplace(multiplier=multiplier)
-    if beta == 2:
-        return Gaussian(multiplier=multiplier)
+    if beta in (1, 2):
+        return (Laplace if beta == 1 else Gaussian)(multiplier=multiplier)
     return GeneralizedGaussian(beta=beta, multiplier=multiplier)

@@ -3,24 +3,18 @@
 import json
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
+from hush.cli import experiment as made
 from hush.cli import options as opt
-from hush.cli.experiment import (
-    LEARNING_RATE,
-    MOMENTUM,
-    Settings,
-    build_experiment,
-    folder_of,
-    signal_to_noise,
-)
+from hush.cli.experiment import Settings, build_experiment, folder_of
 from hush.cli.output import counted, print_error, print_run
 from hush.clipping import L2, Subspaces
 from hush.core.atomic_files import replace_file
 from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.guarantee import DEFAULT_DELTA, Adjacency, Budget, Neighbours
 from hush.core.plan import Plan
-from hush.core.release import MEAN
+from hush.core.release import MEAN, Test
 from hush.core.value import Range, check_count
 from hush.noise import Quantized, Rectified, StochasticSign, Truncated
 from hush.sampling import FullBatch
@@ -78,15 +72,11 @@ class Run(Training):
     test_batch: Annotated[int | None, opt.testing("Expected batch of a test.")] = None
     test_noise: Annotated[float | None, opt.testing("Noise multiplier of the test.")] = None
     test_clip: Annotated[float | None, opt.testing("Bound on the change of the loss.")] = None
-    test_threshold: Annotated[
-        float | None, opt.testing("Accept below so many clips; -1 by default.")
-    ] = None
-    test: Annotated[
-        Literal["summed", "mean"] | None, opt.testing("Statistic of the test; summed by default.")
-    ] = None
+    test_threshold: Annotated[float | None, opt.testing("Accept below so many clips; else -1.")] = None
+    test: Annotated[Test | None, opt.testing("Statistic of the test; summed by default.")] = None
     per_instance: Annotated[
         int | None,
-        opt.running("Records whose own cost is computed (sensitive); 100 under bounded noise."),
+        opt.running("Records whose own cost is computed (sensitive); 100 if noise is bounded."),
     ] = None
     reseed: Annotated[bool, opt.running("Resume with new randomness and new charges.")] = False
     secure: Annotated[bool, opt.running("All randomness from the operating system.")] = False
@@ -191,26 +181,24 @@ def train(asked: Run) -> None:
         adjacency = Adjacency(neighbours=settings.relation)
         charged = dimension if grows_with_dimension(private) else None
         private = calibrate(private, budget, steps, charged, adjacency=adjacency)
-    if steps and (ratio := signal_to_noise(private, units, steps, dimension)) < 1:
+    if steps and (ratio := made.signal_to_noise(private, units, steps, dimension)) < 1:
         print_error(
             f"the noise is larger than the signal: over {steps} steps the records can move the "
             f"{dimension} parameters {ratio:.2g} times as far as the noise does, and only if all "
             "gradients agree. Allow a larger epsilon, a larger batch, or train fewer parameters."
         )
     watched = _watched(asked.per_instance, private, len(experiment.train[1]))
+    checkpoints = Checkpoints(
+        directory=folder, resume=asked.resume, reseed=asked.reseed, settings=settings.to_plain()
+    )
+    loss = torch.nn.CrossEntropyLoss()
     try:
         run = run_loop(
-            network,
-            torch.nn.CrossEntropyLoss(),
-            optimizer,
-            private,
-            experiment.train,
+            *(network, loss, optimizer, private, experiment.train),
             budget=budget,
             steps=steps,
             evaluation=experiment.test,
-            checkpoints=Checkpoints(
-                directory=folder, resume=asked.resume, reseed=asked.reseed, settings=settings.to_plain()
-            ),
+            checkpoints=checkpoints,
             randomness=Randomness(generator=generator, secure=asked.secure),
             execution=Execution(physical_batch=asked.physical_batch),
             records=asked.records,
@@ -224,8 +212,7 @@ def train(asked: Run) -> None:
         )
     except KeyboardInterrupt:
         if (folder / "plan.toml").exists():
-            resuming = f"--run-dir {folder} --resume"
-            print_error(f"stopped; continue with the same command and {resuming}")
+            print_error(f"stopped; continue with the same command and --run-dir {folder} --resume")
         raise
     final = run.metrics[-1]
     lines = [
@@ -253,9 +240,7 @@ def train(asked: Run) -> None:
             f"{run.skipped} times a record's gradient was not finite and was left out "
             "(this number is sensitive and in no published file)"
         )
-    lines.append(
-        f"weights to publish: {folder / 'model.safetensors'}; the ledger and metrics are beside it"
-    )
+    lines.append(f"weights to publish: {folder / 'model.safetensors'}; ledger and metrics are beside it")
     facts = {"steps": run.steps, "accepted": run.accepted, "stopped": run.stopped, "final": final}
     facts["plan"] = private.to_plain()
     print_run(run.guarantee, facts, lines, seed=seed, folder=folder, as_json=asked.as_json)
@@ -288,9 +273,9 @@ def tune(
     MEAN["range"].check("--trials", trials)
     folder = folder_of(asked.run_dir, f"{asked.data}-tuned")
     space = {
-        "learning_rate": _dimension("--lr", learning_rate, LEARNING_RATE),
+        "learning_rate": _dimension("--lr", learning_rate, made.LEARNING_RATE),
         "clip": _dimension("--clip", clip, _CLIP),
-        "momentum": _dimension("--momentum", momentum, MOMENTUM),
+        "momentum": _dimension("--momentum", momentum, made.MOMENTUM),
     }
     settings = Settings(
         data=asked.data,
@@ -320,15 +305,11 @@ def tune(
             seed = trial.generator.initial_seed()
             torch.manual_seed(seed)
             generator = torch.Generator(inputs.device).manual_seed(seed)
-        parts = {name: chosen[name] for name in ("learning_rate", "momentum")}
-        own = replace(training, settings=replace(settings, **parts))
-        network, optimizer = own.initialise()
+        rate, momentum = chosen["learning_rate"], chosen["momentum"]
+        own = replace(settings, learning_rate=rate, momentum=momentum)
+        network, optimizer = replace(training, settings=own).initialise()
         run_loop(
-            network,
-            loss,
-            optimizer,
-            trial.plan,
-            training.train,
+            *(network, loss, optimizer, trial.plan, training.train),
             budget=trial.budget,
             steps=trial.steps,
             ledger=trial.ledger,
@@ -356,10 +337,9 @@ def tune(
     )
     final = evaluate(tuned.model, loss, experiment.test)
     searched = {"learning_rate": learning_rate, "clip": clip, "momentum": momentum, "held_out": scored}
-    stored = json.dumps({**settings.to_plain(), **searched}) + "\n"
-    replace_file(folder / SETTINGS, stored.encode())
-    line = metrics_line(metrics_of(1, tuned.guarantee, **final))
-    replace_file(folder / "metrics.jsonl", line.encode())
+    stored, line = {**settings.to_plain(), **searched}, metrics_of(1, tuned.guarantee, **final)
+    replace_file(folder / SETTINGS, f"{json.dumps(stored)}\n".encode())
+    replace_file(folder / "metrics.jsonl", metrics_line(line).encode())
     best = ", ".join(f"{name} {value:.4g}" for name, value in tuned.settings.items())
     kind = "noisy accuracy on held-out private records" if scored else "accuracy on the test records"
     lines = [
@@ -370,7 +350,7 @@ def tune(
     if not scored:
         lines.append("the test records chose the settings: their accuracy is not that on new records")
     lines.append(
-        f"weights to publish: {folder / 'model.safetensors'}; the ledger and settings are beside it"
+        f"weights to publish: {folder / 'model.safetensors'}; ledger and settings are beside it"
     )
     facts = {"settings": tuned.settings, "score": tuned.score, "final": final}
     facts["plan"] = tuned.plan.to_plain()
@@ -389,12 +369,10 @@ def _watched(count: int | None, plan: Plan, slots: int) -> "PerInstance | None":
 
 
 def _quantiles(values: Any) -> str:
-    """Minimum, median, 90% quantile and maximum of sensitive numbers."""
     import numpy as np
 
-    shares = {"least": 0.0, "median": 0.5, "90%": 0.9, "largest": 1.0}
-    ends = np.quantile(values, list(shares.values()))
-    return ", ".join(f"{name} {value:.3g}" for name, value in zip(shares, ends, strict=True))
+    least, median, most, largest = np.quantile(values, [0.0, 0.5, 0.9, 1.0])
+    return f"least {least:.3g}, median {median:.3g}, 90% {most:.3g}, largest {largest:.3g}"
 
 
 def _dimension(option: str, text: str, allowed: Range) -> "Dimension":
