@@ -15,10 +15,10 @@ from hush.accounting.numerics import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP
-from hush.accounting.shaping import BlockCost, charged_variance
+from hush.accounting.shaping import BlockCost
 from hush.accounting.steps import Block, CoordinateWise, ellipsoid
 from hush.core.parts import SensitivitySet
-from hush_recipes.twice.shape import LeastVarianceNoise, least_variance_noise
+from hush_recipes.twice.shape import LeastVarianceNoise, charged_variance, least_variance_noise
 
 
 def ball(rank: int, l2: float, linf: float | None = None) -> SensitivitySet:
@@ -137,7 +137,7 @@ def test_closed_forms_are_tight_and_least_among_covariances() -> None:
         ball(1, 1.0),
     ]
     noise = least_variance_noise(blocks, rate=0.05, budget=BUDGET, steps=200)
-    effective = ellipsoid(0.05, [block.norm for block in blocks], noise.deviations)
+    effective = ellipsoid(0.05, tuple(zip(blocks, noise.deviations, strict=True)))
     plain = least_variance_noise([ball(1, 1.0)], rate=0.05, budget=BUDGET, steps=200).deviations[0]
     assert effective.multiplier == pytest.approx(plain)
     rng = np.random.default_rng(1)

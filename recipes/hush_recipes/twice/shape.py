@@ -1,9 +1,12 @@
 """Noise of least total variance, beside isotropic noise and the closed form."""
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
 
+from hush.accounting import composition
+from hush.accounting.calibrate import largest_affordable
 from hush.accounting.numerics import Array
 from hush.accounting.shaping import (
     BlockCost,
@@ -14,7 +17,12 @@ from hush.accounting.shaping import (
     least_variance_deviations,
     scale_to_limit,
 )
+from hush.accounting.steps import CoordinateWise
+from hush.core.errors import BudgetExceeded
 from hush.core.guarantee import Budget
+
+MAX_SCALE = 1e6
+"""Largest factor between the noise and the result of the search for its proportions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,3 +82,34 @@ def least_variance_noise(
         isotropic=isotropic,
         closed_form=closed_form,
     )
+
+
+def charged_variance(
+    blocks: Blocks, *, rate: float, coordinate_rate: float, budget: Budget, steps: int
+) -> float:
+    """Total variance of noise for sampled coordinates within `budget`, in the best proportions.
+
+    The proportions are the best ones by Rényi divergences, or the closed form if Rényi divergences
+    exceed the budget with any noise. The scale is from the smaller of all proved costs.
+    """
+    deviations = closed_form_deviations(blocks)
+    with contextlib.suppress(BudgetExceeded):
+        deviations = least_variance_deviations(
+            blocks, rate=rate, coordinate_rate=coordinate_rate, budget=budget, steps=steps
+        )
+
+    def spend(precision: float) -> float:
+        noisy = tuple(zip(blocks, deviations / precision, strict=True))
+        step = CoordinateWise.normal(rate, noisy, coordinate_rate)
+        return composition.epsilon_upper({step: steps}, budget.delta)
+
+    precision = largest_affordable(
+        spend, budget.epsilon, start=1.0, low=1 / MAX_SCALE, high=MAX_SCALE, whole=False
+    )
+    if precision is None:
+        raise BudgetExceeded(
+            f"epsilon={budget.epsilon:g} at delta={budget.delta:g} is less than the cost of the largest "
+            "noise in the search. Allow a larger budget, or fewer steps."
+        )
+    ranks = np.array([block.size for block in blocks], dtype=float)
+    return float(ranks @ (deviations / precision) ** 2)

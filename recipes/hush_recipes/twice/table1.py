@@ -7,11 +7,10 @@ of entries; and over plain DP-SGD that uses all entries of the gradients twice s
 
 from typing import Any
 
-from hush.accounting.shaping import charged_variance
 from hush.core.guarantee import Budget
 from hush_recipes.figure import Figure
 from hush_recipes.twice.settings import DELTA, PARAMETERS, plain, published_variance, sampled, unit_block
-from hush_recipes.twice.shape import least_variance_noise
+from hush_recipes.twice.shape import charged_variance, least_variance_noise
 
 STEPS = {2.0: 1500, 2.5: 2000, 4.0: 2500, 8.0: 5000}
 PRINTED = {

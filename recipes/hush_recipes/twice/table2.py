@@ -13,12 +13,12 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from hush.accounting.numerics import Array
-from hush.accounting.shaping import charged_variance, closed_form_deviations
+from hush.accounting.shaping import closed_form_deviations
 from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
 from hush_recipes.figure import Figure
 from hush_recipes.twice.settings import DELTA, PARAMETERS, plain, published_variance, sampled
-from hush_recipes.twice.shape import least_variance_noise
+from hush_recipes.twice.shape import charged_variance, least_variance_noise
 from hush_recipes.twice.table1 import STEPS
 
 RANKS = (250, 500, 1000, 1500)

@@ -175,8 +175,8 @@ def _rows(setting: Setting) -> Iterator[Row]:
     ranks, shares = zip(*setting.subspaces, strict=True) if setting.subspaces else ((), None)
     subspaces = None
     if len(setting.subspaces) != 1 and dimension > 1:
-        make = functools.partial(plans.subspaces, parameters=dimension, rate=rate, cap=None)
-        subspaces = make(ranks=ranks[:-1] or None, shares=shares, coordinate_rate=1.0, clip_norm=1.0)
+        split = functools.partial(plans.subspaces, parameters=dimension, rate=rate, cap=None)
+        subspaces = split(ranks=ranks[:-1] or None, shares=shares, coordinate_rate=1.0, clip_norm=1.0)
     yield row(
         "subspaces, optimal noise",
         "subspaces",

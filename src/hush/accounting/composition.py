@@ -1,12 +1,8 @@
 """Bounds from both sides on epsilon and delta of composed steps, for one record or a larger change.
 
 Privacy loss distributions (`pld`) compose the steps with a dominating pair. Rényi divergences compose
-the others, coordinate-wise noise and selective trials. If steps with a dominating pair dominate all of
-them, the smaller of the two bounds counts.
-
-**Guarantee.** docs/guarantees/groups.md covers groups and replacement. Steps with a dominating pair also
-have an exact one for a group and for replaced records. Without sampling a group of k shifts the sum by k
-times as much. The group property bounds the remaining steps.
+the others; if steps with a dominating pair dominate all of them, the smaller of the two bounds counts.
+Groups and replacement: docs/guarantees/groups.md.
 """
 
 import functools
@@ -100,19 +96,15 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
             ceiling,
         )
     if list(steps.values()) == [1]:
-        upper = min(upper, _profile_epsilon(next(iter(steps)), delta))
+        alone = next(iter(steps))
+        upper = min(
+            upper,
+            _first_within(
+                lambda epsilon: alone.delta_upper(epsilon) > delta, 1.0, _MAX_PROFILE_EPSILON, 1e-6
+            ),
+        )
     dominating = _dominating_steps(steps)
     return upper if dominating is None else min(upper, accountant.epsilon(dominating, delta).upper)
-
-
-def _profile_epsilon(step: ComposableStep, delta: float) -> float:
-    """Upper bound on epsilon at `delta` of a step by its `delta_upper`, possibly infinite."""
-    high = 1.0
-    while step.delta_upper(high) > delta:
-        high *= 2
-        if high > _MAX_PROFILE_EPSILON:
-            return math.inf
-    return bisect(lambda epsilon: step.delta_upper(epsilon) > delta, 0.0, high, tolerance=1e-6)[1]
 
 
 def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
@@ -268,16 +260,19 @@ def chained_epsilon(upper: Callable[[float], float], changes: int, delta: float)
     """Upper bound on epsilon at `delta` of several changes; `upper` is one's epsilon at a delta."""
 
     def costs_more(share: float) -> bool:
-        """Whether one change costs more than `share` at the remaining delta."""
         log_delta = math.log(delta) - _log_chain_factor(share, changes)
         return log_delta < _LOG_MIN_DELTA or upper(math.exp(log_delta)) > share
 
-    high = 1e-3
-    while costs_more(high):
+    return changes * _first_within(costs_more, 1e-3, -_LOG_MIN_DELTA, _TOLERANCE)
+
+
+def _first_within(exceeds: Callable[[float], bool], high: float, most: float, tolerance: float) -> float:
+    """The least epsilon, to a tolerance, that is not exceeded; infinite beyond `most`."""
+    while exceeds(high):
         high *= 2
-        if high > -_LOG_MIN_DELTA:
+        if high > most:
             return math.inf
-    return changes * bisect(costs_more, 0.0, high, tolerance=_TOLERANCE)[1]
+    return bisect(exceeds, 0.0, high, tolerance=tolerance)[1]
 
 
 def _log_chain_factor(share: float, changes: int) -> float:

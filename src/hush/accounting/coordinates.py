@@ -66,12 +66,12 @@ _SPREADS = (1.0, 1e2, 1e4, 1e8)
 # A record may always move fewer than it could, and SciPy counts up to here.
 _MAX_COORDINATES = 1e15
 
-Blocks = tuple[tuple[SensitivitySet, float], ...]
+NormalBlocks = tuple[tuple[SensitivitySet, float], ...]
 """Sensitivity set and noise deviation of each block of coordinates."""
 
 
 @lru_cache(maxsize=1024)  # called at every point of a curve
-def dominated_gaussian(blocks: Blocks, rate: float, coordinate_rate: float) -> tuple[float, float]:
+def dominated_gaussian(blocks: NormalBlocks, rate: float, coordinate_rate: float) -> tuple[float, float]:
     """Rate and multiplier of a plain sampled Gaussian step: its epsilon is a lower bound for this one's.
 
     **Guarantee.** A record that moves m coordinates by c each moves their sum, under noise of deviation
@@ -88,7 +88,7 @@ def dominated_gaussian(blocks: Blocks, rate: float, coordinate_rate: float) -> t
 
 
 def _of_even_change(
-    blocks: Blocks, spread: float, rate: float, coordinate_rate: float
+    blocks: NormalBlocks, spread: float, rate: float, coordinate_rate: float
 ) -> list[tuple[float, float]]:
     """Steps that a change of equal coordinates in each block dominates, one for each quantile."""
     units, counts = [], []  # squared change of a coordinate over the deviation, number of coordinates

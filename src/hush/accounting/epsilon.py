@@ -12,10 +12,10 @@ from hush.accounting import composition
 from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.steps import Basis, ComposableStep, Composition
+from hush.accounting.steps import ComposableStep, Composition
 from hush.clipping import L2, Entries, Lp
 from hush.core.errors import InvalidValue, Unproved
-from hush.core.guarantee import DELTA, RECORD, Adjacency, Arithmetic, Bound, Guarantee, Neighbours
+from hush.core.guarantee import DELTA, RECORD, Adjacency, Bound, Guarantee, Neighbours
 from hush.core.plan import Plan, names
 from hush.core.release import Selective
 from hush.core.value import Range, as_floats, check_count, check_kind
@@ -44,9 +44,6 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
         dimension: Number of parameters. It may lower the charge of noise other than Gaussian, and is
             needed if p = beta > 2.
 
-    Returns:
-        An array of upper bounds, one for each order.
-
     **Guarantee.** Never below the larger of the two directions of adding and removing one record:
     docs/guarantees/poisson-gaussian.md, coordinate-wise.md and selective.md.
 
@@ -60,7 +57,7 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     [0.25, 1.0]
     """
     check_kind("plan", plan, Plan)
-    return composition.composed_rdp(_mechanism_counts({plan: 1}, dimension), checked_orders(orders))
+    return composition.composed_rdp(_charged({plan: 1}, dimension, RECORD)[0], checked_orders(orders))
 
 
 def checked_orders(orders: npt.ArrayLike) -> Array:
@@ -99,9 +96,6 @@ def epsilon(
         neighbours: Adjacency relation: slots emptied (`ZERO_OUT`, `ADD_REMOVE`), or records swapped for
             others (`REPLACE`).
 
-    Returns:
-        The guarantee; its `epsilon` is a `Bound` from both sides.
-
     **Guarantee.** The true epsilon lies in the `Bound`: docs/guarantees/poisson-gaussian.md and
     coordinate-wise.md; for groups and replacement groups.md. The lower end of a selective plan is for
     who sees its noisy proposals and tests (selective.md). In the mode "published" there is none.
@@ -114,8 +108,6 @@ def epsilon(
     ... )
     >>> print(hush.epsilon(plan, steps=10_000, delta=1e-5).epsilon)
     <= 6.188 (and >= 6.1876)
-
-    A record that is swapped for another one costs less than two records that are removed:
 
     >>> print(hush.epsilon(plan, steps=1000, delta=1e-5, neighbours=hush.Neighbours.REPLACE).epsilon)
     <= 2.8437 (and >= 2.8433)
@@ -156,16 +148,13 @@ def compose(
     delta = DELTA["range"].check("delta", delta)
     steps, distance = _charged(counts, dimension, adjacency)
     exact = all(plan.noise.exact for plan, count in counts.items() if count)
-    arithmetic: Arithmetic = "proved" if exact else "assumed"
-    basis: Basis = "proved" if all(step.basis == "proved" for step in steps) else "published"
-    bound = composition.epsilon_bound(steps, distance, delta)
     return Guarantee(
-        epsilon=_certified(counts, bound),
+        epsilon=_certified(counts, composition.epsilon_bound(steps, distance, delta)),
         delta=delta,
         neighbours=adjacency.neighbours,
         unit=adjacency.unit,
-        basis=basis,
-        arithmetic=arithmetic,
+        basis="proved" if all(step.basis == "proved" for step in steps) else "published",
+        arithmetic="proved" if exact else "assumed",
     )
 
 
@@ -250,22 +239,8 @@ def _charged(
     If everyone takes part, a change of k slots shifts the sum by an element of k times the sensitivity
     set: the shift of one record under 1/k of the noise.
     """
-    check_kind("adjacency", adjacency, Adjacency)
-    steps = _mechanism_counts(counts, dimension, adjacency)
-    scaled: Counter[ComposableStep] = Counter()
-    for step, count in steps.items():
-        divided = step.divided(adjacency.slots) if step == step.unsampled else None
-        if adjacency.slots == 1 or divided is None:
-            return steps, adjacency
-        scaled[divided] += count
-    return scaled, RECORD
-
-
-def _mechanism_counts(
-    counts: Mapping[Plan, int], dimension: Dimension, adjacency: Adjacency = RECORD
-) -> dict[ComposableStep, int]:
-    """Number of times that each mechanism runs."""
     steps: Counter[ComposableStep] = Counter()
+    check_kind("adjacency", adjacency, Adjacency)
     for plan, count in counts.items():
         size = dimension.get(plan) if isinstance(dimension, Mapping) else dimension
         whole, repeats = mechanism(plan, size), check_count("steps", count, _WHY_WHOLE)
@@ -278,4 +253,11 @@ def _mechanism_counts(
             )
         for step, multiplicity in whole.components if isinstance(whole, Composition) else [(whole, 1)]:
             steps[step] += check_count("steps", multiplicity * repeats, _WHY_WHOLE)
-    return {step: count for step, count in steps.items() if count}
+    steps = Counter({step: count for step, count in steps.items() if count})
+    scaled: Counter[ComposableStep] = Counter()
+    for step, count in steps.items():
+        divided = step.divided(adjacency.slots) if step == step.unsampled else None
+        if adjacency.slots == 1 or divided is None:
+            return steps, adjacency
+        scaled[divided] += count
+    return scaled, RECORD

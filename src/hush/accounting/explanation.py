@@ -82,22 +82,25 @@ def explain(
     """The meaning of the guarantee of a composition of plans to an attacker."""
     own = (guarantee.epsilon.upper, guarantee.delta)
     profile = privacy_profile(counts, dimension, adjacency)
-    implied = ApproximateDP([own, *zip(profile.epsilons, profile.upper, strict=True)])
+    attack, from_epsilon = (
+        AttackRates(
+            advantage=bounds.advantage,
+            posterior=bounds.success,
+            true_positive_rates=tuple(map(bounds.true_positive_rate, FALSE_POSITIVE_RATES)),
+        )
+        for bounds in map(
+            ApproximateDP, ([own, *zip(profile.epsilons, profile.upper, strict=True)], [own])
+        )
+    )
     return Explanation(
-        attack=attack_rates(implied),
-        from_epsilon=attack_rates(ApproximateDP([own])),
-        profile=profile,
-        trade_off=trade_off_curve(profile),
+        attack=attack, from_epsilon=from_epsilon, profile=profile, trade_off=trade_off_curve(profile)
     )
 
 
 def privacy_profile(
     counts: Mapping[Plan, int], dimension: Dimension = None, adjacency: Adjacency = RECORD
 ) -> PrivacyProfile:
-    """The privacy profile of a composition of plans, from epsilon 0 to the one at delta 1e-12.
-
-    **Guarantee.** As for `hush.epsilon`: the true delta lies between the two bounds.
-    """
+    """The privacy profile of a composition of plans, from epsilon 0 to the one at delta 1e-12."""
     end = min(compose(counts, _MIN_DELTA, dimension, adjacency).epsilon.upper, _MAX_EPSILON)
     epsilons = (end * np.linspace(0.0, 1.0, _POINTS if end > 0 else 1) ** 2).tolist()
     bounds = deltas(counts, epsilons, dimension, adjacency)
@@ -153,12 +156,3 @@ def gaussian_mu(profile: PrivacyProfile) -> float:
     # two unit normals at this distance have a test of this power
     mus = ndtri(np.minimum(power, 1 - MIN_ERROR_RATE)) - ndtri(rates)
     return max(0.0, float(mus.max()) * _OUTWARD)
-
-
-def attack_rates(attack: ApproximateDP) -> AttackRates:
-    """Bounds on the rates of the best attack."""
-    return AttackRates(
-        advantage=attack.advantage,
-        posterior=attack.success,
-        true_positive_rates=tuple(attack.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES),
-    )

@@ -89,27 +89,19 @@ class RenyiFilter:
         return admitted
 
     def restore(self, spent: npt.ArrayLike) -> None:
-        """Continue with RDP that the records have spent.
-
-        Args:
-            spent: Result of `odometer` of an equal filter.
-        """
+        """Continue with RDP that the records have spent: the `odometer` of an equal filter."""
         self._spent = np.array(spent, dtype=float)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """The guarantee of all releases under the filter, past and future.
-
-        Args:
-            delta: Delta of the guarantee.
-        """
-        delta = DELTA["range"].check("delta", delta)
+        """The guarantee of all releases under the filter, past and future."""
+        delta, dp = DELTA["range"].check("delta", delta), self.knows == "record"
         return Guarantee(
             epsilon=Bound(lower=0.0, upper=rdp_to_epsilon(self.budget, self.orders, delta)),
             delta=delta,
-            notion="dp" if self.knows == "record" else "per-instance",
-            unit="one record" if self.knows == "record" else "the record that is watched",
+            notion="dp" if dp else "per-instance",
+            unit="one record" if dp else "the record that is watched",
             # the cost at a location is bounded for the unrounded law
-            arithmetic="proved" if self.knows == "record" else "assumed",
+            arithmetic="proved" if dp else "assumed",
         )
 
     def odometer(self) -> Array:
@@ -118,9 +110,7 @@ class RenyiFilter:
 
 
 def individual_gaussian_rdp(norms: npt.ArrayLike, scale: float, orders: npt.ArrayLike) -> Array:
-    """Individual RDP of a full-batch Gaussian step, for records with clipped gradients of these norms.
-
-    A row for each record, a column for each order.
+    """Individual RDP of a full-batch Gaussian step: a row for each record's norm, a column per order.
 
     **Guarantee.** For normal noise of deviation `scale` on the sum, on a fixed support or not, in both
     directions: docs/guarantees/bounded.md, 4. It depends on the record alone.

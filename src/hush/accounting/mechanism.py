@@ -100,22 +100,19 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
             "no limit. Pass dimension=, the number of parameters, or clip with L2 or L2Linf.",
             key="dimension",
         )
-    deviations = []
-    for noise, norm in plan.noise.per_block(blocks, plan.clipping.reference_norm):
+    noisy = []
+    noises = plan.noise.per_block(blocks, plan.clipping.reference_norm)
+    for block, (noise, norm) in zip(blocks, noises, strict=True):
         if not isinstance(noise, Gaussian):
             raise _uncharged(plan)
-        deviations.append(noise.multiplier * norm)
+        noisy.append((block, noise.multiplier * norm))
     rate, coordinate_rate = plan.sampling.participation, plan.sampling.coordinate_participation
     if sum(block.dimension or math.inf for block in blocks) == 1:
         # the only coordinate takes part where its record and its own coin say so: rates multiply
         rate, coordinate_rate = rate * coordinate_rate, 1.0
     if coordinate_rate == 1:
-        return ellipsoid(rate, [block.l2_radius for block in blocks], deviations)
-    noisy = tuple(
-        Block(2.0, deviation * math.sqrt(2), block)
-        for block, deviation in zip(blocks, deviations, strict=True)
-    )
-    return CoordinateWise(rate, noisy, coordinate_rate)
+        return ellipsoid(rate, tuple(noisy))
+    return CoordinateWise.normal(rate, tuple(noisy), coordinate_rate)
 
 
 def _uncharged(plan: Plan) -> Unproved:

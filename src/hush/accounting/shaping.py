@@ -1,13 +1,10 @@
-"""Block-wise Gaussian noise of least total variance within a budget.
+"""Block-wise Gaussian noise of least total variance within a budget: docs/guarantees/shaped-noise.md.
 
-The search is not trusted: the accountants charge the noise like any other. The divergence at each order
-is convex in the log-variances, and one order is enough to keep a budget, so the admissible noise is a
-union of convex sets: the optimum is the best of the optima at single orders. An order is solved only if
-the tangent to its cost at the best point so far does not rule it out.
-docs/guarantees/shaped-noise.md.
+The search is not trusted: the accountants charge the noise like any other. The optimum is the best of
+the optima at single orders, each a convex problem. An order is solved only if the tangent to its cost at
+the best point so far does not rule it out.
 """
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +14,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from hush.accounting import composition
-from hush.accounting.calibrate import calibrate, largest_affordable
+from hush.accounting.calibrate import calibrate
 from hush.accounting.numerics import (
     OUTWARD,
     Array,
@@ -29,7 +25,7 @@ from hush.accounting.numerics import (
 )
 from hush.accounting.rdp.conversion import conversion_term
 from hush.accounting.rdp.coordinatewise import WHOLE_ORDERS
-from hush.accounting.steps import Block, CoordinateWise
+from hush.accounting.steps import CoordinateWise
 from hush.clipping import L2
 from hush.core.errors import BudgetExceeded
 from hush.core.guarantee import Budget
@@ -43,8 +39,6 @@ Blocks = Sequence[SensitivitySet]
 """The changes that one record can make in each block of coordinates."""
 
 _MAX_CORRECTIONS, _NEWTON_STEPS = 20, 200
-# Largest factor between the noise and the result of the search for its proportions.
-_MAX_SCALE = 1e6
 # Relative gain that a tangent must allow for its order to be solved.
 _MIN_GAIN = 1e-9
 # Distance of a divergence from its limit at which scaling ends, relatively.
@@ -55,14 +49,11 @@ def fit_noise(plan: Plan, budget: Budget, steps: int, dimension: int | None = No
     """The plan with the Gaussian noise of least total variance for `steps` steps within `budget`.
 
     Args:
-        plan: Plan; its noise is replaced.
+        plan: Plan; its noise is replaced by `BlockGaussian` noise, one multiplier for each block of the
+            clipping, or by `Gaussian` noise if there is one block.
         budget: Epsilon and delta of all steps.
         steps: Number of steps.
         dimension: Number of parameters, if the clipping does not determine it.
-
-    Returns:
-        The plan with `BlockGaussian` noise, one multiplier for each block of the clipping, or with
-        `Gaussian` noise if there is one block.
 
     **Guarantee.** As for `calibrate`, which scales the noise to the budget.
 
@@ -110,40 +101,8 @@ def least_variance_deviations(
     limits = divergence_limits(budget, steps)
     cost = BlockCost(blocks, rate, coordinate_rate, max(limits))
     ranks = np.array([block.size for block in blocks], dtype=float)
-    optimum = least_variance(cost, ranks, limits, 2 * np.log(closed_form))
-    order = optimum.order
-    certain = certified(blocks, optimum.log_variances, rate, coordinate_rate, order, limits[order])
-    return np.asarray(np.exp(certain / 2))
-
-
-def charged_variance(
-    blocks: Blocks, *, rate: float, coordinate_rate: float, budget: Budget, steps: int
-) -> float:
-    """Total variance of noise for sampled coordinates within `budget`, in the best proportions.
-
-    The proportions are the best ones by Rényi divergences, or the closed form if Rényi divergences
-    exceed the budget with any noise. The scale is from the smaller of all proved costs.
-    """
-    deviations = closed_form_deviations(blocks)
-    with contextlib.suppress(BudgetExceeded):
-        deviations = least_variance_deviations(
-            blocks, rate=rate, coordinate_rate=coordinate_rate, budget=budget, steps=steps
-        )
-
-    def spend(precision: float) -> float:
-        step = _noisy_step(blocks, deviations / precision, rate, coordinate_rate)
-        return composition.epsilon_upper({step: steps}, budget.delta)
-
-    precision = largest_affordable(
-        spend, budget.epsilon, start=1.0, low=1 / _MAX_SCALE, high=_MAX_SCALE, whole=False
-    )
-    if precision is None:
-        raise BudgetExceeded(
-            f"epsilon={budget.epsilon:g} at delta={budget.delta:g} is less than the cost of the largest "
-            "noise in the search. Allow a larger budget, or fewer steps."
-        )
-    ranks = np.array([block.size for block in blocks], dtype=float)
-    return float(ranks @ (deviations / precision) ** 2)
+    best, _, order = least_variance(cost, ranks, limits, 2 * np.log(closed_form))
+    return np.asarray(np.exp(certified(blocks, best, rate, coordinate_rate, order, limits[order]) / 2))
 
 
 def closed_form_deviations(blocks: Blocks) -> Array:
@@ -171,30 +130,18 @@ def divergence_limits(budget: Budget, steps: int) -> dict[int, float]:
 
 
 def certified(
-    blocks: Blocks,
-    log_variances: Array,
-    rate: float,
-    coordinate_rate: float,
-    order: int,
-    limit: float,
+    blocks: Blocks, log_variances: Array, rate: float, coordinate_rate: float, order: int, limit: float
 ) -> Array:
     """The log-variances, raised until the accountant's divergence is within the limit."""
     for _ in range(_MAX_CORRECTIONS):
-        step = _noisy_step(blocks, np.exp(log_variances / 2), rate, coordinate_rate)
+        noisy = tuple(zip(blocks, np.exp(log_variances / 2), strict=True))
+        step = CoordinateWise.normal(rate, noisy, coordinate_rate)
         divergence = float(step.rdp(np.array([order]))[0])
         if divergence <= limit:
             return log_variances
         # k times the variance costs less than 1/k of the divergence, which is convex in the precision
         log_variances = log_variances + math.log(divergence / limit * OUTWARD)
     raise AssertionError("more noise costs less")
-
-
-def _noisy_step(
-    blocks: Blocks, deviations: Array, rate: float, coordinate_rate: float
-) -> CoordinateWise:
-    pairs = zip(blocks, deviations, strict=True)
-    noisy = tuple(Block(2.0, math.sqrt(2) * float(deviation), block) for block, deviation in pairs)
-    return CoordinateWise(rate, noisy, coordinate_rate)
 
 
 class BlockCost:
@@ -204,13 +151,7 @@ class BlockCost:
     """
 
     def __init__(
-        self,
-        blocks: Blocks,
-        rate: float,
-        coordinate_rate: float,
-        highest: int,
-        *,
-        removal: bool = True,
+        self, blocks: Blocks, rate: float, coordinate_rate: float, highest: int, *, removal: bool = True
     ) -> None:
         self._squares = np.array([block.max_entry**2 for block in blocks])
         self._moved = np.array([block.max_entries_moved for block in blocks])

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from hush.accounting.coordinates import dominated_gaussian, dominating_jump_diffusion
+from hush.accounting.coordinates import NormalBlocks, dominated_gaussian, dominating_jump_diffusion
 from hush.accounting.numerics import Array
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
@@ -191,11 +191,6 @@ class Block:
     scale: float
     sensitivity: SensitivitySet
 
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of normal noise."""
-        return self.scale / math.sqrt(2)
-
 
 @dataclass(frozen=True)
 class CoordinateWise(ComposableStep):
@@ -206,6 +201,12 @@ class CoordinateWise(ComposableStep):
     coordinate_rate: float = 1.0
 
     needs_whole_orders = True
+
+    @classmethod
+    def normal(cls, rate: float, blocks: NormalBlocks, coordinate_rate: float = 1.0) -> Self:
+        """The step with normal noise."""
+        noisy = (Block(2.0, math.sqrt(2) * float(deviation), ball) for ball, deviation in blocks)
+        return cls(rate, tuple(noisy), coordinate_rate)
 
     @property
     def participation(self) -> float:
@@ -226,8 +227,7 @@ class CoordinateWise(ComposableStep):
             return None
         if block.beta != 2:
             return SampledNoise(self.rate, block.beta, block.scale / block.sensitivity.max_entry)
-        blocks = tuple((block.sensitivity, block.deviation) for block in self.blocks)
-        return SampledGaussian(*dominated_gaussian(blocks, self.rate, self.coordinate_rate))
+        return SampledGaussian(*dominated_gaussian(self._normal, self.rate, self.coordinate_rate))
 
     @property
     def dominating_step(self) -> SampledGaussian | None:
@@ -237,8 +237,7 @@ class CoordinateWise(ComposableStep):
         """
         if any(block.beta != 2 for block in self.blocks):
             return None
-        radii = [block.sensitivity.l2_radius for block in self.blocks]
-        return ellipsoid(self.rate, radii, [block.deviation for block in self.blocks])
+        return ellipsoid(self.rate, self._normal)
 
     @property
     def dominating_step_of_one(self) -> SampledGaussian | JumpDiffusionLaw | None:
@@ -249,12 +248,15 @@ class CoordinateWise(ComposableStep):
         whole = self.dominating_step
         if whole is None or self.coordinate_rate == 1:
             return whole
-        changes = ((block.sensitivity, block.deviation) for block in self.blocks)
-        blocks = [(ball.max_entry / scale, ball.l2_radius / scale) for ball, scale in changes]
+        blocks = [(ball.max_entry / scale, ball.l2_radius / scale) for ball, scale in self._normal]
         diffusion = dominating_jump_diffusion(self.rate, self.coordinate_rate, blocks)
         if diffusion is None or diffusion.log_chi_square >= whole.multiplier**-2:
             return whole
         return diffusion
+
+    @property
+    def _normal(self) -> NormalBlocks:
+        return tuple((block.sensitivity, block.scale / math.sqrt(2)) for block in self.blocks)
 
     def rdp(self, orders: Array) -> Array:
         for block in self.blocks:
@@ -275,12 +277,10 @@ def _blocks_rdp(blocks: Sequence[Block], rate: float, coordinate_rate: float, or
     return coordinatewise_rdp(profiles, rate, orders)
 
 
-def ellipsoid(rate: float, norms: Sequence[float], deviations: Sequence[float]) -> SampledGaussian:
+def ellipsoid(rate: float, blocks: NormalBlocks) -> SampledGaussian:
     """The subsampled Gaussian equivalent to normal noise with a deviation per block of coordinates.
 
-    Block j has l2 sensitivity `norms[j]`. Divided by its deviation, the whole change has norm
-    sqrt(sum (norm / deviation)^2), and the noise is isotropic: docs/guarantees/poisson-gaussian.md,
-    step 1.
+    Divided by the deviations, the change has norm sqrt(sum (l2 sensitivity / deviation)^2) and the noise
+    is isotropic: docs/guarantees/poisson-gaussian.md, step 1.
     """
-    ratios = (norm / deviation for norm, deviation in zip(norms, deviations, strict=True))
-    return SampledGaussian(rate, 1 / math.hypot(*ratios))
+    return SampledGaussian(rate, 1 / math.hypot(*(ball.l2_radius / scale for ball, scale in blocks)))
