@@ -8,11 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.core.parts import SensitivitySet
-from hush.gradients.public_basis import (
-    Group,
-    ProjectedTape,
-    PublicBasis,
-)
+from hush.gradients.public_basis import Group, ProjectedTape, PublicBasis
 from hush.gradients.recording import record
 from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Dense
@@ -72,9 +68,7 @@ def test_blocks_are_projections_of_each_record_alone(dtype: torch.dtype, entries
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_restoring_undoes_the_frame_and_drops_noise_within_the_subspaces(
-    dtype: torch.dtype,
-) -> None:
+def test_restoring_undoes_the_frame_and_drops_noise_within_the_subspaces(dtype: torch.dtype) -> None:
     model, x, y = problem(dtype)
     basis = basis_for(model)
     whole = torch.cat(list(materialised(basis).values()), 1)

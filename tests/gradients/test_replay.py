@@ -11,13 +11,7 @@ import hush
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.core.parts import ClippedSum, Clipping
 from hush.gradients import cuda_graph
-from hush.gradients.cuda_graph import (
-    CapturedGraph,
-    CaptureError,
-    Replay,
-    capture_graph,
-    padded_size,
-)
+from hush.gradients.cuda_graph import CapturedGraph, CaptureError, Replay, capture_graph, padded_size
 from hush.gradients.losses import PerSampleLoss, per_sample_loss
 from hush.gradients.recording import record
 

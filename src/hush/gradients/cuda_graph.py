@@ -68,7 +68,7 @@ class BatchGraph:
 
     def fill(self, inputs: Any, targets: Any, present: Tensor | None) -> None:
         """Write a batch into the graph's memory, padded with copies of its first record."""
-        records = records_of(inputs)
+        records = len(next(tree_leaves(inputs)))
         memories, given = tree_leaves((self.inputs, self.targets)), tree_leaves((inputs, targets))
         for memory, rows in zip(memories, given, strict=True):
             if records == len(memory):
@@ -165,7 +165,8 @@ class Replay:
         """
         mask = mask or self._materialise
         self._generator = generator
-        size = padded_size(records_of(inputs), self._most_records)
+        records = len(next(tree_leaves(inputs)))
+        size = padded_size(records, self._most_records)
         key = size, signature(inputs), signature(targets)
         graph = None if verify else self._graphs.get(key)
         if graph is not None:
@@ -178,7 +179,7 @@ class Replay:
         if graph is None:
             rows, labels = tree_map((inputs, targets), lambda rows: pad(rows, size))
             slots = torch.zeros(size, dtype=torch.bool, device=next(tree_leaves(inputs)).device)
-            slots[: records_of(inputs)] = True if present is None else present
+            slots[:records] = True if present is None else present
             with randomness():
                 return self.clip_padded(rows, labels, slots, mask)
         graph.fill(inputs, targets, present)
@@ -250,8 +251,7 @@ class Replay:
 
         def work() -> ClippedSum:
             """The clipped sum, zero if a gradient or the content of an empty slot is not finite."""
-            tape = record(self._model, self._loss, rows, labels, self._views)
-            clipped = self._clipping.clip(MaskedTape(tape, present), mask)
+            clipped = self.clip_padded(rows, labels, present, mask)
             total = {name: part.contiguous() for name, part in clipped.total.items()}
             # an empty slot is not skipped, and its content times a weight of 0 may not be finite
             lengths = torch.stack([norm.double() for norm in torch._foreach_norm(list(total.values()))])
@@ -321,11 +321,6 @@ def pad(rows: Tensor, size: int) -> Tensor:
     return torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
 
 
-def records_of(inputs: Any) -> int:
-    """Number of slots of a batch."""
-    return len(next(tree_leaves(inputs)))
-
-
 def signature(value: Any) -> Any:
     """Structure, shapes and dtypes of a tree of tensors, without the number of records."""
     if isinstance(value, Tensor):
@@ -342,28 +337,20 @@ def given(model: nn.Module, loss: Any) -> tuple[Any, ...]:
     criterion = getattr(loss, "loss", loss)
     roots = [model, criterion] if isinstance(criterion, nn.Module) else [model]
     modules = [module for root in roots for module in root.modules()]
-    own = [table for m in modules for table in (m._parameters, m._buffers) if table]
+    own = [table for m in modules for table in (m._parameters, m._buffers)]
     values = [value for table in own for value in table.values() if value is not None]
-    backends = torch.backends
+    backends, products = torch.backends, torch.backends.cuda.matmul
     return (
         [(id(module), id(module.__dict__.get("forward"))) for module in modules],
         [value for module in modules for value in module.__dict__.values() if type(value) in _PLAIN],
         [(value.data_ptr(), value.requires_grad) for value in values],
-        _replaced_generators,
-        torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cuda"),
-        torch.get_float32_matmul_precision(),
-        backends.cuda.matmul.allow_tf32,
-        backends.cudnn.allow_tf32,
-        backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
-        backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
-        backends.cuda.flash_sdp_enabled(),
-        backends.cuda.mem_efficient_sdp_enabled(),
-        backends.cuda.math_sdp_enabled(),
-        backends.cuda.cudnn_sdp_enabled(),
-        backends.cudnn.enabled,
-        backends.cudnn.benchmark,
-        torch.are_deterministic_algorithms_enabled(),
+        (_replaced_generators, torch.are_deterministic_algorithms_enabled()),
+        (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
+        (torch.get_float32_matmul_precision(), products.allow_tf32, backends.cudnn.allow_tf32),
+        (products.allow_fp16_reduced_precision_reduction, backends.cuda.cudnn_sdp_enabled()),
+        (products.allow_bf16_reduced_precision_reduction, backends.cuda.math_sdp_enabled()),
+        (backends.cuda.flash_sdp_enabled(), backends.cuda.mem_efficient_sdp_enabled()),
+        (backends.cudnn.enabled, backends.cudnn.benchmark),
     )
 
 
@@ -414,6 +401,7 @@ def _captured(
     work: Callable[[], Any], pool: Any, generator: torch.Generator | None, shared: torch.Generator
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
     """The graph and the output of work that has run before on the current stream."""
+    global _replaced_generators
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
@@ -436,7 +424,11 @@ def _captured(
         try:
             graph.capture_end()
         except RuntimeError as error:  # the driver has ended the capture
-            _restore_torch(pool, shared, fresh)
+            # torch's allocator would still use the graph's pool, and its generator would not draw
+            with suppress(RuntimeError):  # the allocator may have left the pool
+                torch._C._cuda_endAllocateToPool(shared.device.index, pool)
+            shared.graphsafe_set_state(fresh)
+            _replaced_generators += 1
             failed = failed or error
     if failed is not None:
         raise failed
@@ -458,11 +450,7 @@ class _ExternalMemory(TorchDispatchMode):
             if storage.data_ptr() not in self._allocated:
                 self.external[storage.data_ptr()] = storage
         output = func(*args, **(kwargs or {}))
-        self._allocated.update(
-            storage.data_ptr()
-            for storage in _storages(output)
-            if storage.data_ptr() not in self.external
-        )
+        self._allocated |= {part.data_ptr() for part in _storages(output)} - self.external.keys()
         return output
 
 
@@ -470,19 +458,6 @@ def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
     for value in tree_leaves(values):
         if value.layout == torch.strided:
             yield value.untyped_storage()
-
-
-def _restore_torch(pool: Any, shared: torch.Generator, fresh: torch.Generator) -> None:
-    """Restore torch's allocator and generator after a capture that the driver has ended.
-
-    The allocator would still use the graph's pool, and the generator would not draw outside of a
-    capture. The generator gets a fresh state, which voids all graphs that use the old one.
-    """
-    global _replaced_generators
-    with suppress(RuntimeError):  # the allocator may have left the pool
-        torch._C._cuda_endAllocateToPool(shared.device.index, pool)
-    shared.graphsafe_set_state(fresh)
-    _replaced_generators += 1
 
 
 @lru_cache

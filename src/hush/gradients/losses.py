@@ -39,10 +39,8 @@ class PerSampleLoss:
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         if isinstance(self.loss, CLASS_LOSSES) and getattr(targets, "dtype", None) == torch.uint8:
             targets = targets.long()  # torch takes bytes as classes, but not under vmap
-        if isinstance(self.loss, _ELEMENTWISE_LOSSES):
-            _check_same_shape(outputs, targets)
-        if isinstance(self.loss, CLASS_LOSSES):
-            _check_labels_shape(outputs, targets)
+        if isinstance(outputs, Tensor):
+            _check_shapes(self.loss, outputs, targets)
         values: Tensor = self.loss(outputs, targets)
         if self.record_reduction == "none" or values.dim() == 1:
             return values
@@ -58,39 +56,27 @@ class PerSampleLoss:
 
 CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _ELEMENTWISE_LOSSES = (
-    nn.BCELoss,
-    nn.BCEWithLogitsLoss,
-    nn.HuberLoss,
-    nn.L1Loss,
-    nn.MSELoss,
-    nn.SmoothL1Loss,
+    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.HuberLoss, nn.L1Loss, nn.MSELoss, nn.SmoothL1Loss),
 )
 """Losses of outputs and targets of one shape; torch lets some of them broadcast, also over records."""
 
 
-def _check_labels_shape(outputs: Any, targets: Any) -> None:
-    """Raise if there is not one class number for each vector of scores."""
-    numbers = isinstance(targets, Tensor) and not targets.is_floating_point()
-    if not numbers or not isinstance(outputs, Tensor) or outputs.dim() < 2:
-        return  # probabilities, or what torch or the tape has a better word for
-    scores, labels = tuple(outputs.shape), tuple(targets.shape)
-    fitting = (scores[0], *scores[2:])
-    if labels != fitting:
-        way_out = "targets.squeeze(-1)" if labels == (*fitting, 1) else "targets of that shape"
+def _check_shapes(loss: Any, outputs: Tensor, targets: Any) -> None:
+    """Raise if a loss of one shape would broadcast, or there is no class number for a row of scores."""
+    shape, labels = tuple(outputs.shape), tuple(getattr(targets, "shape", ()))
+    if isinstance(loss, _ELEMENTWISE_LOSSES) and len(shape) != len(labels):
         raise DataError(
-            f"a record has scores of shape {scores[1:]} and labels of shape {labels[1:]}: the loss "
-            f"takes one class number for each vector of scores, labels of shape {fitting[1:]}. "
-            f"Pass {way_out}."
-        )
-
-
-def _check_same_shape(outputs: Any, targets: Any) -> None:
-    if not isinstance(outputs, Tensor):
-        return  # the loss says so when it is called
-    shapes = [tuple(getattr(part, "shape", ())) for part in (outputs, targets)]
-    if len(shapes[0]) != len(shapes[1]):
-        raise DataError(
-            f"outputs of shape {shapes[0]} and targets of shape {shapes[1]}: broadcast against each "
+            f"outputs of shape {shape} and targets of shape {labels}: broadcast against each "
             "other, one record's output would be compared with another's target. Pass targets of the "
             "outputs' shape, e.g. targets.unsqueeze(1) for outputs of shape (records, 1)."
         )
+    numbers = isinstance(targets, Tensor) and not targets.is_floating_point()  # or probabilities
+    if isinstance(loss, CLASS_LOSSES) and numbers and len(shape) >= 2:
+        fitting = (shape[0], *shape[2:])
+        if labels != fitting:
+            way_out = "targets.squeeze(-1)" if labels == (*fitting, 1) else "targets of that shape"
+            raise DataError(
+                f"a record has scores of shape {shape[1:]} and labels of shape {labels[1:]}: the loss "
+                f"takes one class number for each vector of scores, labels of shape {fitting[1:]}. "
+                f"Pass {way_out}."
+            )

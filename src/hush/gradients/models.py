@@ -13,12 +13,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
-_DISTRIBUTED = {
-    "DataParallel",
-    "DistributedDataParallel",
-    "FullyShardedDataParallel",
-    "FSDPModule",
-}
+_DISTRIBUTED = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 """Wrappers by their names: importing them all costs more than the step."""
 
 

@@ -87,8 +87,6 @@ def precise(values: Tensor) -> Tensor:
 
 def precise_dtype(values: Tensor) -> torch.dtype:
     """The dtype of `precise` values."""
-    if values.dtype in _PRECISE:
-        return values.dtype
     return torch.promote_types(values.dtype, torch.float32)
 
 
@@ -150,8 +148,13 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
     The rounding error of one block bounds that of the sum. On a CPU the result is computed tile by tile:
     each product is added while it is in the cache.
     """
-    if left.is_cuda:
-        return _block_sums(left, right)
+    if left.is_cuda:  # the products of all blocks at once, and then their sum
+        whole = len(left) // SUM_BLOCK * SUM_BLOCK
+        if not whole:
+            return (left.mT @ right).double()
+        first, second = (part[:whole].unflatten(0, (-1, SUM_BLOCK)) for part in (left, right))
+        total = (first.mT @ second).sum(0, dtype=torch.float64)
+        return total.add_(left[whole:].mT @ right[whole:]) if whole < len(left) else total
     if left.shape[0] <= SUM_BLOCK and left.shape[1] * right.shape[1] <= _TILE:
         return left.mT.mm(right).double()
     total = torch.empty(left.shape[1], right.shape[1], dtype=torch.float64)
@@ -204,18 +207,6 @@ def _tiles(total: Tensor, like: Tensor) -> Iterator[tuple[Tensor, Tensor, tuple[
         place = slice(top, top + high), slice(first, first + wide)
         tile = total[place]
         yield tile, memory[: tile.numel()].view(tile.shape), place
-
-
-def _block_sums(left: Tensor, right: Tensor) -> Tensor:
-    """The products of all blocks at once, and then their sum."""
-    blocks, rest = divmod(len(left), SUM_BLOCK)
-    whole = blocks * SUM_BLOCK
-    if not blocks:
-        return (left.mT @ right).double()
-    shape = blocks, SUM_BLOCK
-    parts = left[:whole].unflatten(0, shape).mT @ right[:whole].unflatten(0, shape)
-    total: Tensor = parts.sum(0, dtype=torch.float64)
-    return total.add_(left[whole:].mT @ right[whole:]) if rest else total
 
 
 def capturing_cuda_graph() -> bool:

@@ -28,13 +28,7 @@ from hush.gradients.recording import (
     uncompiled,
 )
 from hush.gradients.sharding import ShardedModules
-from hush.gradients.tree import (
-    Loss,
-    Views,
-    call_model,
-    local_shard,
-    tree_map,
-)
+from hush.gradients.tree import Loss, Views, call_model, local_shard, tree_map
 
 _DRAWS = 20
 """Passes in which a model that branches may leave a parameter out by chance: a layer dropped with

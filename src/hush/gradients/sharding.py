@@ -116,11 +116,7 @@ class ShardedModules:
             self._free(name)
 
     def _free(self, name: str) -> None:
-        with (
-            torch._C.DisableTorchFunction(),
-            temporarily_clear_interpreter_stack(),
-            torch.no_grad(),
-        ):
+        with torch._C.DisableTorchFunction(), temporarily_clear_interpreter_stack(), torch.no_grad():
             self.modules[name].reshard()
         self.whole.discard(name)
 

@@ -22,14 +22,7 @@ from hush.gradients.products import (
     uses_kernels,
 )
 from hush.gradients.rules.linear import OuterFactors, outer_product_term
-from hush.gradients.terms import (
-    CHUNK_ENTRIES,
-    Dense,
-    Term,
-    by_unit,
-    finite_norms,
-    materialised_norms,
-)
+from hush.gradients.terms import CHUNK_ENTRIES, Dense, Term, by_unit, finite_norms, materialised_norms
 
 if TYPE_CHECKING:
     from hush.gradients.recording import Recording
