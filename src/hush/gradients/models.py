@@ -13,10 +13,6 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
-_DISTRIBUTED = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
-"""Wrappers by their names: importing them all costs more than the step."""
-
-
 def is_sharded(model: nn.Module) -> bool:
     """Whether `fully_shard` was applied to a module of the model."""
     return any(_distributed_wrapper(type(module)) == "FSDPModule" for module in model.modules())
@@ -43,7 +39,7 @@ def check_model(model: nn.Module, *, sharded: bool = False) -> None:
             "the model has hooks of register_post_accumulate_grad_hook, which never run: the private "
             "gradient is set, not accumulated. Remove them, and do their work after the step."
         )
-    trained = {name: value for name, value in parameters.items() if value.requires_grad}
+    trained = trainable(model)
     for name, parameter in trained.items():
         if parameter.is_complex():
             raise Unsupported(
@@ -96,8 +92,9 @@ def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
 
 
 def _distributed_wrapper(kind: type) -> str | None:
-    """Name of the wrapper of several processes that a class of modules is."""
-    return next((base.__name__ for base in kind.__mro__ if base.__name__ in _DISTRIBUTED), None)
+    """Name of the wrapper of several processes that a class is: importing them all takes long."""
+    wrappers = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+    return next((base.__name__ for base in kind.__mro__ if base.__name__ in wrappers), None)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:

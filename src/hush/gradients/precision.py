@@ -153,7 +153,7 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
         if not whole:
             return (left.mT @ right).double()
         first, second = (part[:whole].unflatten(0, (-1, SUM_BLOCK)) for part in (left, right))
-        total = (first.mT @ second).sum(0, dtype=torch.float64)
+        total: Tensor = (first.mT @ second).sum(0, dtype=torch.float64)
         return total.add_(left[whole:].mT @ right[whole:]) if whole < len(left) else total
     if left.shape[0] <= SUM_BLOCK and left.shape[1] * right.shape[1] <= _TILE:
         return left.mT.mm(right).double()

@@ -77,8 +77,8 @@ def probe(
     The model, its buffers, its attributes and all random states are restored.
     """
     check_model(model, sharded=sharded is not None)
-    pair = inputs, targets
     state = _State(model)
+    attempt = partial(_probe, model, loss, (inputs, targets), views, state, sharded)
     with ExitStack() as stack:
         stack.enter_context(_same_draws(model))
         stack.callback(state.restore)
@@ -87,7 +87,7 @@ def probe(
             if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
                 # under vmap its executor would lose the gradients of all later calls
                 raise NotVectorized("torch.vmap cannot run scripted modules.")
-            return _probe(model, loss, pair, views, state, sharded, one_by_one=False)
+            return attempt(one_by_one=False)
         except Exception as error:
             refused = isinstance(error, HushError) and not isinstance(error, NotVectorized)
             if refused or isinstance(error, torch.OutOfMemoryError):
@@ -97,7 +97,7 @@ def probe(
             if _USES_STATE.search(str(error)):
                 raise _keeps_state(kept) from error
             try:
-                return _probe(model, loss, pair, views, state, sharded, one_by_one=True)
+                return attempt(one_by_one=True)
             except RuntimeError as alone:
                 if _USES_STATE.search(str(alone)):
                     raise _keeps_state(state.kept()) from alone

@@ -43,8 +43,8 @@ class ShardedModules:
         self._gathering = False
         self._hooks: list[tuple[dict[int, Any], int, Any, Any]] = []
         """Table of a module's hooks, place of FSDP's hook in it, that hook, and its replacement."""
-        sharded: dict[str, Any] = {**self.modules}
-        for name, module in sharded.items():
+        module: Any
+        for name, module in self.modules.items():
             state = module._get_fsdp_state()
             first, last = module._forward_pre_hooks, module._forward_hooks
             before, after = state._pre_forward_hook_handle.id, state._post_forward_hook_handle.id

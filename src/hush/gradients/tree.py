@@ -17,6 +17,9 @@ Loss = Callable[[Any, Any], Tensor]
 Views = Callable[[Any], Any]
 """The inputs of one record to several views of it (augmentations), along a new first dimension."""
 
+Gradients = tuple[Tensor | None, ...]
+"""Gradients of a layer's inputs; None for one that is not needed."""
+
 
 def tree_leaves(value: Any) -> Iterator[Tensor]:
     """The tensors of a tree."""
@@ -84,24 +87,17 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 
 
 def check_arguments(model: nn.Module, inputs: Any) -> None:
-    """Raise if `forward` does not take inputs of these names or in this number.
-
-    Args:
-        model: the trained one.
-        inputs: of any records: a tensor, a tuple of arguments, or a dictionary of them by name.
-    """
+    """Raise if `forward` does not take inputs of these names or in this number."""
     try:
         signature = inspect.signature(model.forward)
-    except (TypeError, ValueError):  # of compiled code, which says so when it is called
+    except (TypeError, ValueError):  # of compiled code, which raises when it is called
         return
-    named = isinstance(inputs, dict)
+    named: dict[str, Any] = inputs if isinstance(inputs, dict) else {}
+    placed = () if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else (inputs,)
     try:
-        if named:
-            signature.bind(**inputs)
-        else:
-            signature.bind(*(inputs if isinstance(inputs, tuple) else (inputs,)))
+        signature.bind(*placed, **named)
     except TypeError as error:
-        supplied = f"the names {', '.join(map(str, inputs))}" if named else "a place each"
+        supplied = f"the names {', '.join(map(str, named))}" if named else "a place each"
         raise DataError(
             f"the inputs have {supplied} and forward() takes {signature} ({error}): a dictionary's keys "
             "are names of its arguments, and a tuple's parts follow their order. Rename or leave out "

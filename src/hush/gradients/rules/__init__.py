@@ -50,6 +50,7 @@ from hush.gradients.rules import (
     recurrent,
 )
 from hush.gradients.terms import Dense, Term
+from hush.gradients.tree import Gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +70,7 @@ class Layer(Protocol):
 
         Several outputs are a tuple, and so are their gradients."""
 
-    def backward(
-        self, grad: Any, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, grad: Any, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
         """Append the terms of the weights' per-sample gradients; return the inputs' gradients.
 
         One term for each trained weight: `linear.outer_product_term` of output gradients and inputs for
@@ -95,9 +94,7 @@ class PerSampleCopy:
     def forward(self) -> tuple[Tensor, tuple[Tensor, ...]]:
         return self.value.detach().expand(self.records, *self.value.shape), ()
 
-    def backward(
-        self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
         self.gradients = grad
         return ()
 
@@ -109,14 +106,9 @@ class PerSampleCopy:
             if parameter is self.value:
                 terms[name].append(Dense(self.gradients))
                 return
-        gradients = torch.autograd.grad(
-            self.value,
-            list(parameters.values()),
-            self.gradients,
-            is_grads_batched=True,
-            retain_graph=True,
-            allow_unused=True,
-        )
+        options = {"is_grads_batched": True, "retain_graph": True, "allow_unused": True}
+        inputs = list(parameters.values())
+        gradients = torch.autograd.grad(self.value, inputs, self.gradients, **options)
         for name, gradient in zip(parameters, gradients, strict=True):
             if gradient is not None:
                 terms[name].append(Dense(gradient))
@@ -131,9 +123,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     torch.addmm: linear.addmm,
     torch.matmul: linear.matmul,
     torch.Tensor.matmul: linear.matmul,  # `@` too
-    torch.conv1d: convolution.convolution,
-    torch.conv2d: convolution.convolution,
-    torch.conv3d: convolution.convolution,
+    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), convolution.convolution),
     functional.embedding: embedding.embedding,
     functional.layer_norm: normalisation.layer_norm,
     functional.group_norm: normalisation.group_norm,
@@ -146,10 +136,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     torch._VF.gru: partial(recurrent.recurrent, "gru"),
     torch._VF.rnn_tanh: partial(recurrent.recurrent, "rnn_tanh"),
     torch._VF.rnn_relu: partial(recurrent.recurrent, "rnn_relu"),
-    torch._VF.lstm_cell: decompositions.lstm_cell,
-    torch._VF.gru_cell: decompositions.gru_cell,
-    torch._VF.rnn_tanh_cell: partial(decompositions.rnn_cell, torch.tanh),
-    torch._VF.rnn_relu_cell: partial(decompositions.rnn_cell, torch.relu),
+    torch._VF.lstm_cell: partial(decompositions.cell, "lstm"),
+    torch._VF.gru_cell: partial(decompositions.cell, "gru"),
+    torch._VF.rnn_tanh_cell: partial(decompositions.cell, "tanh"),
+    torch._VF.rnn_relu_cell: partial(decompositions.cell, "relu"),
     functional.cross_entropy: decompositions.cross_entropy,
     functional.bilinear: decompositions.bilinear,
     torch.Tensor.requires_grad_: decompositions.requires_grad,

@@ -23,6 +23,7 @@ from hush.gradients.products import (
 )
 from hush.gradients.rules.linear import OuterFactors, outer_product_term
 from hush.gradients.terms import CHUNK_ENTRIES, Dense, Term, by_unit, finite_norms, materialised_norms
+from hush.gradients.tree import Gradients
 
 if TYPE_CHECKING:
     from hush.gradients.recording import Recording
@@ -133,15 +134,9 @@ class ConvolutionShape:
         """View of the padded input: (images, in, *kernel, *positions)."""
         padded = functional.pad(x, _both_sides(self.padding))
         image, channel, *pixel = padded.stride()
-        return padded.as_strided(
-            (*x.shape[:2], *self.shape[2:], *outputs),
-            (
-                image,
-                channel,
-                *(a * b for a, b in zip(pixel, self.dilation, strict=True)),
-                *(a * b for a, b in zip(pixel, self.stride, strict=True)),
-            ),
-        )
+        steps = zip((*pixel, *pixel), (*self.dilation, *self.stride), strict=True)
+        size = (*x.shape[:2], *self.shape[2:], *outputs)
+        return padded.as_strided(size, (image, channel, *(a * b for a, b in steps)))
 
 
 _MATERIALISE_RATIO = {"cpu": 4, "cuda": 1}
@@ -187,13 +182,10 @@ class ConvolutionFactors(Term):
         if order != 2 or positions == 1:
             return torch.cat([part.norms(order) for _, part in self._chunks()])
         # Gram matrices from inner products between pixels, without unfolding
-        outputs = self.grad.shape[2:]
+        outputs, patch_gram = self.grad.shape[2:], self.geometry.patch_gram
         pixels = max(positions, math.prod(self.x.shape[2:]))
         pairs = (
-            (
-                self.geometry.patch_gram(self.x[rows].double(), outputs),
-                gram(self.grad[rows].flatten(2).mT),
-            )
+            (patch_gram(self.x[rows].double(), outputs), gram(self.grad[rows].flatten(2).mT))
             for rows in gram_chunks(self.records, pixels)
         )
         entries = self.shape[0], math.prod(self.shape[1:])
@@ -261,9 +253,7 @@ class Convolution:
         bias = None if self.bias is None else to_autocast_dtype(self.bias.value)
         return self.geometry.forward(x, to_autocast_dtype(self.weight.value), bias), (x,)
 
-    def backward(
-        self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
         (x,) = saved
         if self.weight.terms is not None:
             self.weight.terms.append(convolution_term(grad, x, self.geometry, self.records))
@@ -313,8 +303,7 @@ def convolution(
             assert weights[0] is not None
             layer = Convolution(recording.records, weights[0], weights[1], geometry)
             output = recording.capture(layer, images)
-        by_record: Tensor = output.unflatten(0, x.shape[:lead])
-        return by_record
+        return torch.unflatten(output, 0, x.shape[:lead])
 
     return recording.run_batched(work, x)
 

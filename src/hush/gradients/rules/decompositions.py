@@ -1,14 +1,16 @@
 """Operations without a batching rule, decomposed into others; and max pooling with channels last."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import current_level, is_batchedtensor
+from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 from torch.nn.modules.utils import _pair
+
+from hush.gradients.tree import Gradients
 
 if TYPE_CHECKING:
     from hush.gradients.recording import Recording
@@ -23,42 +25,25 @@ def bilinear(
         return output if bias is None else output + bias
 
 
-def lstm_cell(recording: "Recording", x: Tensor, states: Any, *weights: Any) -> Any:
-    """The rule for `torch.nn.LSTMCell`."""
-    hidden, cell = states
+def cell(kind: str, recording: "Recording", x: Tensor, states: Any, *weights: Any) -> Any:
+    """The rule for `torch.nn.LSTMCell`, `GRUCell` and `RNNCell` (tanh, relu), by kind."""
+    hidden = states[0] if kind == "lstm" else states
+    weight, state_weight, bias, state_bias = (*weights, None, None)[:4]
     with recording:
-        gates = sum(_gates(x, hidden, *weights)).chunk(4, dim=-1)
+        inputs = functional.linear(x, weight, bias)
+        own = functional.linear(hidden, state_weight, state_bias)
+        if kind == "gru":
+            pairs = list(zip(inputs.chunk(3, dim=-1), own.chunk(3, dim=-1), strict=True))
+            reset, update = (torch.sigmoid(first + second) for first, second in pairs[:2])
+            new = torch.tanh(pairs[2][0] + reset * pairs[2][1])
+            return new + update * (hidden - new)
+        gates: Any = sum((inputs, own))
+        if kind != "lstm":
+            return getattr(torch, kind)(gates)
+        gates = gates.chunk(4, dim=-1)
         keep, add, output = (torch.sigmoid(gates[gate]) for gate in (1, 0, 3))
-        cell = keep * cell + add * torch.tanh(gates[2])
-        return output * torch.tanh(cell), cell
-
-
-def gru_cell(recording: "Recording", x: Tensor, hidden: Tensor, *weights: Any) -> Any:
-    """The rule for `torch.nn.GRUCell`."""
-    with recording:
-        inputs, states = (part.chunk(3, dim=-1) for part in _gates(x, hidden, *weights))
-        reset, update = (torch.sigmoid(inputs[gate] + states[gate]) for gate in (0, 1))
-        new = torch.tanh(inputs[2] + reset * states[2])
-        return new + update * (hidden - new)
-
-
-def rnn_cell(
-    activation: Callable[[Tensor], Tensor],
-    recording: "Recording",
-    x: Tensor,
-    hidden: Tensor,
-    *weights: Any,
-) -> Any:
-    """The rule for `torch.nn.RNNCell` with an activation."""
-    with recording:
-        return activation(sum(_gates(x, hidden, *weights)))
-
-
-def _gates(x: Tensor, hidden: Tensor, *weights: Any) -> list[Any]:
-    """The parts of a cell's gates from its input and from its state."""
-    biases = weights[2:] or (None, None)
-    operands = zip((x, hidden), weights[:2], biases, strict=True)
-    return [functional.linear(*each) for each in operands]
+        memory = keep * states[1] + add * torch.tanh(gates[2])
+        return output * torch.tanh(memory), memory
 
 
 def cross_entropy(
@@ -74,15 +59,14 @@ def cross_entropy(
 ) -> Any:
     """The rule for `F.cross_entropy` of class numbers, which `vmap` would decompose in Python."""
     plain = weight is None and size_average is None and reduce is None and label_smoothing == 0
-    if not plain or reduction != "none" or scores.dim() < 2 or target.dtype != torch.int64:
-        return NotImplemented
-    if current_level() != recording.level or not is_batchedtensor(scores):
+    numbers = reduction == "none" and scores.dim() >= 2 and target.dtype == torch.int64
+    if not (plain and numbers and recording.of_records_and_constants(scores)):
         return NotImplemented
 
     def work(scores: Tensor, target: Tensor) -> Tensor:
         flat = scores.flatten(0, 1), target.flatten(0, 1)
-        losses: Tensor = functional.cross_entropy(*flat, ignore_index=ignore_index, reduction="none")
-        return losses.unflatten(0, scores.shape[:2])  # type: ignore[no-any-return]
+        losses = functional.cross_entropy(*flat, ignore_index=ignore_index, reduction="none")
+        return torch.unflatten(losses, 0, scores.shape[:2])
 
     return recording.run_batched(work, scores, target)
 
@@ -115,9 +99,7 @@ class MaxPool:
         # other layers work on channels first
         return output.contiguous(), (x, indices.contiguous())
 
-    def backward(
-        self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
         if not needed[0]:
             return (None,)
         x, indices = saved
@@ -144,8 +126,6 @@ def max_pool2d(
         return NotImplemented
     layer = MaxPool(kernel_size, kernel_size if stride is None else stride, padding, dilation, ceil_mode)
 
-    def work(x: Tensor) -> Tensor:
-        output: Tensor = recording.capture(layer, x.flatten(0, 1)).unflatten(0, x.shape[:2])
-        return output
-
-    return recording.run_batched(work, x)
+    return recording.run_batched(
+        lambda x: recording.capture(layer, x.flatten(0, 1)).unflatten(0, x.shape[:2]), x
+    )

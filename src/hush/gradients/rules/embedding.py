@@ -7,7 +7,7 @@ uses, because its gradient is their sum and is clipped as one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from hush.gradients.terms import (
     product_bound,
     scale_rows,
 )
+from hush.gradients.tree import Gradients
 
 if TYPE_CHECKING:
     from hush.gradients.recording import Recording
@@ -155,9 +156,7 @@ class Lookup:
     def forward(self, index: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         return functional.embedding(index, self.weight.value), (index,)
 
-    def backward(
-        self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
         index = saved[0].flatten(1) if saved[0].dim() > 1 else saved[0].unsqueeze(1)
         right = grad.reshape(*index.shape, grad.shape[-1])
         if self.padding is not None:
@@ -257,18 +256,16 @@ def merge_terms(terms: Sequence[Term]) -> Term:
     rows = [term for term in terms if isinstance(term, RowFactors)]
     if len(outer) + len(rows) < len(terms):
         return Dense(sum((term.dense() for term in terms[1:]), start=terms[0].dense()))
-    shape = terms[0].shape
-    if outer:
-        lefts, rights = [term.left for term in outer], [term.right for term in outer]
-        product = OuterFactors(_joined(lefts), _joined(rights), shape)
-    if rows:
-        indices, values = [term.index for term in rows], [term.right for term in rows]
-        lookup = RowFactors(_joined(indices), _joined(values), shape)
     if outer and rows:
-        return TiedFactors(lookup, product)
-    return product if outer else lookup
+        return TiedFactors(_joined(rows), _joined(outer))
+    joined: Term = _joined(outer or rows)
+    return joined
 
 
-def _joined(positions: Sequence[Tensor]) -> Tensor:
-    """The positions of several uses, concatenated."""
-    return positions[0] if len(positions) == 1 else torch.cat(list(positions), 1)
+def _joined(terms: Sequence[Any]) -> Any:
+    """One term of the positions of several uses, concatenated."""
+    if len(terms) == 1:
+        return terms[0]
+    parts = [vars(term) for term in terms]
+    joined = {name: torch.cat([part[name] for part in parts], 1) for name in parts[0] if name != "shape"}
+    return replace(terms[0], **joined)

@@ -12,12 +12,11 @@ from torch.nn import functional
 
 from hush.gradients.products import uses_kernels
 from hush.gradients.terms import Dense
+from hush.gradients.tree import Gradients
 
 if TYPE_CHECKING:
     from hush.gradients.recording import Recording
     from hush.gradients.rules import Weight
-
-_Backward = tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +35,7 @@ class LayerNorm:
         )
         return output, (x, mean, scale)
 
-    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
+    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
         x, mean, scale = saved
         rows = len(x), -1, math.prod(self.shape)
         if uses_kernels(x):
@@ -72,7 +71,7 @@ class GroupNorm:
         )
         return output, (x, mean, scale)  # the input as it came: in half precision half as large
 
-    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> _Backward:
+    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
         x, mean, scale = saved
         grad = grad.contiguous()
         by_image = self._sums(grad, x, mean, scale)
@@ -119,14 +118,13 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Any:
     """The rule for `F.layer_norm`."""
-    weights = recording.as_weights(weight, bias)
-    if weights is None:
-        if not recording.of_records_and_constants(x, weight, bias):
-            return NotImplemented
-        shape = list(normalized_shape)
-        return recording.run_batched(lambda x: functional.layer_norm(x, shape, weight, bias, eps), x)
-    layer = LayerNorm(tuple(normalized_shape), weights[0], weights[1], eps)
-    return recording.run_batched(partial(recording.capture, layer), x)
+    weights, shape = recording.as_weights(weight, bias), tuple(normalized_shape)
+    if weights is not None:
+        layer = LayerNorm(shape, weights[0], weights[1], eps)
+        return recording.run_batched(partial(recording.capture, layer), x)
+    if not recording.of_records_and_constants(x, weight, bias):
+        return NotImplemented
+    return recording.run_batched(lambda x: functional.layer_norm(x, shape, weight, bias, eps), x)
 
 
 def _on_images(recording: "Recording", work: Callable[[Tensor], Tensor], x: Tensor) -> Any:
@@ -174,8 +172,7 @@ def batch_norm(
         with recording:  # scale and shift are per-sample copies
             output = functional.batch_norm(x, mean, variance, eps=eps) * weight.view(shape)
             return output if bias is None else output + bias.view(shape)
-    constants = [value for value in (mean, variance, weight, bias) if value is not None]
-    if not recording.of_records_and_constants(x, *constants):
+    if not recording.of_records_and_constants(x, mean, variance, weight, bias):
         return NotImplemented
     return _on_images(
         recording, lambda x: functional.batch_norm(x, mean, variance, weight, bias, eps=eps), x

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from hush.gradients.rules.linear import outer_product_term
 from hush.gradients.terms import Dense
+from hush.gradients.tree import Gradients
 
 if TYPE_CHECKING:
     from hush.gradients.recording import Recording
@@ -78,7 +79,7 @@ class LSTMScan:
 
     def backward(
         self, grad: tuple[Tensor, Tensor], saved: tuple[Tensor, ...], needed: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
+    ) -> Gradients:
         reads, gates, cells, tanh_cells = saved
         steps, directions, sequences, size = tanh_cells.shape
         inputs = reads.shape[-1] - size
@@ -182,29 +183,21 @@ class Gates:
         gates = functional.linear(x.flatten(0, 1), self.input_weight.value, bias)
         return gates, (x, gates) if self.kind == "gru" else (x,)
 
-    def backward(
-        self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
         x, *gates = saved
         grad = grad.unflatten(0, x.shape[:2])
-        state_grad = self._state_grad(grad, *gates) if gates else grad
-        left = by_record(grad, self.records)
-        state_left = left if state_grad is grad else by_record(state_grad, self.records)
+        left = state_left = by_record(grad, self.records)
+        if gates:  # of a GRU: the reset gate multiplies the state's part of the new state
+            size = self.state_weight.value.shape[1]
+            bias = None if self.state_bias is None else self.state_bias.value[:size]
+            reset = functional.linear(self.previous, self.state_weight.value[:size], bias)
+            reset += gates[0].view_as(grad)[..., :size]
+            new = grad[..., 2 * size :] * reset.sigmoid_()
+            state_left = by_record(torch.cat([grad[..., : 2 * size], new], dim=-1), self.records)
         weights = self.input_weight, self.state_weight, self.input_bias, self.state_bias
         rights = by_record(x, self.records), by_record(self.previous, self.records)
         _append_terms(weights, (left, state_left), rights)
         return (grad @ self.input_weight.value if needed[0] else None,)
-
-    def _state_grad(self, grad: Tensor, gates: Tensor) -> Tensor:
-        """The gradient of the state's part of a GRU's gates.
-
-        The new state's part is multiplied by the reset gate before it joins the input's.
-        """
-        size = gates.shape[-1] // 3
-        bias = None if self.state_bias is None else self.state_bias.value[:size]
-        reset = functional.linear(self.previous, self.state_weight.value[:size], bias)
-        reset += gates.view_as(grad)[..., :size]
-        return torch.cat([grad[..., : 2 * size], grad[..., 2 * size :] * reset.sigmoid_()], dim=-1)
 
 
 def _run_layers(
