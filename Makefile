@@ -6,7 +6,7 @@ READY := .venv/ready
 .PHONY: demo test test-avx2 test-slow lint types docs package clean
 
 demo: $(READY)
-	$(BIN)/hush demo
+	OMP_NUM_THREADS=1 $(BIN)/hush demo
 
 # Two workers of one thread each: small tensors gain nothing from more, and workers would fight. Compiled
 # modules are kept, whatever the environment says: tests start many processes that import them.

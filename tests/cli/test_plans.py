@@ -42,6 +42,24 @@ def test_subspaces_are_those_of_the_public_records(tmp_path: Path) -> None:
     assert sum(ranks[:-1]) <= 60 < sum(ranks) == 650
 
 
+def test_costs_of_watched_records_are_summarised_and_private(tmp_path: Path) -> None:
+    asked = ("train", "--plan", "truncated", "--per-instance", "20", "--steps", "1", "--run-dir")
+    run = tmp_path / "run"
+    printed = call(*asked, run).stdout
+    epsilons, losses = printed.partition("sensitive, of 20 watched")[2].splitlines()[1:3]
+    for line, title in ((epsilons, "per-instance epsilon at delta 1e-05"), (losses, "Fisher info")):
+        assert line.strip().startswith(title)
+        assert "median" in line
+        counts = line.partition("records in ten bins of equal width: ")[2].split()
+        assert len(counts) == 10
+        assert sum(map(int, counts)) == 20
+    assert (run / "per_instance.npz").stat().st_mode & 0o777 == 0o600
+    refused = call(*asked, tmp_path / "other", "--rate", "0.1")
+    assert refused.returncode == 2
+    assert "Poisson x Linf has no per-instance charge" in refused.stderr
+    assert "Use FullBatch" in refused.stderr
+
+
 def test_hyperparameters_replace_those_of_the_plan(tmp_path: Path) -> None:
     asked = ("train", "--plan", "beta", "--beta", "1.2", "--batch-size", "100", "--noise", "9")
     run = answer(*asked, "--clip", "0.5", "--steps", "2", "--run-dir", tmp_path / "run")

@@ -27,7 +27,9 @@ def test_the_demonstration_runs_every_method_within_the_budget(
         assert 0 < float(accuracy.strip().rstrip("%")) <= 100
         assert own.strip() or name in ("no privacy", "DP-SGD")
     for method in demo.methods(1437, 650, steps=12):
-        assert method.command in printed
+        line = next(line for line in printed.splitlines() if f"| {method.command} " in line)
+        assert method.paper in line
+        assert method.page in line
         assert (Path(__file__).parents[2] / method.page).exists()
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["guarantee"]["randomness"] == "seeded"

@@ -372,7 +372,11 @@ def _quantiles(values: Any) -> str:
     import numpy as np
 
     least, median, most, largest = np.quantile(values, [0.0, 0.5, 0.9, 1.0])
-    return f"least {least:.3g}, median {median:.3g}, 90% {most:.3g}, largest {largest:.3g}"
+    counts = " ".join(map(str, np.histogram(values, 10)[0]))
+    return (
+        f"least {least:.3g}, median {median:.3g}, 90% {most:.3g}, largest {largest:.3g}; "
+        f"records in ten bins of equal width: {counts}"
+    )
 
 
 def _dimension(option: str, text: str, allowed: Range) -> "Dimension":

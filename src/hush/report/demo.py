@@ -42,7 +42,7 @@ _PUBLIC = 100
 """Training records without protection, for the subspaces."""
 _QUERIES, _TEACHERS, _WATCHED = 40, 50, 50
 _PAGES = "docs/mechanisms/"
-_PATE = ("hush pate --beta 1", "docs/pate.md")
+_PATE = ("Beyond Laplace and Gaussian, 2025", "hush pate --beta 1", "docs/pate.md")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ class Method:
     name: str
     plan: Plan
     steps: int
+    paper: str
     command: str
     page: str
     own: Callable[[Plan, Run], str] = lambda plan, run: ""
@@ -113,6 +114,7 @@ def methods(records: int, parameters: int, steps: int = 200) -> list[Method]:
             name="DP-SGD",
             plan=calibrate(dpsgd, BUDGET, steps=steps),
             steps=steps,
+            paper="Deep Learning with Differential Privacy, 2016",
             command="hush train",
             page="docs/first-steps.md",
         ),
@@ -121,6 +123,7 @@ def methods(records: int, parameters: int, steps: int = 200) -> list[Method]:
             plan=calibrate(dpsur, BUDGET, steps=trials),
             steps=trials,
             own=lambda plan, run: f"{run.accepted} of {run.steps} updates accepted",
+            paper="DPSUR, 2024",
             command="hush train --plan dpsur",
             page=f"{_PAGES}dpsur.md",
         ),
@@ -129,6 +132,7 @@ def methods(records: int, parameters: int, steps: int = 200) -> list[Method]:
             plan=fit_noise(twice, BUDGET, steps=steps),
             steps=steps,
             own=lambda plan, run: f"variance {_variance_ratio(plan, steps):.0%} of isotropic",
+            paper="Geometry of Sensitivity, 2023",
             command="hush train --plan subspaces --public-records 100",
             page=f"{_PAGES}twice-sampling.md",
             public=_PUBLIC,
@@ -138,6 +142,7 @@ def methods(records: int, parameters: int, steps: int = 200) -> list[Method]:
             plan=calibrate(beta, BUDGET, steps=steps),
             steps=steps,
             own=lambda plan, run: "beta 1.5",
+            paper="Beyond Laplace and Gaussian, 2025",
             command="hush train --plan beta --beta 1.5",
             page=f"{_PAGES}generalized-gaussian.md",
         ),
@@ -146,6 +151,7 @@ def methods(records: int, parameters: int, steps: int = 200) -> list[Method]:
             plan=bounded,
             steps=few,
             own=_per_instance_quantiles,
+            paper="Privacy Amplification via Bounded Support, 2024",
             command="hush train --plan truncated",
             page=f"{_PAGES}bounded-support.md",
         ),
@@ -202,8 +208,8 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
     (out / "table.md").write_text(text)
     print(f"\n{text}\ntable   {out / 'table.md'}\nfigure  {out / 'plot.png'}")
     print(f"report  {out / 'report.html'}\n")
-    for command, page in (*((each.command, each.page) for each in chosen), _PATE):
-        print(f"{command:{max(len(each.command) for each in chosen)}}  {page}")
+    sources = [(each.paper, each.command, each.page) for each in chosen]
+    print(Table(header=["paper", "command", "page"], rows=[*sources, _PATE]).markdown())
     print("\nSeeded for reproducible numbers; a private run has no known seed. All methods: hush plans.")
 
 
@@ -328,9 +334,10 @@ def _draw(rows: dict[str, Row], path: Path) -> None:
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")
     axes = figure.subplots()
     for name, row in rows.items():
-        bar = axes.barh(name, mean(row.accuracies), color="#9fbfe0", height=0.6)
-        axes.bar_label(bar, [f" {mean(row.accuracies):.1%}"], fontsize=8)
+        axes.barh(name, mean(row.accuracies), color="#9fbfe0", height=0.6)
         axes.plot(row.accuracies, [name] * len(row.accuracies), "o", color="#0b5fb0", markersize=4)
+        label = f"{mean(row.accuracies):.1%}"
+        axes.text(max(row.accuracies) + 0.015, name, label, fontsize=8, va="center")  # type: ignore[arg-type]
     axes.invert_yaxis()
     axes.set(xlim=(0, 1.08), xlabel=f"accuracy on digits, epsilon {BUDGET.epsilon:g}")
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
