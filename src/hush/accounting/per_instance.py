@@ -6,6 +6,7 @@ without a charge. This module does not print, log or store them.
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,11 +49,9 @@ def individual_rdp(
             release of every step or of trials with public verdicts.
         location: Clipped sum of the private records.
         orders: Rényi orders, each above 1.
-        change: Difference of a neighbour's sum from `location`: a vector, or a row for each neighbour.
-            None: any record may be added or removed. For a selective trial, one record's change.
-
-    Returns:
-        The divergence at each order; a row for each row of `change`.
+        change: Difference of a neighbour's sum from `location`: a vector, or a row for each neighbour
+            and so of the result. None: any record may be added or removed. For a selective trial, one
+            record's change.
 
     **Guarantee** (per-instance). No less than the larger of the two directions, and no more than
     `hush.rdp(plan, orders)`, which covers any records: docs/guarantees/bounded.md. A selective trial
@@ -90,7 +89,7 @@ def individual_rdp(
     if change is None:
         balls = plan.clipping.sensitivity(len(center))
         shift = np.broadcast_to(balls[0].max_entry / scale, center.shape)
-        values = _product_rdp(support, center / scale, shift, order_array, signs=(1.0, -1.0))
+        values = _product_rdp(support, center / scale, [shift, -shift], order_array)
         values = np.minimum(values, order_array * (balls[0].l2_radius / scale) ** 2 / 2 * OUTWARD)
         return np.asarray(np.minimum(values + test, for_any))
     changes = np.asarray(change, dtype=float)
@@ -101,7 +100,7 @@ def individual_rdp(
             key="change",
         )
     rows = [
-        np.minimum(_product_rdp(support, center / scale, row / scale, order_array) + test, for_any)
+        np.minimum(_product_rdp(support, center / scale, [row / scale], order_array) + test, for_any)
         for row in np.atleast_2d(changes)
     ]
     return rows[0] if changes.ndim == 1 else np.stack(rows)
@@ -113,9 +112,6 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
     Args:
         plan: Plan with noise of bounded support or Gaussian.
         location: Clipped sum of the private records.
-
-    Returns:
-        A number for each coordinate, in units of 1 / (unit of the sum)^2.
 
     **Guarantee.** Between 0 and 1/scale^2, accurate to 1e-8: docs/guarantees/fisher.md.
 
@@ -129,8 +125,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
     [0.291125, 0.109583]
     """
     center = as_vector("location", location)
-    check_kind("plan", plan, Plan)
-    check_always_released(plan)
+    check_always_released(check_kind("plan", plan, Plan))
     support, scale = unit_law(plan.noise, plan.clipping.reference_norm)
     parts = (center[start : start + _CHUNK] for start in range(0, len(center), _CHUNK))
     return np.concatenate([support.information(part / scale) / scale**2 for part in parts])
@@ -177,24 +172,16 @@ def as_vector(name: str, value: npt.ArrayLike) -> Array:
     return values
 
 
-def _product_rdp(
-    support: "Support",
-    center: Array,
-    shift: Array,
-    orders: Array,
-    signs: tuple[float, ...] = (1.0,),
-) -> Array:
-    """The larger direction of a product's divergences, with the worst sign at each coordinate."""
+def _product_rdp(support: "Support", center: Array, shifts: Sequence[Array], orders: Array) -> Array:
+    """The larger direction of a product's divergences, with the worst shift at each coordinate."""
     totals = np.zeros((2, len(orders)))
     for start in range(0, len(center), _CHUNK):
-        chunk, chunk_shift = center[start : start + _CHUNK], shift[start : start + _CHUNK]
+        part = slice(start, start + _CHUNK)
+        chunk, moves = center[part], [shift[part] for shift in shifts]
         for k, order in enumerate(orders):
             pairs = [
-                (
-                    support.divergence(chunk, sign * chunk_shift, order),
-                    support.divergence(chunk + sign * chunk_shift, -sign * chunk_shift, order),
-                )
-                for sign in signs
+                (support.divergence(chunk, move, order), support.divergence(chunk + move, -move, order))
+                for move in moves
             ]
             totals[:, k] += np.maximum.reduce(pairs).sum(1)
     return np.asarray(totals.max(0) * OUTWARD)
@@ -202,12 +189,11 @@ def _product_rdp(
 
 @dataclass(frozen=True)
 class UnboundedLaw:
-    """The normal law of deviation 1: the divergence does not depend on the location.
+    """The normal law of deviation 1.
 
     **Guarantee** of `divergence(location, shift, order)`, D_a(law(location) || law(location + shift)),
-    here and below: an upper bound, rounding included, at most order * shift^2 / 2 as for the unbounded
-    law (docs/guarantees/bounded.md). `information` is the Fisher information of the location, between 0
-    and 1.
+    here and below: an upper bound, rounding included, at most order * shift^2 / 2
+    (docs/guarantees/bounded.md). `information` is the Fisher information of the location.
     """
 
     def divergence(self, location: Array, shift: Array, order: float) -> Array:
@@ -262,9 +248,9 @@ class RectifiedLaw:
         # exp(a (a-1) shift^2 / 2) times the normal mass around location - (a-1) shift
         lift = order * (order - 1) * shift**2 / 2
         centre = location - (order - 1) * shift
-        power = lift + log_normal_mass(-self.bound - centre, self.bound - centre)
-        first = log_normal_mass(-self.bound - location, self.bound - location)
-        second = log_normal_mass(-self.bound - location - shift, self.bound - location - shift)
+        power = lift + log_normal_mass(-bound - centre, bound - centre)
+        first = log_normal_mass(-bound - location, bound - location)
+        second = log_normal_mass(-bound - location - shift, bound - location - shift)
         first, second = first + math.log(order), second + math.log(order - 1)
         largest = np.maximum(np.maximum(power, first), second)
         largest = np.where(np.isneginf(largest), 0.0, largest)
@@ -300,9 +286,8 @@ class TruncatedLaw:
         at_tilted = self._detrended_log_mass(outside - (order - 1) * move, outside)
         value = at_shifted - at_location + (at_tilted - at_location) / (order - 1)
         value += np.where(outside > 0, 0.0, order * move**2 / 2)
-        sizes = (
-            np.abs(at_location) + np.abs(at_shifted) + np.abs(at_tilted) / (order - 1) + order * move**2
-        )
+        sizes = np.abs(at_location) + np.abs(at_shifted) + np.abs(at_tilted) / (order - 1)
+        sizes += order * move**2
         value = np.maximum(value, 0.0) + 16 * UNIT * (1 + sizes) / min(1.0, self.bound)
         # Popoviciu: no law on [-bound, bound] has a variance above bound^2.
         return np.minimum(value, order * shift**2 / 2 * min(1.0, self.bound**2) * (1 + 8 * UNIT))
@@ -362,10 +347,9 @@ def log_remainder_mass(first: Array, second: Array, order: float) -> Array:
     error = 8 * UNIT * (np.abs(first) + np.abs(second))
     ratio = first - second
     ratio = ratio + np.copysign(error, ratio)
+    below = np.minimum(ratio, -1)
     with np.errstate(divide="ignore"):
-        small = np.log(
-            order - 1 - order * np.exp(np.minimum(ratio, -1)) + np.exp(order * np.minimum(ratio, -1))
-        )
+        small = np.log(order - 1 - order * np.exp(below) + np.exp(order * below))
     excess = np.where(ratio < -1, small, log_convex_remainder(np.maximum(ratio, -1.0), order))
     return np.where(empty, -np.inf, second + error + excess)
 

@@ -93,11 +93,11 @@ def test_the_composed_curve_is_the_exact_convolution(direction: Direction) -> No
         for k in range(len(curve.tilted) // 4, 3 * len(curve.tilted) // 4, 25):
             gains = -np.expm1(np.minimum(curve.epsilon(k) - losses, 0.0))
             finite = float(masses @ gains)
-            assert curve.lower(k) <= finite * (1 + 1e-12)
-            assert finite + curve.infinite_mass <= curve.upper(k) * (1 + 1e-12)
+            assert curve.bound(k, upper=False) <= finite * (1 + 1e-12)
+            assert finite + curve.infinite_mass <= curve.bound(k, upper=True) * (1 + 1e-12)
             if finite > 1e-8:
-                assert curve.upper(k) == pytest.approx(finite, rel=1e-3)
-                assert curve.lower(k) == pytest.approx(finite, rel=1e-3)
+                assert curve.bound(k, upper=True) == pytest.approx(finite, rel=1e-3)
+                assert curve.bound(k, upper=False) == pytest.approx(finite, rel=1e-3)
 
 
 @pytest.mark.few(5)

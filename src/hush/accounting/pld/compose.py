@@ -1,13 +1,13 @@
 """The privacy curve of a composition: tilted convolution of lattices by fast Fourier transform.
 
-Mass at loss l is weighted by exp(tilt * l) and normalised before it is convolved, and weighted
-back when delta is summed. That is exact, and it keeps relative accuracy at any delta.
+Mass at loss l is weighted by exp(tilt * l) before it is convolved, and weighted back when delta is
+summed. That is exact, and it keeps relative accuracy at any delta.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -132,17 +132,6 @@ class PrivacyCurve:
         """The epsilon of grid point `k`."""
         return self.start + k * self.width
 
-    def upper(self, k: int) -> float:
-        """No less than delta at grid point `k`."""
-        # add back mass from above the window that may have wrapped around to below k
-        wrapped = self.mass_above * math.exp(-self.tilt * self.width * (len(self.tilted) - k))
-        total = self._sum(k) + self.rounding + wrapped
-        return self._delta(k, total, self.log_rounding) + self.infinite_mass
-
-    def lower(self, k: int) -> float:
-        """No more than delta at grid point `k`."""
-        return self._delta(k, self._sum(k) - self.rounding - self.mass_outside, -self.log_rounding)
-
     @cached_property
     def _kernel(self) -> Array:
         # in place: these arrays are as long as the window
@@ -153,15 +142,24 @@ class PrivacyCurve:
         kernel *= np.exp(fall, out=fall)
         return np.negative(kernel, out=kernel)
 
-    def _sum(self, k: int) -> float:
+    def bound(self, k: int, *, upper: bool) -> float:
+        """A bound on delta at grid point `k`."""
         # einsum, not @: threads of a linear algebra library cost more here than they save
-        return float(np.einsum("i,i", self.tilted[k:], self._kernel[: len(self.tilted) - k]))
-
-    def _delta(self, k: int, total: float, log_error: float) -> float:
+        total = float(np.einsum("i,i", self.tilted[k:], self._kernel[: len(self.tilted) - k]))
+        if upper:
+            # mass from above the window may have wrapped around to below k
+            wrapped = self.mass_above * math.exp(-self.tilt * self.width * (len(self.tilted) - k))
+            total, log_error, rest = (
+                total + self.rounding + wrapped,
+                self.log_rounding,
+                self.infinite_mass,
+            )
+        else:
+            total, log_error, rest = total - self.rounding - self.mass_outside, -self.log_rounding, 0.0
         if total <= 0:
-            return 0.0
+            return rest
         exponent = self.log_scale - self.tilt * self.epsilon(k) + math.log(total) + log_error
-        return math.exp(min(exponent, 1.0))
+        return math.exp(min(exponent, 1.0)) + rest
 
     def epsilon_at(self, delta: float, *, upper: bool) -> float:
         """A bound on epsilon at `delta`: the last epsilon at which the bound on delta falls to it.
@@ -169,7 +167,7 @@ class PrivacyCurve:
         Between grid points the bound is linear in exp(epsilon). A lower bound is 0 far below the centre
         of the window, so the search starts from many points.
         """
-        bound, error = (self.upper, self.loss_error) if upper else (self.lower, -self.loss_error)
+        bound, error = partial(self.bound, upper=upper), self.loss_error if upper else -self.loss_error
         last = len(self.tilted) - 1
         first = min(max(0, math.floor(-self.start / self.width)), last)
         starts = sorted({first + (last - first) * part // 16 for part in range(17)})
@@ -188,7 +186,7 @@ class PrivacyCurve:
 
     def delta_at(self, epsilon: float, *, upper: bool) -> float:
         """A bound on delta at `epsilon`; a trivial one beyond the grid."""
-        bound, trivial = (self.upper, 1.0) if upper else (self.lower, 0.0)
+        bound, trivial = partial(self.bound, upper=upper), float(upper)
         epsilon += -self.loss_error if upper else self.loss_error
         k = math.floor((epsilon - self.start) / self.width)
         last = len(self.tilted) - 1

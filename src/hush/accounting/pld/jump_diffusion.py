@@ -1,11 +1,8 @@
 """Jump diffusions that dominate every coordinate-sampled shift up to a size.
 
-A coordinate that moves by sqrt(s), in units of its noise, with chance p has the likelihood ratio
-L_s = 1 - p + p exp(sqrt(s) z - s/2) under standard normal z. A jump diffusion is a family N_s that is
-multiplicative in s (an exponential Lévy martingale): log N_s is normal of variance v^2 s, plus a Poisson
-number of mean lambda s of jumps x, less a constant for a mean of 1; and it is infinite with chance
-1 - exp(-KILLING s) under the law with the record. If L_s <= N_s in convex order for all s up to u^2, a
-product of L's is below N at the sum of their s, for every split of that sum.
+docs/guarantees/twice-sampling-pld.md defines the likelihood ratio L_s of a coordinate that moves by
+sqrt(s) with chance p, and the family N_s of a jump diffusion. If L_s <= N_s in convex order for all s up
+to u^2, a product of L's is below N at the sum of their s, for every split of that sum.
 """
 
 import math
@@ -63,9 +60,9 @@ def best_jump(coordinate_rate: float, shift: float) -> float:
 
 @lru_cache(maxsize=256)
 def dominating_diffusion(coordinate_rate: float, shift: float, jump: float) -> JumpDiffusion | None:
-    """A diffusion with this jump size that dominates all shifts up to `shift`; None if none is found.
+    """A diffusion with this jump size that `dominates` all shifts up to `shift`; None if none is found.
 
-    **Guarantee.** It passes `dominates`, and its intensity is about the least one that does.
+    Its intensity is about the least one that does.
     """
     variance = coordinate_rate**2 * _RATIO * _SPARE
     sizes = shift**2 * np.geomspace(1.0, 1e-4, _SEARCHED)[:, None]

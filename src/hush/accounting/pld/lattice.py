@@ -24,10 +24,7 @@ def snap_to_grid(first_law: Array, second_law: Array, points: Array, width: floa
     In z = exp(epsilon) the bins' hockey-stick curve is a maximum of tangents T_i, one per cut. Its
     kinks move onto the grid: min(T_i, T_{i+1}) at z_i, joined by lines.
     """
-    # The outermost bins have no outer neighbour. Merge bins there until the top atom is not below its
-    # point and the bottom atom not above (up to SNAP), unless a value would become negative.
-    top, highest = _merge_top(first_law, second_law, points)
-    bottom, lowest = _merge_bottom(first_law, second_law, points)
+    bottom, lowest, top, highest = _merge_ends(first_law, second_law, points)
     if bottom < 0 or top - bottom < 2:
         return np.append(first_law[1:], 0.0)
     merged, second_merged = first_law[:top].copy(), second_law[:top].copy()
@@ -49,26 +46,27 @@ def snap_to_grid(first_law: Array, second_law: Array, points: Array, width: floa
     return np.append(convex, np.zeros(len(points) - top))
 
 
-def _merge_top(first_law: Array, second_law: Array, points: Array) -> tuple[int, tuple[float, float]]:
-    """Number of bins after merging at the top, and both laws' mass in the last one."""
-    tops, second_tops = (np.cumsum(law[::-1])[::-1] for law in (first_law, second_law))
+def _merge_ends(
+    first_law: Array, second_law: Array, points: Array
+) -> tuple[int, tuple[float, float], int, tuple[float, float]]:
+    """First bin and both laws' mass in it, number of bins and both laws' mass in the last one.
+
+    The outermost bins have no outer neighbour. They are merged until the top atom is not below its point
+    and the bottom atom not above (up to SNAP), unless a value would become negative.
+    """
+    tops, second_tops = _survival(first_law), _survival(second_law)
     excess = first_law_mass(second_tops, points)
     np.subtract(tops, excess, out=excess)
     top = int(np.argmax((excess < -SNAP * tops) | (tops == 0)))
-    return top, (float(tops[top - 1]), float(second_tops[top - 1]))
-
-
-def _merge_bottom(first_law: Array, second_law: Array, points: Array) -> tuple[int, tuple[float, float]]:
-    """First bin after merging at the bottom, and both laws' mass in it."""
-    # the totals summed from the top, as in `_merge_top`
-    total, second_total = (float(np.cumsum(law[::-1])[-1]) for law in (first_law, second_law))
-    negative = total < first_law_mass(np.full(len(points), second_total), points)
+    highest = float(tops[top - 1]), float(second_tops[top - 1])
+    negative = tops[0] < first_law_mass(np.full(len(points), second_tops[0]), points)
+    del tops, second_tops
     bottoms, second_bottoms = np.cumsum(first_law), np.cumsum(second_law)
     excess = first_law_mass(second_bottoms, points)
     np.subtract(bottoms, excess, out=excess)
     rising = excess > SNAP * bottoms
     bottom = min(int(np.argmin(rising | (bottoms == 0))), int(np.argmax(negative)) - 1)
-    return bottom, (float(bottoms[bottom]), float(second_bottoms[bottom]))
+    return bottom, (float(bottoms[bottom]), float(second_bottoms[bottom])), top, highest
 
 
 def _convex_minorant(masses: Array, width: float) -> Array | None:
@@ -243,8 +241,7 @@ def aligned_width(step: Step, direction: Direction, width: float) -> float:
 
 def _extreme_loss(step: Step, direction: Direction) -> float:
     """Extreme loss of the shifted noise; the unshifted noise has its extreme at the grid's origin."""
-    low, high = step.loss_range(direction)
-    return high if direction is Direction.REMOVE else low
+    return step.loss_range(direction)[direction is Direction.REMOVE]
 
 
 def _grid(origin: float, first: int, count: int, width: float) -> Array:

@@ -75,7 +75,7 @@ class Step(ABC):
 
     @abstractmethod
     def outcome_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
-        """Two outcomes with at most `tail` of the first law's finite mass outside either."""
+        """Outcomes of `loss_quantiles`."""
 
     @abstractmethod
     def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:

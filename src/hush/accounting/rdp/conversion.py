@@ -13,7 +13,9 @@ ORDERS: Array = np.concatenate(
 
 def rdp_to_epsilon(divergences: Array, orders: Array, delta: float) -> float:
     """The least epsilon at `delta` that Rényi divergences at these orders give."""
-    return max(0.0, float((_nan_to_inf(divergences) + conversion_term(orders, delta)).min()))
+    # a divergence that could not be computed gives no bound
+    known = np.where(np.isnan(divergences), np.inf, divergences)
+    return max(0.0, float((known + conversion_term(orders, delta)).min()))
 
 
 def conversion_term(orders: Array, delta: float) -> Array:
@@ -31,13 +33,8 @@ def rdp_to_delta(divergences: Array, orders: Array, epsilon: float) -> float:
     The improved conversion solved for delta. The total variation distance, which delta never
     exceeds, is also at most sqrt(D/2) and sqrt(1 - exp(-D)) (Pinsker; Bretagnolle and Huber).
     """
-    divergences = _nan_to_inf(divergences)
+    divergences = np.where(np.isnan(divergences), np.inf, divergences)
     exponents = (orders - 1) * (divergences - epsilon + np.log1p(-1 / orders)) - np.log(orders)
     smallest = float(divergences.min())
     total_variation = min(math.sqrt(smallest / 2), math.sqrt(-math.expm1(-smallest)))
     return min(total_variation, math.exp(min(0.0, float(exponents.min()))))
-
-
-def _nan_to_inf(divergences: Array) -> Array:
-    """A divergence that could not be computed gives no bound."""
-    return np.where(np.isnan(divergences), np.inf, divergences)

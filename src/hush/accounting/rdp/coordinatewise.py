@@ -40,7 +40,7 @@ def coordinatewise_rdp(blocks: Blocks, rate: float, orders: npt.ArrayLike) -> Ar
     if not ((order_array == np.round(order_array)) & (order_array >= 2)).all():
         raise InvalidValue(
             f"orders={orders!r} must be whole numbers >= 2 under sampling: the amplification bound is "
-            "a binomial sum over the records that take part. Pass e.g. orders=[2, 3, 4]."
+            "a binomial sum. Pass e.g. orders=[2, 3, 4]."
         )
     base = _at_every_order(tuple(blocks), int(order_array.max()))
     swapped = all(profile.rate == 1 for profile, _ in blocks)
@@ -90,9 +90,8 @@ def _at_every_order(blocks: tuple[tuple[CoordinateRDP, SensitivitySet], ...], hi
     divergences = np.full(len(every), np.inf)
     finite_orders = every <= limit
     if finite_orders.any():
-        divergences[finite_orders] = np.interp(every[finite_orders], knots[finite], moments[finite]) / (
-            every[finite_orders] - 1
-        )
+        orders = every[finite_orders]
+        divergences[finite_orders] = np.interp(orders, knots[finite], moments[finite]) / (orders - 1)
     return divergences
 
 
@@ -116,8 +115,7 @@ _MAX_REFINEMENTS = 30
 class ConcaveMajorant:
     """Certified bounds on the least concave majorant of y -> h(y^(1/p)) at y = `point`, for one order.
 
-    With `point` = 0 the value is the slope at 0: the divergence per unit of budget if the number of
-    coordinates is unlimited.
+    With `point` = 0 the value is the slope at 0, for an unlimited number of coordinates.
     """
 
     p: float
@@ -163,9 +161,8 @@ class ConcaveMajorant:
         origin = 0.0 if self.p <= 2 else self.first_height
         raised = self.costs.copy()
         raised[0] = max(raised[0], self.first_height)
-        return self._hull(
-            np.concatenate([[0.0], self._powers(), x]), np.concatenate([[origin], raised, value])
-        )[0]
+        points = np.concatenate([[0.0], self._powers(), x])
+        return self._hull(points, np.concatenate([[origin], raised, value]))[0]
 
     def refinement_points(self, tolerance: float) -> Array:
         """Shifts to add to the grid; empty if the bounds agree to `tolerance`, relatively."""
@@ -210,17 +207,12 @@ class ConcaveMajorant:
                 start, end = np.expm1(power * below), np.expm1(power * above)
                 slope = (end - start) / (high - low)
                 # no more than that, or the bound would not be concave in y
-                half = np.minimum(
-                    self.min_curvature * (high - low) / 2, slope * (high - low) / (high + low)
-                )
-                curved = self._crossing(
-                    below,
-                    above,
-                    (slope - half) / power / (1 + start),
-                    (slope + half) / power / (1 + end),
-                )
-                lower = curved[2] < over
-                x, value = np.where(lower, curved[0], x), np.where(lower, curved[1], value)
+                most = slope * (high - low) / (high + low)
+                half = np.minimum(self.min_curvature * (high - low) / 2, most)
+                first, last = (slope - half) / power / (1 + start), (slope + half) / power / (1 + end)
+                other_x, other_value, other_over = self._crossing(below, above, first, last)
+                lower = other_over < over
+                x, value = np.where(lower, other_x, x), np.where(lower, other_value, value)
         return x, np.where(np.isnan(value), np.inf, value)
 
     def _crossing(
@@ -251,9 +243,7 @@ class ConcaveMajorant:
         left, right = points <= self.point, points > self.point
         x, y = points[left], heights[left]
         at_left = x == self.point
-        level, span = -math.inf, (self.point, self.point)
-        if at_left.any():
-            level = float(y[at_left].max())
+        level, span = float(y[at_left].max(initial=-math.inf)), (self.point, self.point)
         if right.any():
             share = (self.point - x[:, None]) / (points[right] - x[:, None])
             mixed = (1 - share) * y[:, None] + share * heights[right]
@@ -290,10 +280,8 @@ def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.A
     open_orders = list(range(len(order)))
     points = [majorant.shifts for majorant in majorants]
     for _ in range(_MAX_REFINEMENTS):
-        lengths = [len(points[k]) for k in open_orders]
-        costs = profile(
-            np.repeat(order[open_orders], lengths), np.concatenate([points[k] for k in open_orders])
-        )
+        lengths, shifts = zip(*((len(points[k]), points[k]) for k in open_orders), strict=True)
+        costs = profile(np.repeat(order[open_orders], lengths), np.concatenate(shifts))
         for k, cost in zip(open_orders, np.split(costs, np.cumsum(lengths)[:-1]), strict=True):
             majorants[k].add_points(points[k], cost)
             points[k] = majorants[k].refinement_points(_TOLERANCE)
