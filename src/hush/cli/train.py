@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hush.training.per_instance import PerInstance
-    from hush.training.trial import Dimension, TuningTrial
+    from hush.training.trial import Choice, TuningTrial, Uniform
 
 _CLIP = Range(above=0, at_most=1e15, why="without a bound no noise hides a record", example=1.0)
 _search = partial(opt.about, panel="Search")
@@ -379,7 +379,7 @@ def _quantiles(values: Any) -> str:
     )
 
 
-def _dimension(option: str, text: str, allowed: Range) -> "Dimension":
+def _dimension(option: str, text: str, allowed: Range) -> "Uniform | Choice":
     """The range or choice in the text of an option."""
     from hush.training.trial import Choice, LogUniform
 
