@@ -1,7 +1,7 @@
 """Checkpoints of a private step, and resuming a run from one.
 
 A checkpoint is one safetensors file of tensors and JSON, without pickle. It is as secret as the records:
-past and future noise can be computed from the generator's state. `save_weights` writes the public file.
+the generator's state determines past and future noise. `save_weights` writes the public file.
 """
 
 import copy
@@ -56,8 +56,8 @@ def load(path: Path) -> dict[str, Any]:
             raise OSError("its checksum does not match")
     except (OSError, SafetensorError, KeyError) as error:
         raise CheckpointError(
-            f"the checkpoint {path} cannot be used: {error}. Restore the file; or delete it and resume "
-            "with reseed=True (--reseed), which starts over on the same ledger."
+            f"the checkpoint {path} cannot be used: {error}. Restore it; or delete it and resume with "
+            "reseed=True (--reseed), which starts over on the same ledger."
         ) from None
     state: dict[str, Any] = _unpack(json.loads(plain), tensors)
     return state
@@ -86,9 +86,8 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
             items = [_pack(v, f"{place}/{i}", tensors) for i, v in enumerate(value)]
             return {"tuple" if isinstance(value, tuple) else "list": items}
     raise CheckpointError(
-        f"{place} is {with_article(type(value).__name__)}, which is neither a tensor nor plain data. "
-        "Use an optimizer or scheduler with a state_dict of numbers, strings, lists, dictionaries and "
-        "tensors."
+        f"{place} is {with_article(type(value).__name__)}, neither a tensor nor plain data. Use an "
+        "optimizer and a scheduler with such a state_dict."
     )
 
 
@@ -120,12 +119,9 @@ def save_run(
     per_instance: "PerInstance | None",
 ) -> None:
     """Write the run's checkpoint: step, scheduler, and the origin that is verified on resuming."""
-    state = {
-        "step": step.state_dict(),
-        "scheduler": None if scheduler is None else scheduler.state_dict(),
-        "per_instance": None if per_instance is None else per_instance.state(),
-        "origin": origin,
-    }
+    moving = None if scheduler is None else scheduler.state_dict()
+    watched = None if per_instance is None else per_instance.state()
+    state = {"step": step.state_dict(), "scheduler": moving, "per_instance": watched, "origin": origin}
     save(folder.checkpoint, state)
 
 
@@ -199,8 +195,8 @@ def check_same_origin(
         began = "the operating system's randomness" if stored["seed"] is None else "another seed"
         raise CheckpointError(
             f"the run began with {began}, not with the seed {generator.initial_seed()}: a resumed run "
-            "continues with the randomness in its checkpoint, and would ignore the seed. Leave it out, "
-            "or start a new run in a new directory."
+            "continues with the randomness in its checkpoint. Leave it out, or start a new run in a new "
+            "directory."
         )
 
 
@@ -244,10 +240,8 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
     except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
         step.model.load_state_dict(before[0])
         step.optimizer.load_state_dict(before[1])
-        raise CheckpointError(
-            f"the checkpoint is of another model, or damaged: {error}. Resume with the model it was "
-            "written for."
-        ) from None
+        text = f"the checkpoint is of another model, or damaged: {error}. Resume with its model."
+        raise CheckpointError(text) from None
     step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
     step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
     step.accepted = state["accepted"]
@@ -261,9 +255,8 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
         step.reseed()
     elif theirs != ours and charged_since:
         warnings.warn(
-            f"steps were charged by {theirs} since the checkpoint, and this run has {ours}, which draw "
-            f"other noise: the steps are drawn again and charged again. Resume with {theirs} to repeat "
-            "them without a charge.",
+            f"steps were charged by {theirs} since the checkpoint, and {ours} draw other noise: they "
+            f"are drawn again and charged again. Resume with {theirs} to repeat them without a charge.",
             PrivacyWarning,
             stacklevel=3,
         )
@@ -276,13 +269,16 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
         raise CheckpointError(
             f"the checkpoint lacks {', '.join(sorted(missing))}. Pass the result of state_dict()."
         )
-    ours = run_facts(step)
-    if any(state[name] != value for name, value in ours.items()):
-        differing = differing_settings(_described(state), _described(ours))
+    facts = [{name: of[name] for name in run_facts(step)} for of in (state, run_facts(step))]
+    if facts[0] != facts[1]:
+        for of in facts:  # without the digest of private owners
+            of.update(units=None, optimizer=of.pop("kind"))
+            groups = enumerate(of.pop("settings"))
+            of |= {f"{key} of group {n}": value for n, group in groups for key, value in group.items()}
+        differing = differing_settings(facts[0], facts[1])
         raise CheckpointError(
             f"the checkpoint is of another run ({differing or 'other owners, per_unit or gradient'}). "
-            "Resume with the same plan, data, owners, optimizer, views and source of randomness; a "
-            "scheduler changes the learning rate on the way."
+            "Resume with the same plan, data, owners, optimizer, views and source of randomness."
         )
     step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
     fresh = not step.ledger.last_step(state["run"]) and not isinstance(step.generator, SystemSource)
@@ -291,17 +287,9 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
     if fresh and (charges := sum(counts.values()) - state["charges"]) > 0:
         raise CheckpointError(
             f"the state was saved before the first charge of its run, and {charges} charges were made "
-            "to this ledger since. A run of the same seed may have drawn the same noise, which reveals "
-            "the records' difference. Make a new step on this ledger."
+            "to this ledger since. The same noise may have been drawn twice, which reveals the records' "
+            "difference. Make a new step on this ledger."
         )
-
-
-def _described(facts: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a run for messages, without the digest of owners."""
-    names = ("plan", "records", "neighbours", "secure", "exact", "views")
-    groups = enumerate(facts["settings"])
-    settings = {f"{key} of group {n}": value for n, group in groups for key, value in group.items()}
-    return {"optimizer": facts["kind"], **{name: facts[name] for name in names}, **settings}
 
 
 def run_facts(step: "PrivateStep") -> dict[str, Any]:

@@ -20,8 +20,8 @@ from hush.training.source import Source
 Data = tuple[Any, Any] | MapStyle | Source
 """Inputs and targets with a row a record, a map-style data set, or other data that `hush.Source` takes.
 
-Each of the two is a tensor. Inputs may also be a tuple of tensors, for a model that takes several, or a
-dictionary of them by the names of the model's arguments.
+Inputs may also be a tuple of tensors, for a model that takes several, or a dictionary of them by the
+names of the model's arguments.
 """
 
 _SPREAD, _SPREAD_ITEMS = 256, 8
@@ -64,14 +64,10 @@ def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> t
     Data sets that draw (augmentation) have a stream of the randomness per slot, so a record does not
     depend on the draws of others. None: the program's own randomness.
     """
-    if (pair := pair_of(data)) is not None:
-        return _rows(pair, indices)
-    return as_source(data).take(indices.tolist(), None if source is None else substream(source).key)
-
-
-def _rows(pair: Sequence[Any], slots: Tensor) -> tuple[Any, Any]:
-    """Rows of tensors in memory."""
-    inputs, targets = (tree_map(part, partial(rows_at, slots=slots)) for part in pair)
+    if (pair := pair_of(data)) is None:
+        key = None if source is None else substream(source).key
+        return as_source(data).take(indices.tolist(), key)
+    inputs, targets = (tree_map(part, partial(rows_at, slots=indices)) for part in pair)
     return inputs, targets
 
 
@@ -118,8 +114,7 @@ def pair_of(data: Data) -> Sequence[Any] | None:
 class Batch:
     """Slots drawn for one step. Their numbers and their count are sensitive.
 
-    The layout of physical batches follows from the draw alone: an empty slot takes its place like any
-    other.
+    The layout of physical batches is a function of the draw alone: empty slots take their places.
     """
 
     indices: Tensor
@@ -128,8 +123,7 @@ class Batch:
     present: Tensor | None = None
     """Mask of the slots of the data that hold a record; None: all do."""
     counts: Tensor | None = None
-    """Number of records of each drawn unit, rising; they are consecutive in `indices`. None: every slot
-    is a unit."""
+    """Number of records of each drawn unit, rising, consecutive in `indices`; None: a slot is a unit."""
 
     def __len__(self) -> int:
         """Number of units drawn."""
@@ -141,15 +135,11 @@ class Batch:
         """Inputs, targets, mask of the slots with records, and records of each unit, a few at a time.
 
         The last two are None if all slots hold a record, and if every slot is a unit. No unit is split.
-
-        Args:
-            source: Randomness of data sets that draw; None: the program's own.
+        `source` is the randomness of data sets that draw; None: the program's own.
         """
         layout = list(self._layout()) if len(self) else []
-        rows: Iterable[tuple[Any, Any]]
-        if (pair := pair_of(self.data)) is not None:
-            rows = (_rows(pair, slots) for slots, _ in layout)
-        else:
+        rows: Iterable[tuple[Any, Any]] = (take(self.data, slots) for slots, _ in layout)
+        if pair_of(self.data) is None:
             key = None if source is None else substream(source).key
             rows = as_source(self.data).batches([slots for slots, _ in layout], key)
         for (slots, counts), (inputs, targets) in zip(layout, rows, strict=True):
@@ -188,10 +178,7 @@ def no_randomness(source: Stream, device: torch.device) -> None:
 
 @contextmanager
 def own_randomness(source: RandomSource, device: torch.device, *, host: bool = True) -> Iterator[None]:
-    """Seed torch's global generators from the source, and restore them at the end.
-
-    `host`: whether to seed the CPU's generator as well, if the model is elsewhere.
-    """
+    """Context with torch's global generators seeded from the source; `host`: the CPU's in any case."""
     # the GPU's first: it gets the same state with and without the other
     shared = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
     shared += [torch.default_generator] if host or device.type == "cpu" else []

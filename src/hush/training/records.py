@@ -140,10 +140,10 @@ def numbered(data: Any) -> MapStyle:
             return ArrayRecords(*whole.tensors, np.asarray(order, np.int64))
     if isinstance(data, (IterableDataset, tuple, list, Tensor)) or not isinstance(data, MapStyle):
         raise DataError(
-            f"{kind} has no numbered records: each step includes every record by an independent coin, "
-            "and the order of a stream is fixed, so its privacy cost is unknown. Pass two tensors "
-            "(inputs, targets) or a map-style data set, e.g. hush.Source(loader.dataset, "
-            "collate_fn=loader.collate_fn, workers=loader.num_workers); write a stream to disk once."
+            f"{kind} has no numbered records, and each step includes every record by an independent "
+            "coin. Pass two tensors (inputs, targets) or a map-style data set, e.g. "
+            "hush.Source(loader.dataset, collate_fn=loader.collate_fn, workers=loader.num_workers); "
+            "write a stream to disk once."
         )
     return data
 
@@ -161,31 +161,27 @@ def check_numbers(rows: Any) -> None:
     """Raise unless a tensor or array is dense and has a number in each row."""
     if isinstance(rows, Tensor) and (rows.layout != torch.strided or rows.is_quantized or rows.is_meta):
         raise DataError(
-            "the data has a sparse, quantized or meta tensor, and per-sample gradients are taken of "
-            "dense numbers. Convert it with .to_dense() or .dequantize()."
+            "the data has a sparse, quantized or meta tensor. Use .to_dense() or .dequantize()."
         )
     if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biufc":
-        raise DataError(
-            f"an array of type {rows.dtype} has no numbers. Convert it by a rule that is "
-            "independent of the records."
-        )
+        raise DataError(f"an array of type {rows.dtype} has no numbers. Convert it by a public rule.")
     if 0 in rows.shape[1:]:
         raise DataError(
-            f"a record has a tensor of shape {tuple(rows.shape[1:])}, without a number in it. Leave the "
-            "tensor out, or check how its columns were selected."
+            f"a record has a tensor of shape {tuple(rows.shape[1:])}, without a number in it. Leave it "
+            "out, or check how its columns were selected."
         )
 
 
 def check_present(present: object, slots: int) -> Tensor | None:
     """`present` if it is a mask of the slots that hold a record; raise otherwise."""
-    if present is None:
-        return None
-    if not isinstance(present, Tensor) or present.dtype != torch.bool or present.shape != (slots,):
-        raise DataError(
-            f"present must be a boolean tensor with {slots} entries, one per slot, False for an absent "
-            f"record. Pass e.g. torch.ones({slots}, dtype=torch.bool)."
-        )
-    return present
+    if present is None or (
+        isinstance(present, Tensor) and present.dtype == torch.bool and present.shape == (slots,)
+    ):
+        return present
+    raise DataError(
+        f"present must be a boolean tensor with {slots} entries, one per slot, False for an absent "
+        f"record. Pass e.g. torch.ones({slots}, dtype=torch.bool)."
+    )
 
 
 def row_of(
@@ -204,21 +200,19 @@ def row_of(
             rows = default_collate([record]) if collate_fn is None else rows
         except (TypeError, RuntimeError):
             raise DataError(
-                "a record of this data set is not made of dense tensors, arrays and numbers (which is "
-                "private and not shown). Turn it into tensors there (a sparse one with .to_dense()), or "
-                "pass a collate_fn that makes them of [record]."
+                "a record of this data set is not made of dense tensors, arrays and numbers (private, "
+                "not shown). Make tensors of it (a sparse one: .to_dense()) there or in a collate_fn."
             ) from None
     if not isinstance(rows, (tuple, list)) or len(rows) != 2 or not has_leaves(rows, object):
         raise DataError(
-            "a record of this data set is not a pair (input, target) of tensors but gives "
-            f"{type(rows).__name__}: wrap the data set to give such pairs, or pass a collate_fn that "
-            "makes one of [record]."
+            "a record of this data set is not a pair (input, target) of tensors but "
+            f"{type(rows).__name__}. Wrap the data set, or pass a collate_fn that makes one of [record]."
         )
     for value in leaves(rows):
         if not isinstance(value, Tensor):
             raise DataError(
-                f"a record holds {with_article(type(value).__name__)} instead of a tensor. Leave "
-                "it out, or turn it into a tensor in the data set or in collate_fn."
+                f"a record holds {with_article(type(value).__name__)} instead of a tensor. Leave it "
+                "out, or convert it in the data set or in collate_fn."
             )
         if not value.dim() or len(value) != 1:
             raise DataError(
@@ -232,8 +226,8 @@ def check_no_columns(inputs: Columns, targets: Columns) -> None:
     """Raise if columns were chosen of records that have none."""
     if inputs is not None or targets is not None:
         raise DataError(
-            "inputs= and targets= choose columns by name, and these records have no columns. Leave both "
-            "out; to read other values, pass a collate_fn of [record] that returns (inputs, targets)."
+            "inputs= and targets= choose columns, and these records have none. Leave both out, or pass "
+            "a collate_fn of [record] that returns (inputs, targets)."
         )
 
 
@@ -260,16 +254,15 @@ def _choose(
         parts = [pick(name) for name in columns]
         if any(part.dim() != 1 for part in parts):
             raise DataError(
-                f"a column of {columns} holds several numbers per record, and a list of columns makes "
-                "one vector of one number each. Pass a dictionary of arguments by name."
+                f"a column of {columns} holds several numbers per record, and a list is a vector of one "
+                "number a column. Pass a dictionary of arguments by name."
             )
         return torch.stack([part.to(torch.get_default_dtype()) for part in parts], 1)
 
     if targets is None:
         raise DataError(
-            f"a record has the columns {', '.join(map(str, names))}, and no target was named. "
-            'Pass hush.Source(data, inputs=["age", "hours"], targets="income"), '
-            "or a collate_fn that returns (inputs, targets)."
+            f"a record has the columns {', '.join(map(str, names))}, and no target was named. Pass "
+            'hush.Source(data, inputs=["age"], targets="income"), or a collate_fn that returns a pair.'
         )
     chosen = pick(targets)
     others = {name: name for name in names if name not in list(leaves(targets))}
@@ -287,8 +280,8 @@ def _number(name: str, value: Any) -> Tensor:
     if array.dtype.kind not in "biuf":
         raise DataError(
             f"column {name!r} does not hold a number, or numbers, in every record. Encode words, dates "
-            "and missing values by a public list (categories numbered by the values that are present "
-            "depend on the records), leave the column out, or pass a function of the record."
+            "and missing values by a public list (not by the values that are present), leave the column "
+            "out, or pass a function of the record."
         )
     kinds = {"f": torch.get_default_dtype(), "b": torch.bool}
     return _tensor_of(array).to(kinds.get(array.dtype.kind, torch.int64))
@@ -331,15 +324,14 @@ def check_alike(row: Any, template: Any, *, any_length: bool) -> None:
     )
     if kind != first:
         raise DataError(
-            "a record has another structure, type or shape than the first one (which are private and "
-            "not shown). Make all records alike in the data set or in collate_fn: only their first "
-            "dimension is padded."
+            "a record has another structure, type or shape than the first one (private, not shown). "
+            "Make records alike in the data set or in collate_fn: only their first dimension is padded."
         )
     length, expected = (map_leaves(each, lambda part: part.shape[1:2]) for each in both)
     if not any_length and length != expected:
         raise DataError(
-            "a record has another length than the first one (which are private and not shown). Pass "
-            f'pad_to= a public length, or pad_to="{LONGEST}" for a model that ignores padding.'
+            "a record has another length than the first one (private, not shown). Pass pad_to= a public "
+            f'length, or pad_to="{LONGEST}" for a model that ignores padding.'
         )
 
 
@@ -350,12 +342,7 @@ def pad(rows: Any, length: Any, value: Any) -> Any:
 
 def lengthened(rows: Any, value: Any) -> Any:
     """The tree with one more position of padding in tensors that have positions."""
-
-    return _map_with(
-        lambda part, fill: part if part.dim() < 2 else _padded(part, part.shape[1] + 1, fill),
-        rows,
-        value,
-    )
+    return _map_with(lambda part, fill: _padded(part, (*part.shape, 0)[1] + 1, fill), rows, value)
 
 
 def stack(parts: Sequence[Any], value: Any, *, pinned: bool = False) -> Any:

@@ -56,15 +56,15 @@ class RunFolder:
         self._first = not self.ledger.exists()
         if resume and not path.is_dir():
             raise CheckpointError(
-                f"there is no run in {path} to resume. Check the name, or start without resuming."
+                f"there is no run in {path} to resume. Check the name, or start a new run."
             )
         check_folder("directory", self._made[-1].parent if self._made else path)
         if not self._plan.exists():
             return
         if not resume:
             raise CheckpointError(
-                f"{path} already holds a run: starting over would spend its budget a second time "
-                "without saying so. Resume it, or name another directory."
+                f"{path} already holds a run: starting over would spend its budget a second time. "
+                "Resume it, or name another directory."
             )
         if self._chosen is not None:
             check_settings(path, self._chosen)
@@ -72,14 +72,13 @@ class RunFolder:
         if stored != plan:
             raise InvalidPlan(
                 f"{self._plan} is another plan than the one to resume with "
-                f"({differing_settings(stored.to_plain(), plan.to_plain())}): calibrated noise depends "
-                "on the budget and the steps, and a run keeps its plan. Resume with that plan file "
-                f"(--plan {self._plan}), or name another directory."
+                f"({differing_settings(stored.to_plain(), plan.to_plain())}): a run keeps its plan. "
+                f"Resume with that plan file (--plan {self._plan}), or name another directory."
             )
         if not self.ledger.exists():
             raise LedgerError(
                 f"{path} contains a run without its ledger: its privacy cost is unknown. Restore "
-                "ledger.jsonl: a run in a new directory does not count the charges of this one."
+                "ledger.jsonl: a new run would not count it."
             )
 
     def check_ledger(self, ledger: Ledger, *, reseed: bool = False) -> None:
@@ -93,8 +92,8 @@ class RunFolder:
             raise CheckpointError(
                 f"{self.ledger} has charges of {sum(ledger.counts.values())} steps and there is no "
                 f"{self.checkpoint.name} to resume from: repeated steps would need its noise. Restore "
-                "the file, or pass reseed=True (--reseed) to begin again with new noise: the charges "
-                "are kept and the new steps add to them."
+                "it, or pass reseed=True (--reseed) to begin again with new noise: the charges are kept "
+                "and new ones are added."
             )
 
     @contextmanager
@@ -149,8 +148,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         entries = [json.loads(line) for line in lines]
     except ValueError as error:
         raise CheckpointError(
-            f"{path} has a line that no run writes ({error}). No charge depends on it: delete the line, "
-            "or the file, and resume."
+            f"{path} has a line that no run writes ({error}). Delete the line, or the file, and resume."
         ) from None
     return [{name: math.nan if value is None else value for name, value in e.items()} for e in entries]
 
@@ -179,14 +177,13 @@ def check_settings(folder: Path, requested: dict[str, Any]) -> None:
         stored = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error}), so the settings of the run are unknown. Restore it, "
-            "or start a new run in a new directory."
+            f"{path} cannot be read ({error}). Restore it, or start a new run in a new directory."
         ) from None
     if stored != requested:
         raise CheckpointError(
             f"{path} is of a run with other settings ({differing_settings(stored, requested)}). Resume "
-            "with the same ones, or name another directory. If an earlier version wrote a setting that "
-            "no longer exists, and the run does not depend on it, delete it from the file."
+            "with the same ones, or name another directory. If a setting of an earlier version no "
+            "longer exists, and the run does not depend on it, delete it from the file."
         )
 
 
@@ -207,14 +204,13 @@ def check_anchor(anchor: Path, identity: str) -> None:
         began_with = json.loads(anchor.read_bytes())["ledger"]
     except (OSError, ValueError, KeyError) as error:
         raise LedgerError(
-            f"{anchor} cannot be read ({error}), and a replaced ledger would go unnoticed. "
-            "Restore it, or start a new run in a new directory."
+            f"{anchor} cannot be read ({error}), and a replaced ledger would go unnoticed. Restore it, "
+            "or start a new run in a new directory."
         ) from None
     if began_with != identity:
         raise LedgerError(
             f"the ledger beside {anchor} begins with {identity} and the run with {began_with}: it was "
-            "replaced, and the charges of the run are not on it. Restore ledger.jsonl: a run in a new "
-            "directory does not count them."
+            "replaced, and the charges of the run are not on it. Restore ledger.jsonl."
         )
 
 
@@ -227,14 +223,13 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
     folder, file = (path, path / _LEDGER) if path.is_dir() else (path.parent, path)
     if not file.is_file():
         raise LedgerError(
-            f"there is no ledger at {file}: the privacy cost is unknown. Name the folder of a run or a "
+            f"there is no ledger at {file}: the privacy cost is unknown. Name a run's folder or a "
             "ledger, or restore the file."
         )
     if path.is_dir() and not any((folder / each).exists() for each in (*_OF_TRAINING, SETTINGS)):
         raise LedgerError(
             f"{folder} has a {_LEDGER} and no other file of a run of hush.train: the newest charges may "
-            "be missing. Restore the files; or name the ledger alone, as for PrivateTrainer, Lightning "
-            f"and loops of your own: --ledger {file}"
+            f"be missing. Restore the files; or name the ledger of another loop alone: --ledger {file}"
         )
     ledger = Ledger(file, read_only=True)
     if file.name == _LEDGER and holds_pate(folder):
@@ -264,8 +259,8 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
         ]
     except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
         raise LedgerError(
-            f"{stored} is damaged ({error}), and the newest charges may be missing. "
-            "Restore it, or move it away to account for the ledger alone."
+            f"{stored} is damaged ({error}), and the newest charges may be missing. Restore it, or move "
+            "it away to account for the ledger alone."
         ) from None
     return ledger, [f"fits its plan, anchor and checkpoint (of step {state['steps']})"]
 
@@ -286,8 +281,8 @@ def open_ledger(
     try:
         if charged:
             raise LedgerError(
-                f"the ledger {ledger} was charged for another plan, {charged[0]}: it does not belong to "
-                "this run. To add up several plans, open it yourself: ledger=hush.Ledger(path)."
+                f"the ledger {ledger} was charged for another plan, {charged[0]}. To add up several "
+                "plans, open it yourself: ledger=hush.Ledger(path)."
             )
         opened.check_adjacency(adjacency)
     except LedgerError:

@@ -7,7 +7,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
 from sysconfig import get_paths
@@ -53,8 +53,7 @@ Rows = tuple[Any, Any]
 class Source:
     """Stored private records, and their conversion to inputs and targets.
 
-    For `step.batches` and `hush.train`, which also take the data itself. Only the current physical
-    batches are in memory: two per worker, and the one that is processed.
+    Only the current physical batches are in memory: two per worker, and the one that is processed.
 
     **Guarantee.** A record's row is a function of the record, of public options and of random numbers
     of its own: it is read and collated alone. Assumes that the data set's item i does not depend on
@@ -70,8 +69,7 @@ class Source:
         inputs: columns of records that are dictionaries or rows of a table: a name, a list of names (one
             vector of numbers), a dictionary of arguments by name, or a function of the record. None: all
             other columns, as arguments by name.
-        targets: columns of the targets, likewise. If `collate_fn` returns a dictionary, both refer to
-            it.
+        targets: columns of the targets, likewise. Both refer to a dictionary that `collate_fn` returns.
         pad_to: public length that a record's first dimension is padded or cut to, in all tensors that
             have one; or a tuple (inputs, targets), or dictionaries by name, of lengths and None.
             "longest": the longest record of a physical batch, for a model and a loss that ignore padding
@@ -94,21 +92,16 @@ class Source:
     pad_to: Any = None
     pad_value: Any = 0
     present: Tensor | None = None
-    _length: int = field(init=False)
 
     def __post_init__(self) -> None:
         check_count("workers", self.workers, "they are processes that read records", example=4)
         for length in leaves(self.pad_to):
             if isinstance(length, str) and self.pad_to != LONGEST:
-                raise InvalidValue(
-                    f'pad_to={self.pad_to!r} is no length. Pass a public number, or "{LONGEST}" for the '
-                    "longest record of a physical batch.",
-                    key="pad_to",
-                )
+                text = f'pad_to={self.pad_to!r} is no length. Pass a public number, or "{LONGEST}".'
+                raise InvalidValue(text, key="pad_to")
             if length is not None and not self.ragged:
                 check_count("pad_to", length, "it is the public length of every record", at_least=1)
-        object.__setattr__(self, "_length", len(self._records))
-        present = check_present(self.present, self._length)
+        present = check_present(self.present, len(self))
         # workers of a fork may not touch a GPU
         object.__setattr__(self, "present", None if present is None else present.cpu())
 
@@ -117,8 +110,8 @@ class Source:
         return numbered(self.dataset)
 
     def __len__(self) -> int:
-        """Number of slots, which is fixed."""
-        return self._length
+        """Number of slots."""
+        return len(self._records)
 
     def __getitem__(self, slot: int) -> tuple[Any, Any]:
         """Inputs and targets of one slot, under random numbers of the program's."""
@@ -131,21 +124,11 @@ class Source:
         return isinstance(self.pad_to, str)
 
     def take(self, slots: list[int], key: bytes | None = None) -> Rows:
-        """Inputs and targets of some slots, a row each, read by this process.
-
-        Args:
-            slots: numbers of the slots.
-            key: key that the records' random numbers are derived from; None: the program's own.
-        """
+        """Inputs and targets of some slots; None as key: the program's own randomness."""
         return _checked(self._read(slots, self._key(key), self._template))
 
     def batches(self, parts: Sequence[Tensor], key: bytes | None) -> Iterator[Rows]:
-        """Inputs and targets of physical batches, read ahead by the workers.
-
-        Args:
-            parts: slots of each physical batch.
-            key: as for `take`.
-        """
+        """Inputs and targets of physical batches, by their slots, read ahead by the workers."""
         if parts:  # a rank's own part may have no record to read shapes from
             yield from self.loader.read(parts, self._key(key))
 
@@ -179,11 +162,7 @@ class Source:
         return SlotLoader(self)
 
     def _key(self, key: bytes | None) -> bytes | None:
-        """The key, or one of the program's randomness.
-
-        The program's generators, whose states other libraries save, advance alike for any number of
-        draws of a record.
-        """
+        """The key, or one of the program's randomness, which advances alike for any draws of records."""
         if key is not None or self._arrays is not None:
             return key
         return bytes(torch.randint(256, (32,)).tolist())
@@ -228,11 +207,6 @@ class Source:
             )
 
 
-def _subkey(key: bytes, use: str) -> bytes:
-    """Subkey for one purpose (domain separation), e.g. the random numbers of one slot in one step."""
-    return hashlib.sha256(key + use.encode()).digest()
-
-
 @contextmanager
 def global_randomness() -> Iterator[Callable[[bytes], None]]:
     """Context that restores the global generators of torch (CPU), numpy and Python.
@@ -254,6 +228,11 @@ def global_randomness() -> Iterator[Callable[[bytes], None]]:
         random.setstate(before[2])
 
 
+def _subkey(key: bytes, use: str) -> bytes:
+    """Subkey for one purpose (domain separation), e.g. the random numbers of one slot in one step."""
+    return hashlib.sha256(key + use.encode()).digest()
+
+
 def _checked(rows: Rows | str) -> Rows:
     """The rows; raise the reason if they could not be read."""
     if isinstance(rows, str):
@@ -264,7 +243,7 @@ def _checked(rows: Rows | str) -> Rows:
 
 
 class SlotLoader:
-    """Physical batches of drawn slots, read ahead by workers of a `DataLoader` that lives as long."""
+    """Reader of physical batches of drawn slots, ahead of time by workers of one `DataLoader`."""
 
     def __init__(self, source: Source) -> None:
         self._slots = _Slots(source)
@@ -303,8 +282,7 @@ class SlotLoader:
             except RuntimeError as error:  # of the loader: an error of a data set comes as a reason
                 raise DataError(
                     f"records could not be read, as a worker process failed ({error}); the step was "
-                    "not charged. Workers are killed if memory runs out: pass fewer, or workers=0 to "
-                    "read in this process."
+                    "not charged. If memory ran out, pass fewer workers, or workers=0."
                 ) from None
             yield rows[0] if len(rows) == 1 else stack(rows, self._pad_value, pinned=self._pin_memory)
         next(batches, None)  # the loader reaches the end, and its workers wait for more
@@ -316,7 +294,7 @@ class SlotLoader:
         loader: DataLoader[Any] = DataLoader(
             self._slots,  # type: ignore[arg-type]
             batch_sampler=[],
-            collate_fn=_unchanged,
+            collate_fn=copy.copy,  # of tuples and strings: unchanged
             num_workers=self._workers,
             persistent_workers=self._workers > 0,
             prefetch_factor=2 if self._workers else None,
@@ -337,7 +315,3 @@ class _Slots:
     def __getitems__(self, request: tuple[list[int], bytes | None]) -> Rows | str:
         """Rows of a request; the name is part of the protocol of `DataLoader`."""
         return self._source._read(*request, self._template)
-
-
-def _unchanged(rows: Any) -> Any:
-    return rows

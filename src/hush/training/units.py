@@ -54,16 +54,16 @@ class UnitTable:
         number of records.
         """
         if reduction not in ("mean", "sum"):
-            raise InvalidValue(
-                f'gradient={reduction!r} must be "mean" or "sum" of the gradients of a unit\'s records.',
-                key="gradient",
+            text = (
+                f'gradient={reduction!r} must be "mean" or "sum" of the gradients of a unit\'s records.'
             )
+            raise InvalidValue(text, key="gradient")
         limit = check_count("per_unit", per_unit, "a drawn unit has one record at least", 1, 1)
         _, unit, counts = np.unique(owner_ids(owners), return_inverse=True, return_counts=True)
         if limit > counts.max() and neighbours is not Neighbours.ADD_REMOVE:
             raise InvalidValue(
-                f"per_unit={limit} and no unit has more than {counts.max()} records: the guarantee "
-                f"would name a bound that is never met. Pass per_unit={counts.max()} or less.",
+                f"per_unit={limit} and no unit has more than {counts.max()} records. Pass "
+                f"per_unit={counts.max()} or less.",
                 key="per_unit",
             )
         order = torch.from_numpy(np.argsort(unit, kind="stable"))
@@ -97,12 +97,10 @@ class UnitTable:
         return hashlib.sha256(first[self.owners].numpy().tobytes()).hexdigest()[:32]
 
     def draw(self, drawn: Tensor, source: RandomSource) -> tuple[Tensor, Tensor]:
-        """Records of the drawn units: `per_unit` of each at random, or all that it owns.
+        """Records of the drawn units, unit by unit and units by rising count, and these counts.
 
-        The choice affects only the unit's own gradient, so no charge depends on its law.
-
-        Returns:
-            Numbers of the records, unit by unit and units by rising count, and these counts.
+        `per_unit` of each at random, or all that it owns. The choice affects only the unit's own
+        gradient, so no charge depends on its law.
         """
         owned = self.counts[drawn]
         place = torch.arange(len(drawn)).repeat_interleave(owned)
@@ -147,8 +145,7 @@ def public_count(records: int | None, units: UnitTable | None, neighbours: Neigh
     number = check_count("records", records, "the divisor of the update is a public number", 1)
     if units is not None and neighbours is not Neighbours.ADD_REMOVE and number != len(units):
         raise InvalidValue(
-            f"records={number} and the ids are of {len(units)} units: the divisor is the number of "
-            "units. Leave records out.",
+            f"records={number} and the ids are of {len(units)} units. Leave records out.",
             key="records",
         )
     return number
@@ -158,15 +155,14 @@ def check_length(slots: int, records: int, units: UnitTable | None, neighbours: 
     """Raise unless data has the length that a step was made for; warn if a constant is far off."""
     if units is not None and slots != units.records:
         raise DataError(
-            f"the data has {slots} records and units has {units.records} ids. Pass one id per record, "
-            "in the order of the records."
+            f"the data has {slots} records and units has {units.records} ids. Pass one id per record."
         )
     present = slots if units is None else len(units)
     if present != records and neighbours is not Neighbours.ADD_REMOVE:
         raise DataError(
             f"the data has {present} records and the step was made for records={records}. Pass as many "
-            "slots; a missing record leaves its slot empty (present=). If the number is "
-            "private, pass neighbours=hush.Neighbours.ADD_REMOVE and a public constant for records=."
+            "slots; a missing record leaves its slot empty (present=). If the number is private, pass "
+            "neighbours=hush.Neighbours.ADD_REMOVE and a public constant for records=."
         )
     if abs(present - records) > _FAR * records:
         warnings.warn(
@@ -188,17 +184,17 @@ def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
     types = {type(value) for value in values.flat} if values.dtype == object else {values.dtype.type}
     if values.ndim == 2 or types & {list, tuple, set}:
         raise DataError(
-            f"units of shape {values.shape} give a record several owners: it is clipped with one unit, "
-            "and its other owners would not be protected. Give each record to one owner by a rule that "
-            "does not depend on the records; of a table with one column, pass the column, ids[:, 0]."
+            f"units of shape {values.shape} give a record several owners, and it is clipped with one. "
+            "Give it to one owner by a rule independent of the records; of a table with one column, "
+            "pass the column, ids[:, 0]."
         )
     names = all(issubclass(each, str) for each in types)
     numbers = bool not in types and all(issubclass(each, int | np.integer) for each in types)
     if values.ndim != 1 or not (names or numbers):
         raise DataError(
             f"units of type {' and '.join(sorted(each.__name__ for each in types))} and shape "
-            f"{values.shape} do not identify the owner of each record. Pass one integer or string a "
-            "record, all of one type."
+            f"{values.shape} do not identify owners. Pass one integer or string a record, all of one "
+            "type."
         )
     if values.dtype != object:
         return values
