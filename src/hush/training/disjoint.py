@@ -74,10 +74,9 @@ def check_distinct(data: Data) -> None:
     if repeated or any(_share_records(*pair) for pair in combinations(parts, 2)):
         raise DataError(
             "a record is in several slots (numbers repeated in a Subset or a select, or parts of a "
-            "concatenated data set that share records): each slot is drawn and clipped alone, so "
-            "the record would count several times and cost more than is charged. Pass each record "
-            "once, and augment it when it is read (or by views=); to bound the records of one person, "
-            "pass units=."
+            "concatenated data set that share records): each slot is drawn and clipped alone, so the "
+            "record would count several times and cost more than is charged. Pass each record once, and "
+            "augment it when it is read (or by views=); to bound the records of one person, pass units=."
         )
 
 
@@ -205,7 +204,13 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
     elif isinstance(data, Source):
         yield from _holders(data.dataset, depth)
     elif hasattr(data, "_indices") and hasattr(getattr(data, "data", None), "table"):
-        yield from _arrow_rows(data)
+        # a Hugging Face data set: addresses in each column's memory, which a select keeps
+        for column in data.data.table.columns:
+            pairs = [(chunk, [*chunk.buffers(), None][1]) for chunk in column.chunks if len(chunk)]
+            if pairs and all(each and each.size >= part.offset + len(part) for part, each in pairs):
+                places = [each.address + part.offset + np.arange(len(part)) for part, each in pairs]
+                order = slice(None) if data._indices is None else data._indices.column(0).to_numpy()
+                yield _ARROW, np.concatenate(places)[order]
     elif hasattr(data, "__len__") and hasattr(data, "__dict__"):
         for part in vars(data).values():
             if _has_rows(part, len(data)):
@@ -216,17 +221,6 @@ def _has_rows(value: Any, rows: int) -> bool:
     """Whether a value is a container of that many rows."""
     sized = hasattr(value, "__len__") and not isinstance(value, (str, type))
     return sized and getattr(value, "shape", None) != () and len(value) == rows
-
-
-def _arrow_rows(dataset: Any) -> Iterator[Rows]:
-    """Rows of a Hugging Face data set, by addresses in each column's memory, which a select keeps."""
-    for column in dataset.data.table.columns:
-        pairs = [(chunk, [*chunk.buffers(), None][1]) for chunk in column.chunks if len(chunk)]
-        if pairs and all(each and each.size >= chunk.offset + len(chunk) for chunk, each in pairs):
-            rows = [each.address + chunk.offset + np.arange(len(chunk)) for chunk, each in pairs]
-            order = dataset._indices
-            places = slice(None) if order is None else order.column(0).to_numpy()
-            yield _ARROW, np.concatenate(rows)[places]
 
 
 def _share_records(first: Any, second: Any) -> bool:

@@ -82,8 +82,9 @@ class ArrayRecords:
 
 def rows_at(rows: Any, slots: Tensor) -> Tensor:
     """Rows of a tensor or array by their numbers."""
-    if not isinstance(rows, Tensor):
-        return _tensor_of(np.asarray(rows[slots.numpy()]))
+    if not isinstance(rows, Tensor):  # in the machine's byte order
+        chosen = np.asarray(rows[slots.numpy()])
+        return torch.from_numpy(np.require(chosen, chosen.dtype.newbyteorder("="), ["C", "W"]))
     if rows.device != slots.device:  # does not wait for numbers on their way to a GPU
         slots = slots.to(rows.device, non_blocking=rows.is_cuda)
     return rows[slots]
@@ -104,14 +105,7 @@ class TableRecords:
 
     def arrays(self, inputs: Columns, targets: Columns) -> ArrayRecords:
         """Columns given by name as arrays."""
-
-        def column(name: str, values: Any) -> Tensor:
-            array = np.asarray(values.to_numpy())
-            # missing integers would make another type
-            same = array.dtype.kind == getattr(values.dtype, "kind", "O")
-            return _number(name, array if same else array.astype(object))
-
-        return ArrayRecords(*_choose(self.table, column, inputs, targets))
+        return ArrayRecords(*_choose(self.table, _number, inputs, targets))
 
 
 def numbered(data: Any) -> MapStyle:
@@ -277,19 +271,17 @@ def _number(name: str, value: Any) -> Tensor:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
         array = np.asarray(None)
-    if array.dtype.kind not in "biuf":
+    # missing integers of a table make another type
+    same = array.dtype.kind == getattr(getattr(value, "dtype", None), "kind", array.dtype.kind)
+    if array.dtype.kind not in "biuf" or not same:
         raise DataError(
             f"column {name!r} does not hold a number, or numbers, in every record. Encode words, dates "
             "and missing values by a public list (not by the values that are present), leave the column "
             "out, or pass a function of the record."
         )
-    kinds = {"f": torch.get_default_dtype(), "b": torch.bool}
-    return _tensor_of(array).to(kinds.get(array.dtype.kind, torch.int64))
-
-
-def _tensor_of(values: npt.NDArray[Any]) -> Tensor:
-    """Tensor of an array's numbers, in the machine's byte order."""
-    return torch.from_numpy(np.require(values, values.dtype.newbyteorder("="), ["C", "W"]))
+    kinds = {"b": np.bool_, "f": np.float64}
+    tensor = torch.from_numpy(array.astype(kinds.get(array.dtype.kind, np.int64), "C"))
+    return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
 
 
 def leaves(value: Any) -> Iterator[Any]:
