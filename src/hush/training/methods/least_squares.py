@@ -31,8 +31,7 @@ _RESIDUALS = np.geomspace(1e-8, 1.0, 25)
 _NORM = number(
     at_least=1e-3,
     at_most=1e3,
-    why="it bounds a record's influence, and its fourth power is computed: scale columns by their "
-    "declared bounds first",
+    why="it bounds a record: scale columns by their declared bounds",
     example=1.0,
 )
 
@@ -76,11 +75,8 @@ class NoisyLeastSquares(Value):
     @property
     def plan(self) -> Plan:
         """Plan of the release, as a ledger charges it."""
-        return Plan(
-            sampling=FullBatch(),
-            clipping=L2(norm=math.sqrt(2) * self.row_norm**2),
-            noise=Gaussian(multiplier=self.multiplier),
-        )
+        clipping, noise = L2(norm=math.sqrt(2) * self.row_norm**2), Gaussian(multiplier=self.multiplier)
+        return Plan(sampling=FullBatch(), clipping=clipping, noise=noise)
 
     def guarantee(self, delta: float) -> Guarantee:
         """(epsilon, delta) guarantee of the release, on its own.
@@ -119,8 +115,8 @@ class NoisyLeastSquares(Value):
         rows, values = (part.detach().to("cpu", torch.float64) for part in (inputs, targets))
         if not bool(rows.isfinite().all()) or not bool(values.isfinite().all()):
             raise DataError(
-                "inputs or targets are not all finite (which is private and not shown), and their "
-                "influence is not bounded. Fix or drop such records, each independently."
+                "inputs or targets are not all finite (which is private). Fix or drop such records, "
+                "each independently."
             )
         size, outputs = rows.shape[1] + 1, values.shape[1]
         norm = self.plan.clipping.reference_norm * (1 + ROUNDING)
@@ -176,19 +172,15 @@ def posterior_mean(
     """Posterior mean of the coefficients given noisy sufficient statistics (post-processing).
 
     `gram` is X^T W X (1 + columns, 1 + columns) and `moments` X^T W T (1 + columns, targets), with
-    weights W. The first column of X is 1, so the first row holds the sum of the weights and the weighted
-    sums of the columns and targets. Noise on the diagonal of `gram` has the deviation `gram_deviation`,
-    and off it one smaller by sqrt(2).
+    weights W; the first column of X is 1. Noise on the diagonal of `gram` has the deviation
+    `gram_deviation`, and off it one smaller by sqrt(2).
 
     The columns and targets are centred by their noisy means, so the intercept is not shrunk. In the
     eigenbasis of the centred Gram matrix, with eigenvalues a (negative ones count 0), the moments are
     a beta plus noise of variance `residual` a (of the sample), `moment_noise` (of the moments' release)
     and `gram_noise` columns `prior` (of the Gram matrix, times coefficients). With coefficients of
-    variance `prior` the posterior mean of beta is prior a / (prior a^2 + noise) times the moment, which
-    is ridge regression without privacy noise. Both variances maximise the marginal likelihood of the
-    released moments (empirical Bayes).
-
-    The result is a function of the release alone.
+    variance `prior` the posterior mean of beta is prior a / (prior a^2 + noise) times the moment. Both
+    variances maximise the marginal likelihood of the released moments (empirical Bayes).
     """
     noise = gram_deviation**2 / 2
     total = min(max(gram[0, 0], gram_deviation, 1.0), records)

@@ -31,12 +31,7 @@ Statistics = TypeVar("Statistics")
 _AT_ONCE = 1024
 _CANCELLING = 2.0**10
 """Length of the terms of a mean, in clipping norms, above which the rounding of their sum may count."""
-_FLOOR = number(
-    above=0,
-    at_most=1e12,
-    why="noise can make a variance negative, which has no square root",
-    example=1e-5,
-)
+_FLOOR = number(above=0, at_most=1e12, why="noise can make a variance negative", example=1e-5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +49,8 @@ class NoisySums(Value, ABC, Generic[Statistics]):
     @property
     def plan(self) -> Plan:
         """Plan of one of the two releases, which cost the same."""
-        return Plan(
-            sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=self.multiplier)
-        )
+        noise = Gaussian(multiplier=self.multiplier)
+        return Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)
 
     def guarantee(self, delta: float) -> Guarantee:
         """(epsilon, delta) guarantee of both releases, on their own.
@@ -75,11 +69,7 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         """Post-processing of the two noisy means of inputs of a shape."""
 
     def __call__(
-        self,
-        inputs: Tensor,
-        ledger: Ledger,
-        *,
-        generator: torch.Generator | None = None,
+        self, inputs: Tensor, ledger: Ledger, *, generator: torch.Generator | None = None
     ) -> Statistics:
         """Statistics of the inputs, charged before they are returned.
 
@@ -97,19 +87,12 @@ class NoisySums(Value, ABC, Generic[Statistics]):
                 f"inputs of shape {tuple(inputs.shape)} and type {inputs.dtype} must be floating-point "
                 "numbers, records x channels x places, at least one of each. Pass e.g. inputs.float()."
             )
-        means = release(
-            self,
-            self.plan,
-            ((norm * (1 + ROUNDING), total) for norm, total in self._clipped_sums(inputs)),
-            ledger,
-            records=len(inputs),
-            generator=generator,
-            divisor=len(inputs),
-        )
+        sums, many = self._clipped_sums(inputs), len(inputs)
+        means = release(self, self.plan, sums, ledger, records=many, generator=generator, divisor=many)
         return self._statistics(means, inputs.shape)
 
     def _clipped_sums(self, inputs: Tensor) -> Iterator[tuple[float, Tensor]]:
-        """Clipping norm and clipped sum of either vector (sensitive)."""
+        """Norm with rounding slack and clipped sum of either vector (sensitive)."""
         norms = self.norm, self.square_norm
         totals = [torch.zeros((), dtype=torch.float64)] * 2
         for some in inputs.split(_AT_ONCE):
@@ -119,7 +102,7 @@ class NoisySums(Value, ABC, Generic[Statistics]):
             for place, rows in enumerate(self._vectors(values)):
                 tape = GradientTape({"rows": rows}, values.device)
                 totals[place] = totals[place] + L2(norm=norms[place]).clip(tape).total["rows"].cpu()
-        yield from zip(norms, totals, strict=True)
+        yield from ((norm * (1 + ROUNDING), total) for norm, total in zip(norms, totals, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +117,8 @@ class Moments:
 class NoisyMoments(NoisySums[Moments]):
     """Differentially private mean and variance of each channel over all records and places.
 
-    A record adds the mean of each of its channels to the first sum and the mean of their squares to the
-    second, clipped to l2 norms of `norm` and `square_norm`.
+    A record adds the means of its channels to the first sum and the means of their squares to the
+    second.
 
     Args:
         multiplier: Noise multiplier of both sums.
@@ -152,8 +135,8 @@ class NoisyMoments(NoisySums[Moments]):
     floor: float = field(default=1e-5, metadata=_FLOOR)
 
     def _vectors(self, values: Tensor) -> tuple[Term, Term]:
-        # the rounding of a mean whose terms cancel may depend on the other records: the means of a
-        # record fall to 0 if their terms are more than a thousand times `norm` long
+        # the rounding of a mean whose terms cancel may depend on the other records: means of terms more
+        # than a thousand times `norm` long fall to 0
         terms = vector_norms(values.abs().mean(2), 2.0)
         trust = (2 - terms / (_CANCELLING * self.norm)).clamp(min=0.0, max=1.0).nan_to_num()
         return Dense(values.mean(2) * trust[:, None]), Dense(values.square().mean(2))
@@ -186,8 +169,8 @@ class FrozenWhitening(nn.Module):
 class NoisyWhitening(NoisySums[FrozenWhitening]):
     """Whitening with a differentially private mean and covariance.
 
-    A record adds its features to the first sum. It adds the outer products of its channels, averaged
-    over its places, to the second. The two are clipped to l2 norms of `norm` and `square_norm`.
+    A record adds its features to the first sum, and the outer products of its channels, averaged over
+    its places, to the second. Eigenvalues of the covariance below the noise level are raised to it.
 
     Args:
         multiplier: Noise multiplier of both sums.
@@ -195,9 +178,6 @@ class NoisyWhitening(NoisySums[FrozenWhitening]):
         square_norm: Clipping norm of a record's mean outer product.
 
     **Guarantee.** See `NoisySums`: the layer is post-processing of the two noisy sums.
-
-    Eigenvalues of the covariance below the noise level are raised to it: otherwise their directions
-    would be amplified.
     """
 
     def _vectors(self, values: Tensor) -> tuple[Term, Term]:

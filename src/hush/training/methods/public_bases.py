@@ -1,8 +1,7 @@
-"""Bases and thresholds for clipping from the gradients of public records.
+"""Bases and thresholds for clipping, from public records and released weights: they cost no privacy.
 
 A basis consists of principal subspaces, by block power iteration with deflation (Algorithm 4 of the
-twice-sampling paper) for each group of parameters. The only inputs are public records and released
-weights, so bases and thresholds cost no privacy.
+twice-sampling paper) for each group of parameters.
 """
 
 import functools
@@ -36,16 +35,13 @@ _GRADIENTS_AT_ONCE = {"cpu": 64, "cuda": 256}
 _PERTURBATIONS = (1e-7, 1e-5)
 """Relative random perturbations of each column, tried in turn: the smallest that gives columns which
 depend on each other, or on the basis, a Cholesky factor in double precision."""
-_NOT_ORTHONORMAL = 1e-6
+_TINY = float(torch.finfo(torch.float32).tiny)
 _FOR_BASES = 0.6
 """Share of the public records that the basis of `public_thresholds` is computed from."""
 
 
 class BasisSchedule:
-    """Public basis of each step; the same one for `every` steps.
-
-    It depends on public values only: public records, released weights and a separate seed.
-    """
+    """Public basis of each step; the same one for `every` steps."""
 
     def __init__(self, model: nn.Module, loss: Loss, public: Data, clipping: Subspaces) -> None:
         self.public = public
@@ -72,14 +68,14 @@ class BasisSchedule:
         self._inputs, self.current = state, None
         if not state:
             return
-        current = self._weights()
+        before, parameters = self._weights(), dict(self._model.named_parameters())
         try:
-            for name, value in self._model.named_parameters():
+            for name, value in parameters.items():
                 value.copy_(state["weights"][name])
             self.current = self._compute()
         finally:
-            for name, value in self._model.named_parameters():
-                value.copy_(current[name])
+            for name, value in parameters.items():
+                value.copy_(before[name])
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self._model.named_parameters()}
@@ -105,9 +101,8 @@ def public_thresholds(
 ) -> Subspaces:
     """Clipping in principal subspaces with thresholds from the gradients of public records.
 
-    The first 60% of the public records give a basis, the others the expected norm in each of its blocks:
-    a basis fits its own records, which may have no residual. Thresholds are in proportion to these
-    norms. They cost no privacy.
+    The first 60% of the public records give a basis, the others the expected norm in each of its blocks,
+    to which thresholds are in proportion: a basis fits its own records, which may have no residual.
 
     Args:
         model: Model at the weights that training starts from.
@@ -126,10 +121,8 @@ def public_thresholds(
     """
     norm = NORM["range"].check("norm", norm)
     quantile = QUANTILE.check("quantile", quantile)
-    split = int(_FOR_BASES * count(public))
-    for_basis, measured = (
-        take(public, rows) for rows in torch.arange(count(public)).tensor_split([split])
-    )
+    slots = torch.arange(count(public)).tensor_split([int(_FOR_BASES * count(public))])
+    for_basis, measured = (take(public, rows) for rows in slots)
     generator = torch.Generator(next(model.parameters()).device).manual_seed(0)
     basis = principal_basis(model, loss, for_basis, ranks, bases, generator)
     l2, linf = _block_norms(model, loss, measured, basis)
@@ -178,8 +171,8 @@ def basis_schedule(
     if public is None:
         raise DataError(
             "the clipping takes its subspaces from public gradients, and public=None. Pass "
-            "public=(inputs, targets), records that need no protection and are not in the private set "
-            "(hush train: --public-records N)."
+            "public=(inputs, targets) that need no protection and are not in the private set (hush "
+            "train: --public-records N)."
         )
     _split_into_groups(model, public, clipping.ranks, clipping.bases)
     return BasisSchedule(model, loss, public, clipping)
@@ -196,11 +189,10 @@ def principal_basis(
     """Public basis: principal directions of the public records' gradients at the present weights.
 
     `ranks` has the rank of each subspace, then of the residual; they add up to the number of parameters.
-    Deterministic for a given model and generator state. Only one group's gradients are in memory.
+    Only one group's gradients are in memory.
     """
     groups, columns = _split_into_groups(model, public, ranks, principal)
-    seed = seed_from(generator)
-    own = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+    own = torch.Generator(next(model.parameters()).device).manual_seed(seed_from(generator))
     parts = []
     for group, split in zip(groups, columns, strict=True):
         with own_randomness(own, own.device):
@@ -264,7 +256,7 @@ def principal_directions(
     if 0 < scale < math.inf:
         rows *= scale
     identity = torch.eye(basis.shape[1], dtype=torch.float64, device=basis.device)
-    if not bool(((_gram(basis) - identity).abs() < _NOT_ORTHONORMAL).all()):
+    if not bool(((_gram(basis) - identity).abs() < 1e-6).all()):
         raise DataError(
             "no orthonormal basis was found for the public gradients: they are not finite, or lie in "
             "fewer directions than the ranks ask for. Check the public records, or lower the ranks."
@@ -278,12 +270,13 @@ def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Te
     Random directions complete a block of lower rank. Uses Cholesky factors in double precision: on a
     GPU the QR decomposition of such columns gave NaN.
     """
+    normalize = functools.partial(nn.functional.normalize, dim=0, eps=_TINY)
     perturbation = torch.randn(block.shape, generator=generator, device=block.device, dtype=block.dtype)
-    unit = _unit_columns(block)
+    unit = normalize(block)
     for share in _PERTURBATIONS:
         block = unit + share / math.sqrt(len(block)) * perturbation
         for _ in range(3):  # a column that lies in the basis leaves its rounding, which does too
-            block = _unit_columns(block - basis @ (basis.T @ block))
+            block = normalize(block - basis @ (basis.T @ block))
         factor, failed = torch.linalg.cholesky_ex(_gram(block))
         if not bool(failed):
             break
@@ -294,19 +287,10 @@ def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Te
     return block
 
 
-_unit_columns = functools.partial(
-    nn.functional.normalize, dim=0, eps=float(torch.finfo(torch.float32).tiny)
-)
-
-
 def _orthonormalized(columns: Tensor, factor: Tensor) -> Tensor:
     """Columns times the inverse of the Cholesky factor of their Gram matrix."""
-    return torch.cat(
-        [
-            torch.linalg.solve_triangular(factor.T, run.double(), upper=True, left=False).to(run.dtype)
-            for run in columns.split(_ROWS_AT_ONCE)
-        ]
-    )
+    solve = functools.partial(torch.linalg.solve_triangular, factor.T, upper=True, left=False)
+    return torch.cat([solve(run.double()).to(run.dtype) for run in columns.split(_ROWS_AT_ONCE)])
 
 
 def _gram(columns: Tensor) -> Tensor:
@@ -329,9 +313,9 @@ def _too_few(records: int, needed: int, groups: int) -> DataError:
 def gradient_rows(
     model: nn.Module, loss: Loss, data: Data, names: Sequence[str] | None = None
 ) -> Tensor:
-    """Per-sample gradients of the named parameters, or of all, at the present weights, a row each.
+    """Per-sample gradients of the named parameters, or of all, a row each (sensitive).
 
-    In the precision of the parameters, at least single. Without noise: as sensitive as the records.
+    In the precision of the parameters, at least single.
     """
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     names = list(trained) if names is None else names
@@ -352,8 +336,9 @@ def tapes(model: nn.Module, loss: Loss, data: Data) -> Iterator[GradientTape]:
     device = next(model.parameters()).device
     for indices in torch.arange(count(data)).split(_GRADIENTS_AT_ONCE[device.type]):
         inputs, targets = tree_map(take(data, indices), lambda value: value.to(device))
+        recorded = functools.partial(record, model, per_sample_loss(loss), inputs, targets)
         try:
-            tape = record(model, per_sample_loss(loss), inputs, targets)
+            tape = recorded()
         except NotVectorized:
-            tape = record(model, per_sample_loss(loss), inputs, targets, one_by_one=True)
+            tape = recorded(one_by_one=True)
         yield tape

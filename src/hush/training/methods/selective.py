@@ -32,9 +32,8 @@ PhysicalBatches = Sequence[tuple[Any, Any, Tensor | None, Tensor | None]]
 class Trials(EveryUpdate):
     """Trials of a private step with a selective plan (DPSUR): propose, test, accept or restore.
 
-    **Guarantee.** docs/guarantees/selective.md. A trial's charge is on disk before its test. A rejection
-    restores weights, buffers, gradients and optimizer state. The work and the random numbers drawn are
-    independent of the verdict.
+    **Guarantee.** docs/guarantees/selective.md. A trial's charge is on disk before its test. The work
+    and the random numbers drawn are independent of the verdict.
     """
 
     def __init__(self, step: "PrivateStep") -> None:
@@ -53,11 +52,9 @@ class Trials(EveryUpdate):
         self.sampling = Poisson(rate=release.rate)
         """Subsampling of the test batch."""
         self._noise = Gaussian(multiplier=release.multiplier)
-        self._probed = Probed()
-        """Properties of the model in evaluation mode, in which it is tested."""
+        self._probed = Probed()  # in evaluation mode
 
     def run(self, batch: Batch) -> bool:
-        """Run trials of proposals until one is accepted, or a single trial."""
         step = self.step
         for number in range(int(self.release.most_trials)):
             batch = step.draw(batch) if number else batch
@@ -70,7 +67,21 @@ class Trials(EveryUpdate):
             label = self.masked_fingerprint(update, tested)
             if not number:
                 step.charge(label)
-            if self._accept_or_restore(update, tested):
+            before = Snapshot(step.model, step.optimizer)
+            try:
+                step.apply(update)
+                after = Snapshot(step.model, step.optimizer)
+                new = self.losses(tested)
+                before.restore()
+                accepted = self.noisy_verdict(self.bounded_rise(new, self.losses(tested)))
+                (after if accepted else before).restore()
+            except BaseException:
+                before.restore()
+                raise
+            finally:
+                step.adopt_weights()
+            step.update = update if accepted else None
+            if accepted:
                 return True
         return False
 
@@ -85,32 +96,10 @@ class Trials(EveryUpdate):
         other records under the same noise are still noticed.
         """
         mask = int(random_bits(1, self.step.generator)) % 2**64
-        name = fingerprint([update, *tree_leaves(tested)])
-        name = self.step.reducer.trial_name(update, name)
-        return f"{int(name, 16) ^ mask:016x}"
-
-    def _accept_or_restore(self, update: Tensor, tested: PhysicalBatches) -> bool:
-        """Apply the update, test both models, and keep one."""
-        step = self.step
-        before = Snapshot(step.model, step.optimizer)
-        try:
-            step.apply(update)
-            after = Snapshot(step.model, step.optimizer)
-            new = self.losses(tested)
-            before.restore()
-            old = self.losses(tested)
-            accepted = self.noisy_verdict(self.bounded_rise(new, old))
-        except BaseException:
-            before.restore()
-            step.adopt_weights()
-            raise
-        (after if accepted else before).restore()
-        step.adopt_weights()
-        step.update = update if accepted else None
-        return accepted
+        own = fingerprint([update, *tree_leaves(tested)])
+        return f"{int(self.step.reducer.trial_name(update, own), 16) ^ mask:016x}"
 
     def probe(self, inputs: Any, targets: Any) -> None:
-        """Raise if the model keeps something of a record when it is evaluated."""
         with evaluation_mode(self.step.model):
             self._probed = probe(self.step.model, self.step.gradients.loss, inputs, targets)
 
@@ -120,20 +109,16 @@ class Trials(EveryUpdate):
 
         One per record, 0 for an empty slot; means over units that own several records.
         """
-        step = self.step
+        step, probed = self.step, (self.step.gradients.probed, self._probed)
         source = step.reducer.own_source(step.generator, "losses of the test")
-        changing = {*step.gradients.probed.changing_buffers, *self._probed.changing_buffers}
+        model, loss = step.gradients.model, step.gradients.loss
+        one_by_one = any(each.one_by_one for each in probed)
+        changing = {name for each in probed for name in each.changing_buffers}
         values = [torch.zeros(0, dtype=torch.float64, device=step.device)]
         with buffers_restored(step.model, tuple(changing)), evaluation_mode(step.model):
             for inputs, targets, present, counts in tested:
                 with own_randomness(source, step.device):
-                    losses = per_sample_losses(
-                        step.gradients.model,
-                        step.gradients.loss,
-                        inputs,
-                        targets,
-                        one_by_one=step.gradients.probed.one_by_one or self._probed.one_by_one,
-                    )
+                    losses = per_sample_losses(model, loss, inputs, targets, one_by_one=one_by_one)
                 filled = torch.ones_like(losses, dtype=torch.bool) if present is None else present
                 losses = losses.double().where(filled, 0.0)
                 if counts is not None:
@@ -167,7 +152,6 @@ class Trials(EveryUpdate):
         return bool(noisy < release.threshold * release.clip)
 
     def check_possible(self, steps: int) -> None:
-        """Raise if even the best proposals would most likely all be rejected."""
         release = self.release
         lowest, highest = release.acceptance(release.rate * self.step.records)
         if (1 - highest) ** steps > 0.5 and release.accounting == "per-trial":
@@ -180,7 +164,6 @@ class Trials(EveryUpdate):
             )
 
     def describe(self) -> dict[str, int]:
-        """Number of accepted proposals, if verdicts are public."""
         return {"accepted": self.step.accepted} if self.release.accounting == "per-trial" else {}
 
 

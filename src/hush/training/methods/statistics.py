@@ -36,10 +36,6 @@ ROUNDING, MOST_RECORDS = 2.0**-16, 2**21
 to which it holds: docs/guarantees/tape.md."""
 _EDGE = number(above=0, at_most=1e12, why="norms are sorted by their logarithm", example=1.0)
 QUANTILE = Range(above=0, below=1, why="it is a share of the records", example=0.99)
-_WANTED = (
-    "must be a row of finite real numbers each: the influence of any other row is not bounded. Pass "
-    "e.g. an array of shape (records, numbers)."
-)
 
 
 def release(
@@ -54,8 +50,8 @@ def release(
 ) -> list[Tensor]:
     """Noisy sums, divided by a public number, each charged to the ledger before it is returned.
 
-    `sums` has the norm that the noise is scaled for and the clipped sum of each release of the plan,
-    computed after the ledger was verified. `owner` is the statistic, for messages.
+    `sums` has the norm that the noise is scaled for and the clipped sum of each release, computed after
+    the ledger was verified. `owner` is the statistic, for messages.
     """
     check_first_rank(type(owner).__name__)
     check_kind("ledger", ledger, Ledger).check_adjacency()
@@ -85,19 +81,15 @@ class PrivateMean:
 
 
 def mean(
-    records: npt.ArrayLike,
-    plan: Plan,
-    *,
-    delta: float,
-    generator: torch.Generator | None = None,
+    records: npt.ArrayLike, plan: Plan, *, delta: float, generator: torch.Generator | None = None
 ) -> PrivateMean:
     """Differentially private mean of the records, a row each, under any plan.
 
     Rows are subsampled, clipped and summed. The noisy sum is divided by the expected number of rows.
-    Noise on a fixed support bounds the *sum*: its `scale` and `bound` are in units of the sum.
+    Noise on a fixed support has its `scale` and `bound` in units of the sum.
 
-    **Guarantee.** `hush.epsilon(plan, steps=1, delta=delta)`: the value may be published with it. The
-    number of rows is public; the row of an absent record is zero.
+    **Guarantee.** `hush.epsilon(plan, steps=1, delta=delta)`. The number of rows is public; the row of
+    an absent record is zero.
 
     Args:
         records: A row of finite numbers each.
@@ -122,24 +114,23 @@ def mean(
     rows = _mean_rows(records, plan)
     check_delta(delta, len(rows))
     guarantee = epsilon(plan, 1, delta, dimension=rows.shape[1])
-    source = source_for(rows.device, generator)
     guarantee = replace(
         guarantee,
         arithmetic="assumed" if len(rows) > MOST_RECORDS else guarantee.arithmetic,
         randomness="secret" if generator is None else "seeded",
         records=len(rows),
     )
-    taken = rows[plan.sampling.draw(len(rows), source).to(rows.device)]
+    source = source_for(rows.device, generator)
+    taken = rows[plan.sampling.draw(len(rows), source)]
     with own_randomness(source, rows.device):
         total = clipped_row_sum(taken, plan, source).mul_(1 - ROUNDING)
     balls = plan.clipping.sensitivity(len(total))
     blocks = total.split([ball.dimension or len(total) for ball in balls])
-    for block, (noise, norm) in zip(
-        blocks, plan.noise.per_block(balls, plan.clipping.reference_norm), strict=True
-    ):
+    laws = plan.noise.per_block(balls, plan.clipping.reference_norm)
+    for block, (noise, norm) in zip(blocks, laws, strict=True):
         block.copy_(noise.privatize(block, norm=norm, generator=source))
     share = 1 - ROUNDING if plan.noise.additive else 1.0
-    value = total.div_(share * plan.sampling.expected(len(rows))).cpu().numpy()
+    value = total.div_(share * plan.sampling.expected(len(rows))).numpy()
     return PrivateMean(value=value, guarantee=guarantee)
 
 
@@ -155,7 +146,7 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
     """
     rows = _mean_rows(records, plan)
     delta = check_delta(delta, len(rows))
-    location = clipped_row_sum(rows, plan, None).numpy()
+    location = clipped_row_sum(rows, plan).numpy()
     upper = rdp_to_epsilon(individual_rdp(plan, location, ORDERS), ORDERS, delta)
     at_worst = epsilon(plan, 1, delta, dimension=len(location)).epsilon.upper
     return Guarantee(
@@ -168,7 +159,7 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
     )
 
 
-def clipped_row_sum(rows: Tensor, plan: Plan, source: "RandomSource | None") -> Tensor:
+def clipped_row_sum(rows: Tensor, plan: Plan, source: "RandomSource | None" = None) -> Tensor:
     """Sum of the clipped rows, coordinates masked from the source if there is one (sensitive)."""
     mask = None
     if source is not None and plan.sampling.coordinate_participation < 1:
@@ -187,20 +178,20 @@ def _mean_rows(records: npt.ArrayLike, plan: Plan) -> Tensor:
     values: Any = records
     if np.ma.is_masked(values):
         raise DataError(
-            "records have masked entries, whose hidden values would be summed as if they were records. "
-            "Pass e.g. records.filled(0.0), or drop such rows, each independently."
+            "records have masked entries, whose hidden values would be summed. Pass e.g. "
+            "records.filled(0.0), or drop such rows, each independently."
         )
+    wanted = "must be a row of finite real numbers each. Pass e.g. an array of shape (records, numbers)."
     try:
         rows = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
     except (TypeError, ValueError):
-        rows = None
-    if rows is None or rows.is_complex():
-        kind = type(values).__name__ if rows is None else rows.dtype
-        raise DataError(f"records of type {kind} {_WANTED}")
+        raise DataError(f"records of type {type(values).__name__} {wanted}") from None
+    if rows.is_complex():
+        raise DataError(f"records of type {rows.dtype} {wanted}")
     rows = rows.detach().cpu().double().clone()
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2 or not rows.numel() or not bool(rows.isfinite().all()):
-        raise DataError(f"records of shape {tuple(rows.shape)} {_WANTED}")
+        raise DataError(f"records of shape {tuple(rows.shape)} {wanted}")
     return rows
 
 
@@ -217,8 +208,7 @@ class NoisyQuantile(Value):
         high: Upper end of the last bin.
         bins: Number of bins.
 
-    **Guarantee.** One record adds 1 to one count of each block, for any norm, so the noisy counts
-    cost what `plan(blocks)` costs, and the quantiles are functions of them:
+    **Guarantee.** One record adds 1 to one count of each block, for any norm:
     docs/guarantees/public-basis.md. The bins and the quantile must not depend on the data.
 
     >>> quantile = NoisyQuantile(multiplier=20.0)
@@ -250,11 +240,8 @@ class NoisyQuantile(Value):
         Args:
             blocks: Number of norms per record.
         """
-        return Plan(
-            sampling=FullBatch(),
-            clipping=Entries(changed=blocks),
-            noise=Gaussian(multiplier=self.multiplier),
-        )
+        noise = Gaussian(multiplier=self.multiplier)
+        return Plan(sampling=FullBatch(), clipping=Entries(changed=blocks), noise=noise)
 
     def guarantee(self, blocks: int, delta: float) -> Guarantee:
         """(epsilon, delta) guarantee of the quantiles of all blocks together, on their own.
@@ -274,12 +261,7 @@ class NoisyQuantile(Value):
         return counts.scatter_add_(1, bins.T, torch.ones(bins.T.shape, dtype=torch.float64))
 
     def __call__(
-        self,
-        norms: Tensor,
-        quantile: float,
-        ledger: Ledger,
-        *,
-        generator: torch.Generator | None = None,
+        self, norms: Tensor, quantile: float, ledger: Ledger, *, generator: torch.Generator | None = None
     ) -> tuple[float, ...]:
         """Noisy quantile of each block's norms, charged before it is returned.
 
@@ -295,8 +277,8 @@ class NoisyQuantile(Value):
         quantile = QUANTILE.check("quantile", quantile)
         if norms.dim() != 2 or norms.shape[1] == 0:
             raise DataError(
-                f"norms of shape {tuple(norms.shape)} need one row a record and one column a block: "
-                "a record may count once in each block only."
+                f"norms of shape {tuple(norms.shape)} must be records x blocks: a record counts once in "
+                "each block."
             )
         plan = self.plan(norms.shape[1])
         sums = ((plan.clipping.reference_norm, self._counts(part)) for part in [norms])
