@@ -21,6 +21,7 @@ from hush.sampling import FullBatch
 
 NO_ANSWER = -1
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
+_THRESHOLD = number(above=0, at_most=1e12, why="it is compared with the largest score", example=200.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,7 @@ class NoisyMax(Value):
         neighbours: Adjacency relation of that sensitivity.
         unit: Difference of neighbours, in words.
 
-    **Guarantee.** The answer is post-processing of the noisy scores:
-    docs/guarantees/argmax.md. It does not depend on the scores and may be published.
+    **Guarantee.** It does not depend on the scores and may be published: docs/guarantees/argmax.md.
 
     >>> import hush, torch
     >>> noisy_max = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=20.0))
@@ -108,8 +108,6 @@ class NoisyMax(Value):
 class Confident(Value):
     """Noisy argmax that is asked only if the largest score plus separate noise reaches `threshold`.
 
-    Every query is charged for its test, and those that pass also for the answer.
-
     Args:
         vote: Noisy argmax.
         threshold: Number that the largest score must reach after noise.
@@ -126,11 +124,7 @@ class Confident(Value):
     """
 
     vote: NoisyMax
-    threshold: float = field(
-        metadata=number(
-            above=0, at_most=1e12, why="it is compared with the largest of the scores", example=200.0
-        )
-    )
+    threshold: float = field(metadata=_THRESHOLD)
     noise: Noise
 
     def __post_init__(self) -> None:
@@ -155,12 +149,7 @@ class Confident(Value):
         return self.vote(checked, generator).where(self.passes(checked, generator), NO_ANSWER)
 
     def passes(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Whether the largest score of each row reaches the threshold after noise.
-
-        Args:
-            scores: Scores, one row per query and one column per class (sensitive).
-            generator: Seed of the noise, for tests.
-        """
+        """Whether the largest score of each row reaches the threshold after noise."""
         return noisy(self.test, scores.amax(1), generator) >= self.threshold
 
     def guarantee(self, queries: int, delta: float, answers: int | None = None) -> Guarantee:
@@ -190,20 +179,13 @@ def planned(query: Query, queries: int, answers: int) -> dict[Plan, int]:
 
 
 def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Query:
-    """The query with the least noise that keeps all planned tests and answers within `budget`.
-
-    Both noises of a `Confident` query keep their ratio.
-    """
+    """The query with the least noise within `budget`; both noises of a `Confident` keep their ratio."""
 
     def scaled(factor: float) -> Query:
-        def times(noise: Any) -> Noise:
-            changed: Noise = replace(noise, multiplier=noise.multiplier * factor)
-            return changed
-
-        vote = replace(query.vote, noise=times(query.vote.noise))
-        if isinstance(query, NoisyMax):
-            return vote
-        return replace(query, vote=vote, noise=times(query.noise))
+        noises: list[Any] = [query.vote.noise, query.noise]
+        vote_noise, noise = (each.with_multiplier(each.multiplier * factor) for each in noises)
+        vote = replace(query.vote, noise=vote_noise)
+        return vote if isinstance(query, NoisyMax) else replace(query, vote=vote, noise=noise)
 
     def cost(precision: float) -> float:
         return compose(planned(scaled(1 / precision), queries, answers), budget.delta).epsilon.upper
@@ -214,7 +196,7 @@ def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Quer
     if precision is None:
         raise BudgetExceeded(
             f"queries={queries} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} "
-            "with any noise considered. Ask fewer queries, or allow a larger budget."
+            "with any noise. Ask fewer queries, or allow a larger budget."
         )
     return scaled(1 / precision)
 
@@ -232,9 +214,8 @@ def _check_proved(plan: Plan) -> None:
 
 def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Scores plus the noise of one query under `plan`, in double precision."""
-    return sample(
-        plan.noise, scores.shape, norm=plan.clipping.reference_norm, location=scores, generator=generator
-    )
+    norm = plan.clipping.reference_norm
+    return sample(plan.noise, scores.shape, norm=norm, location=scores, generator=generator)
 
 
 def charged(vote: NoisyMax, counts: Mapping[Plan, int], delta: float) -> Guarantee:

@@ -1,7 +1,4 @@
-"""Per-instance (data-dependent) RDP of noisy votes: far below the worst case if teachers agree.
-
-These numbers are functions of the private data and are **sensitive**: no budget covers their release.
-"""
+"""Per-instance (data-dependent, **sensitive**) RDP of noisy votes: low if teachers agree."""
 
 import math
 from dataclasses import replace
@@ -50,16 +47,11 @@ def divergences(query: Query, scores: Tensor, orders: Array) -> Array:
     One row per query, one column per order.
     """
     rows = as_scores(scores).numpy()
-    if isinstance(query, NoisyMax):
-        return _vote(query, rows, orders)
-    return _confident(query, rows, orders)
+    return _vote(query, rows, orders) if isinstance(query, NoisyMax) else _confident(query, rows, orders)
 
 
 def runner_up(scores: Array, deviation: float) -> Array:
-    """Upper bound on the log-probability that noise of this deviation overturns the largest score.
-
-    The union bound over the other scores: each overtakes with probability Phi(-gap / sqrt(2) sigma).
-    """
+    """Union bound on the log-probability that noise of this deviation overturns the largest score."""
     sorted_scores = np.sort(scores, axis=1)
     gaps = sorted_scores[:, -1:] - sorted_scores[:, :-1]
     overtaken = log_ndtr(-gaps / (math.sqrt(2) * deviation))
@@ -112,7 +104,7 @@ def _outward(log_moments: Array, orders: Array) -> Array:
 def _deviation(plan: Plan) -> float:
     if not isinstance(plan.noise, Gaussian):
         raise Unproved(
-            f"{type(plan.noise).__name__} noise has no per-instance charge: the proof requires an RDP "
-            "that is linear in the order. Use Gaussian, or the data-independent guarantee."
+            f"{type(plan.noise).__name__} noise has no per-instance charge: the proof is for Gaussian "
+            "noise. Use it, or the data-independent guarantee."
         )
     return plan.noise.multiplier * plan.clipping.reference_norm

@@ -1,9 +1,11 @@
 """PATE from end to end: teachers on disjoint records, noisy votes on public inputs, a student."""
 
+import itertools
 import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +15,11 @@ from torch import Tensor, nn
 from hush.accounting.ledger import Ledger
 from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, Unproved
-from hush.core.guarantee import RECORD, Adjacency, Guarantee, check_delta
+from hush.core.guarantee import RECORD, Adjacency, Guarantee, Secrecy, check_delta
 from hush.core.plan import Plan
 from hush.core.value import check_count
 from hush.noise import Gaussian
-from hush.pate.argmax import (
-    NO_ANSWER,
-    Confident,
-    NoisyMax,
-    Query,
-    as_scores,
-    charged,
-    planned,
-)
+from hush.pate.argmax import NO_ANSWER, Confident, NoisyMax, Query, as_scores, charged, planned
 from hush.pate.per_instance import per_instance
 from hush.pate.teachers import (
     Lesson,
@@ -87,13 +81,11 @@ def pate(
 
     **Guarantee.** `PateRun.guarantee`, for everything released: the student, the answers and their
     number, the ledger. Neighbours differ by one record of `data`, added or removed; with `units` by one
-    user with any number of records. `public` and `evaluation` are not protected; their targets only
-    measure accuracies. docs/guarantees/argmax.md.
+    user with any number of records. `public` and `evaluation` are not protected.
+    docs/guarantees/argmax.md.
 
     Args:
-        network: Factory of new teachers and students. Each is trained on its own deep copy, with its own
-            seeds of torch's, Python's and NumPy's global generators; models that share a trainable
-            parameter raise.
+        network: Factory of new teachers and students, each trained from its own seed.
         data: Private inputs and targets.
         public: Inputs to label, and targets to measure the answers with.
         evaluation: Inputs and targets to measure the student with.
@@ -135,8 +127,7 @@ def pate(
     if isinstance(query, Confident) and query.threshold > teachers:
         raise InvalidValue(
             f"threshold={query.threshold:g} is more than the {teachers} votes there are: noise alone "
-            "would reach it, and the answers would be meaningless. Pass e.g. "
-            f"threshold={0.6 * teachers:g}.",
+            f"would reach it. Pass e.g. threshold={0.6 * teachers:g}.",
             key="threshold",
         )
     settings = {
@@ -170,28 +161,17 @@ def pate(
     measured = None
     if {type(plan.noise) for plan in plans} == {Gaussian}:
         measured = replace(per_instance(query, scores, delta, answers), unit=adjacency.unit)
-    run = PateRun(
-        guarantee=guarantee,
-        answered=int(answered.sum()),
-        label_accuracy=_mean(labels[answered] == truth[answered]),
-        student_accuracy=_mean(predict(student, evaluation[0]) == evaluation[1]),
-        per_instance=measured,
-        teacher_accuracy=_mean(predicted == truth),
-    )
-    entry = metrics_of(
-        asked,
-        run.guarantee,
-        answered=run.answered,
-        label_accuracy=run.label_accuracy,
-        accuracy=run.student_accuracy,
-    )
+    correct = {
+        "label_accuracy": labels[answered] == truth[answered],
+        "student_accuracy": predict(student, evaluation[0]) == evaluation[1],
+        "teacher_accuracy": predicted == truth,
+    }
+    shares = {name: float(each.double().mean()) for name, each in correct.items()}
+    run = PateRun(guarantee=guarantee, answered=int(answered.sum()), per_instance=measured, **shares)
+    said = {"answered": run.answered, "label_accuracy": run.label_accuracy}
+    entry = metrics_of(asked, run.guarantee, **said, accuracy=run.student_accuracy)
     replace_file(directory / "metrics.jsonl", metrics_line(entry).encode())
     return run
-
-
-def _mean(correct: Tensor) -> float:
-    """Share of true entries; NaN without entries."""
-    return float(correct.double().mean())
 
 
 def ask(
@@ -207,8 +187,8 @@ def ask(
     Rows are answered in order until a plan has run as often as `counts`, fixed beforehand, allows.
     Answers that are on the ledger are read back and not charged again.
 
-    **Guarantee.** The guarantee of `counts`, for any answers (docs/guarantees/argmax.md, step 3): the
-    charge, with the released answer, is on disk before the answer is returned.
+    **Guarantee.** That of `counts`, for any answers (docs/guarantees/argmax.md, step 3): a charge is on
+    disk before its answer is returned.
     """
     check_first_rank("asking PATE's teachers")
     ledger.check_adjacency(adjacency)
@@ -220,24 +200,17 @@ def ask(
     for release in ledger.releases:
         number, _, outcome = release.partition(":")
         outcomes[int(number), outcome in ("passed", "failed")] = outcome
-    run, step = secrets.token_hex(8), 0
+    run, steps = secrets.token_hex(8), itertools.count(1)
+    secrecy: Secrecy = "secret" if generator is None else "seeded"
 
     def released(row: int, plan: Plan, outcome: str) -> str | None:
         """The released outcome, charged if it is new; None if its plan may not run again."""
-        nonlocal step
-        question = (row, outcome in ("passed", "failed"))
+        question, label = (row, outcome in ("passed", "failed")), f"{row}:{outcome}"
         if question not in outcomes:
             if ledger.counts.get(plan, 0) >= counts[plan]:
                 return None
-            step += 1
-            ledger.charge(
-                plan,
-                run=run,
-                step=step,
-                release=f"{row}:{outcome}",
-                randomness="secret" if generator is None else "seeded",
-                adjacency=adjacency,
-            )
+            charge = partial(ledger.charge, randomness=secrecy, adjacency=adjacency)
+            charge(plan, run=run, step=next(steps), release=label)
             outcomes[question] = outcome
         return outcomes[question]
 
@@ -261,14 +234,13 @@ def _check_folder(directory: Path, contents: dict[str, dict[str, Any]], *, resum
     if not resume:
         if any((directory / name).exists() for name in (_SETTINGS, _TEACHERS)):
             raise CheckpointError(
-                f"{directory} already holds a run: starting over would silently spend its budget a "
-                "second time. Resume it, or name another directory."
+                f"{directory} already holds a run: starting over would spend its budget a second time. "
+                "Resume it, or name another directory."
             )
         return
     if not (directory / _SETTINGS).is_file():
         raise CheckpointError(
-            f"there is no run in {directory} to resume: a new run under a mistyped name would be "
-            "charged again. Check the name, or start the run without resuming."
+            f"there is no run in {directory} to resume. Check the name, or start without resuming."
         )
     differing = []
     for name, content in contents.items():
@@ -278,8 +250,8 @@ def _check_folder(directory: Path, contents: dict[str, dict[str, Any]], *, resum
             differing += [entry for entry in current if recorded[entry] != current[entry]]
         except (ValueError, OSError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{directory / name} is damaged or missing ({error!r}): the settings of the charges "
-                "are unknown. Restore it, or start a new run in a new directory."
+                f"{directory / name} is damaged or missing ({error!r}). Restore it, or start a new run "
+                "in a new directory."
             ) from None
     if differing:
         raise CheckpointError(

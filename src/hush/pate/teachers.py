@@ -22,16 +22,15 @@ from hush.core.value import Value, check_count, count, number
 from hush.training import checkpoint
 from hush.training.units import Owners, owner_ids
 
+_RATE = number(above=0, at_most=10, why="it is how far a step goes", example=5e-3)
 Network = Callable[[], nn.Module]
 """Factory of new networks; picklable if teachers are trained in other processes."""
 
 
 def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | None = None) -> Tensor:
-    """Index of each record's teacher, a function of the record or of its owner alone.
+    """Index of each record's teacher: a hash of its content, or of its owner's id.
 
-    A hash of the record's content, so adding or removing a record changes one teacher only. With owners,
-    a hash of the owner's id: all records of a user have one teacher. Shares have about equal size, in
-    records or in users.
+    Adding or removing a record, or an owner, changes one teacher only.
     """
     if units is not None:
         ids = owner_ids(units)
@@ -64,10 +63,7 @@ class Lesson(Value):
 
     epochs: int = field(default=40, metadata=count("it is a number of passes over the records"))
     batch: int = field(default=32, metadata=count("it is a number of records"))
-    rate: float = field(
-        default=5e-3,
-        metadata=number(above=0, at_most=10, why="it is how far a step goes", example=5e-3),
-    )
+    rate: float = field(default=5e-3, metadata=_RATE)
 
 
 @contextmanager
@@ -86,11 +82,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def new_network(network: Network) -> nn.Module:
-    """A new network; raises `Unsupported` if networks share trainable parameters.
-
-    A shared body, trained by one teacher, would be the start of the next: one record could then change
-    many votes, and the charge is for one.
-    """
+    """A new network; raises `Unsupported` if networks share trainable parameters."""
     with seeded(0):
         first, second = network(), network()
     others = {id(parameter) for parameter in second.parameters()}
@@ -152,10 +144,8 @@ def train_teachers(
             _train(*job)
             done()
         return
-    # spawned, not forked: a fork would copy the threads' locks and the generators' state
-    with ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
+    # a fork would copy the threads' locks and the generators' state
+    with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         for finished in as_completed([pool.submit(_train, *job) for job in jobs]):
             finished.result()
             done()
@@ -174,12 +164,12 @@ def predictions(folder: Path, network: Network, teachers: int, inputs: Tensor) -
         model = copy.deepcopy(network())
     predicted = []
     for teacher in range(teachers):
+        file = _file(folder, teacher)
         try:
-            model.load_state_dict(checkpoint.load(_file(folder, teacher))["weights"])
+            model.load_state_dict(checkpoint.load(file)["weights"])
         except (RuntimeError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{_file(folder, teacher)} is not a teacher of this run ({error}): its vote would be "
-                "that of another network. Remove the file to train that teacher again."
+                f"{file} is not a teacher of this run ({error}). Remove the file to train it again."
             ) from None
         predicted.append(predict(model, inputs))
     return torch.stack(predicted)
