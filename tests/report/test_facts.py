@@ -18,10 +18,10 @@ from tests.report.conftest import STATISTICS, TRAINING, charge
 def test_the_guarantee_is_of_everything_on_the_ledger(facts: RunFacts) -> None:
     assert facts.guarantee.epsilon == compose({STATISTICS: 2, TRAINING: 30}, 1e-5).epsilon
     assert (facts.kind, facts.name) == ("ledger", "whitened")
-    alone = {each.plan: each.alone for each in facts.plans}
+    alone = {each.plan: each.epsilon_alone for each in facts.plans}
     assert alone[STATISTICS] == hush.epsilon(STATISTICS, steps=2, delta=1e-5).epsilon
     assert [each.proof for each in facts.plans] == ["poisson-gaussian.md"] * 2
-    assert sum(bound.upper for bound in alone.values()) > facts.epsilon.upper
+    assert sum(bound.upper for bound in alone.values()) > facts.guarantee.epsilon.upper
 
 
 def test_the_charge_builds_up_in_the_order_of_the_ledger(facts: RunFacts) -> None:
@@ -31,7 +31,7 @@ def test_the_charge_builds_up_in_the_order_of_the_ledger(facts: RunFacts) -> Non
     assert bounds[0] == hush.epsilon(STATISTICS, steps=1, delta=1e-5).epsilon, "statistics came first"
     count, later = next(point for point in facts.build_up if point[0] > 2)
     assert later == compose({STATISTICS: 2, TRAINING: count - 2}, 1e-5).epsilon
-    assert bounds[-1] == facts.epsilon
+    assert bounds[-1] == facts.guarantee.epsilon
     uppers = [bound.upper for bound in bounds]
     assert uppers == sorted(uppers)
 
@@ -61,7 +61,7 @@ def test_pate_is_reported_for_all_that_was_planned(tmp_path: Path) -> None:
     planned: dict[str, object] = {"planned": [{"plan": STATISTICS.to_plain(), "steps": 3}]}
     facts = run_facts(pate_folder(tmp_path / "run", planned))
     assert facts.kind == "PATE"
-    assert facts.epsilon == hush.epsilon(STATISTICS, steps=3, delta=1e-5).epsilon
+    assert facts.guarantee.epsilon == hush.epsilon(STATISTICS, steps=3, delta=1e-5).epsilon
     assert facts.build_up[-1][1] == hush.epsilon(STATISTICS, steps=2, delta=1e-5).epsilon
     assert not facts.finished
 

@@ -101,7 +101,7 @@ def test_epsilon_at_a_delta_is_between_the_certified_ends(facts: RunFacts) -> No
     for delta, epsilon in [point for point in small if point[0] <= 0.1][::15]:
         bound = compose(COUNTS, delta).epsilon
         assert bound.lower <= epsilon <= bound.upper * 1.01, "valid, and within 1% of the least"
-    assert points(facts, "epsilon-at-delta", "this run") == [(1e-5, facts.epsilon.upper)]
+    assert points(facts, "epsilon-at-delta", "this run") == [(1e-5, facts.guarantee.epsilon.upper)]
 
 
 def test_the_rates_of_attacks_are_the_attackers(facts: RunFacts) -> None:

@@ -31,7 +31,7 @@ def under(facts: RunFacts, adjacency: Adjacency) -> RunFacts:
 
 def charged(facts: RunFacts, plan: hush.Plan) -> RunFacts:
     first = facts.plans[0]
-    only = PlanCharge(plan=plan, steps=1, alone=first.alone, proof=first.proof)
+    only = PlanCharge(plan=plan, steps=1, epsilon_alone=first.epsilon_alone, proof=first.proof)
     return replace(facts, plans=(only,))
 
 
@@ -73,7 +73,7 @@ def test_neighbours_and_units_are_named(
 
 def test_what_is_not_certified_from_below_is_not_said_to_be(facts: RunFacts) -> None:
     assert "certified: epsilon is at least" in for_engineers(facts)
-    bound = replace(facts.guarantee, epsilon=replace(facts.epsilon, lower=0.0))
+    bound = replace(facts.guarantee, epsilon=replace(facts.guarantee.epsilon, lower=0.0))
     assert "certified" not in for_engineers(replace(facts, guarantee=bound))
 
 

@@ -45,7 +45,7 @@ class PlanCharge:
 
     plan: Plan
     steps: int
-    alone: Bound
+    epsilon_alone: Bound
     proof: str
 
 
@@ -89,11 +89,6 @@ class RunFacts:
     """Result of `hush audit` (sensitive)."""
 
     @property
-    def epsilon(self) -> Bound:
-        """Certified interval for epsilon."""
-        return self.guarantee.epsilon
-
-    @property
     def one(self) -> str:
         """Unit of privacy in a word: "record" or "user"."""
         return "record" if self.adjacency.per_unit is None else "user"
@@ -101,10 +96,9 @@ class RunFacts:
     @property
     def measured(self) -> list[tuple[float, float]]:
         """Epsilon so far and accuracy, for each evaluation."""
-        pairs = [
-            (as_float(line.get("epsilon")), as_float(line.get("accuracy"))) for line in self.metrics
-        ]
-        return [pair for pair in pairs if all(map(math.isfinite, pair))]
+        names = ("epsilon", "accuracy")
+        pairs = [tuple(as_float(line.get(name)) for name in names) for line in self.metrics]
+        return [(spent, share) for spent, share in pairs if math.isfinite(spent + share)]
 
     @property
     def accuracy(self) -> float | None:
@@ -113,39 +107,27 @@ class RunFacts:
 
     def to_plain(self) -> dict[str, Any]:
         """The facts as plain data; numbers that are not finite become None."""
-        plain: dict[str, Any] = {
-            "name": self.name,
-            "kind": self.kind,
-            "hush": __version__,
-            "sensitive": self.audit is not None,
-            "guarantee": self.guarantee.to_plain(),
-            "proved": self.proved.to_plain(),
-            "adjacency": self.adjacency.to_plain(),
-            "plans": [
-                {
-                    "plan": charge.plan.to_plain(),
-                    "steps": charge.steps,
-                    "epsilon_alone": charge.alone.to_plain(),
-                    "proof": charge.proof,
-                }
-                for charge in self.plans
-            ],
-            "build_up": [{"charges": n, "epsilon": bound.to_plain()} for n, bound in self.build_up],
-            "metrics": self.metrics,
-            "accuracy": {"private": self.accuracy, "without_privacy": self.baseline},
-            "settings": self.settings,
-            "tuned": self.tuned,
-            "finished": self.finished,
-            "audit": self.audit,
-            "ledger_notes": self.notes,
-            "files": [asdict(file) for file in self.files],
-        }
+        kept = ("name", "kind", "metrics", "settings", "tuned", "finished", "audit")
+        plain: dict[str, Any] = {name: getattr(self, name) for name in kept}
+        plain |= {"hush": __version__, "sensitive": self.audit is not None, "ledger_notes": self.notes}
+        for name in ("guarantee", "proved", "adjacency"):
+            plain[name] = getattr(self, name).to_plain()
+        plain["plans"] = [
+            {**vars(each), "plan": each.plan.to_plain(), "epsilon_alone": each.epsilon_alone.to_plain()}
+            for each in self.plans
+        ]
+        plain["build_up"] = [{"charges": n, "epsilon": bound.to_plain()} for n, bound in self.build_up]
+        plain["accuracy"] = {"private": self.accuracy, "without_privacy": self.baseline}
+        plain["files"] = [vars(file) for file in self.files]
         if self.explanation is not None:
-            plain |= explanation_facts(self.explanation)
-            plain |= {"privacy_profile": asdict(self.explanation.profile)}
-            plain |= {"trade_off": asdict(self.explanation.trade_off)}
-        checked: dict[str, Any] = finite_or_none(plain)
-        return checked
+            curves = (
+                ("privacy_profile", self.explanation.profile),
+                ("trade_off", self.explanation.trade_off),
+            )
+            plain |= explanation_facts(self.explanation) | {
+                name: asdict(curve) for name, curve in curves
+            }
+        return dict(finite_or_none(plain))
 
 
 def explanation_facts(meaning: Explanation) -> dict[str, Any]:
@@ -184,16 +166,13 @@ def proved_counts(counts: Mapping[Plan, int]) -> dict[Plan, int]:
 def run_facts(
     path: Path, *, delta: float | None = None, baseline: float | None = None, audit: Path | None = None
 ) -> RunFacts:
-    """Collect the facts of a run's report.
+    """Facts of the report of a run's folder or of a ledger.
 
     Args:
         path: Folder of a run, or a ledger file.
         delta: Delta of the guarantee; None: the run's own.
         baseline: Accuracy without privacy on the same evaluation records.
         audit: Output of `hush audit --json` for this run. It makes the report sensitive.
-
-    Raises:
-        LedgerError: The ledger is missing, damaged, void, empty, or does not match the files beside it.
     """
     if baseline is not None:
         baseline = _ACCURACY.check("baseline", baseline)
@@ -221,18 +200,19 @@ def run_facts(
     if pate or BestOf in releases:
         kind = "PATE" if pate else "private selection"
     results = ("student.safetensors",) if pate else ("model.safetensors", "tuned.json")
+    explanation = None
+    if guarantee.basis == "proved":
+        explanation = explain(guarantee, counts, ledger.dimensions, ledger.adjacency)
     return RunFacts(
         name=(folder or path.parent).resolve().name or str(path),
         kind=kind,
         guarantee=guarantee,
         proved=proved,
         adjacency=ledger.adjacency,
-        explanation=explain(guarantee, counts, ledger.dimensions, ledger.adjacency)
-        if guarantee.basis == "proved"
-        else None,
+        explanation=explanation,
         plans=tuple(
-            PlanCharge(plan=plan, steps=steps, alone=epsilon({plan: steps}), proof=proof_note(plan))
-            for plan, steps in counts.items()
+            PlanCharge(plan=plan, steps=n, epsilon_alone=epsilon({plan: n}), proof=proof_note(plan))
+            for plan, n in counts.items()
         ),
         build_up=tuple((sum(first.values()), epsilon(first)) for first in _first_charges(ledger)),
         metrics=() if folder is None else tuple(read_metrics(folder / "metrics.jsonl")),
@@ -300,12 +280,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def audit_facts(path: Path, counts: Mapping[Plan, int]) -> dict[str, Any]:
-    """The result of an audit of this run.
-
-    Args:
-        path: Output of `hush audit --json`.
-        counts: Steps of each plan that the run was charged for.
-    """
+    """The result in a file of `hush audit --json`, of a run with these charges."""
     try:
         found = json.loads(path.read_bytes())
         kept = ("lower_bound", "confidence", "kind", "canaries", "runs", "steps")

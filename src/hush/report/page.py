@@ -27,23 +27,17 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart as data.
-
-    Args:
-        title: Title.
-        axes: Labels of the x and the y axis.
-        curves: Label, key of `_STYLES` and points of each curve.
-        caption: One value of the chart, and how the curves were computed.
-        log: Whether the x axis has a logarithmic scale.
-        percent: Axes labelled in percent, of "xy".
-    """
+    """A chart as data."""
 
     title: str
     axes: tuple[str, str]
+    """Labels of the x and the y axis."""
     curves: Sequence[tuple[str, str, Sequence[tuple[float, float]]]]
+    """Label, key of `_STYLES` and points of each curve."""
     caption: str
     log: bool = False
     percent: str = ""
+    """Axes labelled in percent, of "xy"."""
 
     def image(self) -> str:
         """The chart as the data URI of an SVG."""
@@ -71,21 +65,18 @@ class Chart:
 
 def charts(facts: RunFacts) -> dict[str, Chart]:
     """The charts of a run by name; a curve with a single point has none."""
-    delta, drawn = facts.guarantee.delta, {}
+    delta, epsilon, drawn = facts.guarantee.delta, facts.guarantee.epsilon.upper, {}
     spent = [(float(count), bound) for count, bound in facts.build_up if math.isfinite(bound.upper)]
     if len(spent) > 1:
-        level = [(0.0, facts.epsilon.upper), (spent[-1][0], facts.epsilon.upper)]
+        level = [(charges, epsilon) for charges in (0.0, spent[-1][0])]
+        lower = [(charges, bound.lower) for charges, bound in spent if bound.lower]
         drawn["build-up"] = Chart(
             title="Privacy spending",
             axes=("charges so far", f"epsilon at delta {delta:g}"),
             curves=[
                 ("whole plan", "ideal", level),
-                ("upper bound", "holds", [(count, bound.upper) for count, bound in spent]),
-                (
-                    "lower bound",
-                    "bound",
-                    [(count, bound.lower) for count, bound in spent if bound.lower],
-                ),
+                ("upper bound", "holds", [(charges, bound.upper) for charges, bound in spent]),
+                ("lower bound", "bound", lower),
             ],
             caption="Each point composes the first charges on the ledger.",
         )
@@ -104,20 +95,18 @@ def charts(facts: RunFacts) -> dict[str, Chart]:
     if facts.explanation is None:
         return drawn
     profile, curve = facts.explanation.profile, facts.explanation.trade_off
-    rows = list(zip(profile.epsilons, profile.lower, profile.upper, strict=True))
-    upper = [(high, epsilon) for epsilon, _, high in rows if high >= _MIN_DELTA]
+    low, upper = (
+        [(d, e) for d, e in zip(deltas, profile.epsilons, strict=True) if d >= _MIN_DELTA]
+        for deltas in (profile.lower, profile.upper)
+    )
     if len(upper) > 1:
         drawn["epsilon-at-delta"] = Chart(
             title="Epsilon at each delta",
             axes=("delta", "epsilon"),
             curves=[
                 ("guarantee", "holds", upper),
-                (
-                    "certified lower bound",
-                    "bound",
-                    [(low, e) for e, low, _ in rows if low >= _MIN_DELTA],
-                ),
-                ("this run", "mark", [(delta, min(facts.epsilon.upper, upper[-1][1]))]),
+                ("certified lower bound", "bound", low),
+                ("this run", "mark", [(delta, min(epsilon, upper[-1][1]))]),
             ],
             caption="Privacy profile of all charges, composed as privacy-loss distributions (or Rényi "
             "divergences) and rounded outward.",
@@ -140,11 +129,7 @@ def charts(facts: RunFacts) -> dict[str, Chart]:
 
 
 def render(facts: RunFacts) -> str:
-    """The report as a self-contained HTML page.
-
-    Args:
-        facts: Facts of the run. All of their strings are escaped.
-    """
+    """The report as a self-contained HTML page; all strings of the facts are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     folder = Path(__file__).parent
@@ -171,15 +156,7 @@ def report_json(facts: RunFacts) -> dict[str, Any]:
 
 
 def write_report(page: Path, facts: RunFacts) -> Path:
-    """Write the page, and JSON of the same facts beside it.
-
-    Args:
-        page: Path of the HTML file.
-        facts: Facts of the run.
-
-    Returns:
-        Path of the JSON file.
-    """
+    """Write the page, and JSON of the same facts beside it; returns the path of the JSON."""
     plain = page.with_suffix(".json")
     replace_file(page, render(facts).encode())
     replace_file(plain, (json.dumps(report_json(facts), indent=1) + "\n").encode())

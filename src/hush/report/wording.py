@@ -1,8 +1,7 @@
 """Facts of a run in words: guarantee, visibility, caveats, reporting lists, model card."""
 
 import re
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hush import __version__
 from hush.clipping import Subspaces
@@ -106,8 +105,7 @@ Common factors of both lists have one answer.
 """
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """A term, a sentence about it, and for a caveat its state: covered, assumed or attention."""
 
     term: str
@@ -120,9 +118,9 @@ def statements(facts: RunFacts) -> dict[str, Any]:
     return {
         "for_lawyers": for_lawyers(facts),
         "for_engineers": for_engineers(facts),
-        "protection": [asdict(item) for item in protection(facts)],
-        "caveats": [asdict(item) for item in caveats(facts)],
-        "reporting_lists": [asdict(item) for item in reporting_lists(facts)],
+        "protection": [item._asdict() for item in protection(facts)],
+        "caveats": [item._asdict() for item in caveats(facts)],
+        "reporting_lists": [item._asdict() for item in reporting_lists(facts)],
         "model_card": model_card(facts),
     }
 
@@ -150,7 +148,7 @@ def for_lawyers(facts: RunFacts) -> str:
 
 def for_engineers(facts: RunFacts) -> str:
     """The guarantee in one sentence with all of its qualifiers."""
-    stated, lower, certified = facts.guarantee, facts.epsilon.lower, ""
+    stated, lower, certified = facts.guarantee, facts.guarantee.epsilon.lower, ""
     if facts.explanation is not None:
         curve = facts.explanation.trade_off
         certified = f"certified: epsilon is at least {at_least(lower)}; " if lower else ""
