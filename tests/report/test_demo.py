@@ -1,6 +1,7 @@
 """The demonstration: its table, figure and report."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,11 @@ def test_the_demonstration_runs_every_method_within_the_budget(
             assert float(noise.split(",")[0]) > 0
         assert 0 < float(accuracy.strip().rstrip("%")) <= 100
         assert own.strip() or name in ("no privacy", "DP-SGD")
-    for method in demo.methods(1437, 650, steps=12):
-        line = next(line for line in printed.splitlines() if f"| {method.command} " in line)
-        assert method.paper in line
-        assert method.page in line
-        assert (Path(__file__).parents[2] / method.page).exists()
+    for paper, command, page in demo.SOURCES.values():
+        line = next(line for line in printed.splitlines() if f"| {command} " in line)
+        assert paper in line
+        assert page in line
+        assert (Path(__file__).parents[2] / page).exists()
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["guarantee"]["randomness"] == "seeded"
     assert report["guarantee"]["epsilon"]["upper"] <= 3
@@ -41,17 +42,12 @@ def test_the_demonstration_runs_every_method_within_the_budget(
 
 
 def test_the_ratio_of_variances_is_that_of_the_deviations() -> None:
-    (twice,) = (each for each in demo.methods(1437, 650, steps=12) if "twice" in each.name)
-    ratio = demo._variance_ratio(twice.plan, 12)
-    deviations = [
-        number * norm
-        for number, norm in zip(demo._multipliers(twice.plan), twice.plan.clipping.l2, strict=True)  # type: ignore[attr-defined]
-    ]
-    isotropic = hush.calibrate(
-        hush.Plan(sampling=twice.plan.sampling, clipping=twice.plan.clipping, noise=hush.Gaussian(1.0)),
-        demo.BUDGET,
-        steps=12,
-    )
+    twice = demo.methods(1437, 650, steps=12)[2][0]
+    assert isinstance(twice.clipping, hush.Subspaces)
+    ratio = demo._variance_ratio(twice, 12)
+    blocks = zip(demo._multipliers(twice), twice.clipping.l2, strict=True)
+    deviations = [number * norm for number, norm in blocks]
+    isotropic = hush.calibrate(replace(twice, noise=hush.Gaussian(1.0)), demo.BUDGET, steps=12)
     one = isotropic.noise.to_plain()["multiplier"] * isotropic.clipping.reference_norm
     # the complement of the subspaces is in ordinary coordinates
     shaped = sum(rank * s**2 for rank, s in zip((10, 40, 650), deviations, strict=True))

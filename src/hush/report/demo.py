@@ -1,6 +1,6 @@
 """The demonstration: the methods of four papers on the bundled digits, at one epsilon."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from hush import plans
 from hush.accounting.calibrate import calibrate
 from hush.accounting.shaping import fit_noise
-from hush.clipping import L2
+from hush.clipping import Subspaces
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
+from hush.core.release import Selective
 from hush.data import load, tensors
 from hush.models import build
 from hush.noise import BlockGaussian, Gaussian, GeneralizedGaussian, Truncated
@@ -27,13 +28,13 @@ from hush.pate.teachers import Lesson
 from hush.report.facts import run_facts
 from hush.report.page import write_report
 from hush.report.text import Table
-from hush.sampling import FullBatch
 from hush.training.evaluate import evaluate
 from hush.training.loop import Run, train
 from hush.training.options import Checkpoints, Logging, Randomness
 from hush.training.per_instance import PerInstance
 from hush.training.progress import Progress
 
+Pair = tuple[Tensor, Tensor]
 BUDGET = Budget(epsilon=3.0, delta=1e-5)
 SEEDS = 3
 _RATE = 0.25
@@ -41,22 +42,28 @@ _LEARNING_RATE = 2.0
 _PUBLIC = 100
 """Training records without protection, for the subspaces."""
 _QUERIES, _TEACHERS, _WATCHED = 40, 50, 50
-_PAGES = "docs/mechanisms/"
-_PATE = ("Beyond Laplace and Gaussian, 2025", "hush pate --beta 1", "docs/pate.md")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """A method: its plan at the budget, and a number of its run for the table."""
-
-    name: str
-    plan: Plan
-    steps: int
-    paper: str
-    command: str
-    page: str
-    own: Callable[[Plan, Run], str] = lambda plan, run: ""
-    public: int = 0
+_PATE = "PATE, GGNMax"
+SOURCES = {
+    "DP-SGD": ("Deep Learning with Differential Privacy, 2016", "hush train", "docs/first-steps.md"),
+    "DPSUR": ("DPSUR, 2024", "hush train --plan dpsur", "docs/mechanisms/dpsur.md"),
+    "twice sampling, subspaces": (
+        "Geometry of Sensitivity, 2023",
+        f"hush train --plan subspaces --public-records {_PUBLIC}",
+        "docs/mechanisms/twice-sampling.md",
+    ),
+    "beta-DP-SGD": (
+        "Beyond Laplace and Gaussian, 2025",
+        "hush train --plan beta --beta 1.5",
+        "docs/mechanisms/generalized-gaussian.md",
+    ),
+    "bounded support (truncated)": (
+        "Privacy Amplification via Bounded Support, 2024",
+        "hush train --plan truncated",
+        "docs/mechanisms/bounded-support.md",
+    ),
+    _PATE: ("Beyond Laplace and Gaussian, 2025", "hush pate --beta 1", "docs/pate.md"),
+}
+"""Paper, command and page of each method."""
 
 
 @dataclass(kw_only=True)
@@ -69,92 +76,24 @@ class Row:
     own: str = ""
 
 
-def methods(records: int, parameters: int, steps: int = 200) -> list[Method]:
-    """The methods with their plans, calibrated to the budget.
-
-    Args:
-        records: Number of training records.
-        parameters: Number of parameters of the model.
-        steps: Number of steps of plain DP-SGD.
-    """
+def methods(records: int, parameters: int, steps: int = 200) -> list[tuple[Plan, int]]:
+    """Calibrated plans of the methods, and their numbers of steps: `steps` of DP-SGD."""
+    few, trials = max(1, steps * 3 // 10), max(1, steps * 3 // 4)
     dpsgd = plans.dpsgd(rate=_RATE, clip_norm=1.0)
-    dpsur = plans.dpsur(
-        rate=_RATE,
-        clip_norm=1.0,
-        test_rate=64 / records,
-        test_clip=0.01,
-        test_multiplier=8.0,
-        threshold=0.0,
-        test="summed",
-    )
-    twice = plans.subspaces(
-        parameters=parameters,
-        ranks=(10, 40),
-        shares=(1.0, 0.5, 0.3),
-        rate=0.5,
-        coordinate_rate=0.5,
-        cap=None,
-        groups=1,
-        every=50,
-    )
+    tests: dict[str, Any] = {"test_rate": 64 / records, "test_clip": 0.01, "test_multiplier": 8.0}
+    dpsur = plans.dpsur(rate=_RATE, clip_norm=1.0, threshold=0.0, test="summed", **tests)
+    blocks: dict[str, Any] = {"ranks": (10, 40), "shares": (1.0, 0.5, 0.3), "groups": 1, "every": 50}
+    rates: dict[str, Any] = {"rate": 0.5, "coordinate_rate": 0.5}
+    twice = plans.subspaces(parameters=parameters, cap=None, **blocks, **rates)
     beta = plans.beta(beta=1.5, rate=_RATE, clip_norm=1.0)
-    few = max(1, steps * 3 // 10)  # full batches
-    normal = Plan(sampling=FullBatch(), clipping=L2(1.0), noise=Gaussian(1.0))
-    normal = calibrate(normal, BUDGET, steps=few)
-    assert isinstance(normal.noise, Gaussian)
-    scale = normal.noise.multiplier
-    bounded = Plan(
-        sampling=normal.sampling,
-        clipping=normal.clipping,
-        noise=Truncated(scale=scale, bound=1.5 * scale),
-    )
-    trials = max(1, steps * 3 // 4)
+    normal = calibrate(plans.dpsgd(rate=1.0, clip_norm=1.0, multiplier=1.0), BUDGET, steps=few)
+    (scale,) = _multipliers(normal)
     return [
-        Method(
-            name="DP-SGD",
-            plan=calibrate(dpsgd, BUDGET, steps=steps),
-            steps=steps,
-            paper="Deep Learning with Differential Privacy, 2016",
-            command="hush train",
-            page="docs/first-steps.md",
-        ),
-        Method(
-            name="DPSUR",
-            plan=calibrate(dpsur, BUDGET, steps=trials),
-            steps=trials,
-            own=lambda plan, run: f"{run.accepted} of {run.steps} updates accepted",
-            paper="DPSUR, 2024",
-            command="hush train --plan dpsur",
-            page=f"{_PAGES}dpsur.md",
-        ),
-        Method(
-            name="twice sampling, subspaces",
-            plan=fit_noise(twice, BUDGET, steps=steps),
-            steps=steps,
-            own=lambda plan, run: f"variance {_variance_ratio(plan, steps):.0%} of isotropic",
-            paper="Geometry of Sensitivity, 2023",
-            command="hush train --plan subspaces --public-records 100",
-            page=f"{_PAGES}twice-sampling.md",
-            public=_PUBLIC,
-        ),
-        Method(
-            name="beta-DP-SGD",
-            plan=calibrate(beta, BUDGET, steps=steps),
-            steps=steps,
-            own=lambda plan, run: "beta 1.5",
-            paper="Beyond Laplace and Gaussian, 2025",
-            command="hush train --plan beta --beta 1.5",
-            page=f"{_PAGES}generalized-gaussian.md",
-        ),
-        Method(
-            name="bounded support (truncated)",
-            plan=bounded,
-            steps=few,
-            own=_per_instance_quantiles,
-            paper="Privacy Amplification via Bounded Support, 2024",
-            command="hush train --plan truncated",
-            page=f"{_PAGES}bounded-support.md",
-        ),
+        (calibrate(dpsgd, BUDGET, steps=steps), steps),
+        (calibrate(dpsur, BUDGET, steps=trials), trials),
+        (fit_noise(twice, BUDGET, steps=steps), steps),
+        (calibrate(beta, BUDGET, steps=steps), steps),
+        (replace(normal, noise=Truncated(scale=scale, bound=1.5 * scale)), few),
     ]
 
 
@@ -169,87 +108,67 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
     out.mkdir(parents=True, exist_ok=True)  # before any work
     x, y, x_test, y_test = tensors(load("digits"))
     test = x_test[_QUERIES:], y_test[_QUERIES:]  # the others are the public inputs of PATE
-    chosen = methods(len(x), 650, steps)
-    rows = {name: Row() for name in ("no privacy", *(each.name for each in chosen), "PATE, GGNMax")}
-    with Progress("training", (len(chosen) + 2) * seeds, unit="runs") as progress:
+    chosen = dict(zip(SOURCES, methods(len(x), 650, steps), strict=False))
+    rows = {name: Row() for name in ("no privacy", *SOURCES)}
+    with Progress("training", len(rows) * seeds, unit="runs") as progress:
         for seed in range(seeds):
             rows["no privacy"].accuracies.append(_plain(x, y, test, seed, steps))
             progress.advance()
-            for method in chosen:
-                folder = out / "dp-sgd" if method.name == "DP-SGD" and not seed else None
-                run = _private(method, x, y, test, seed, folder)
-                row = rows[method.name]
+            for name, (plan, count) in chosen.items():
+                folder = out / "dp-sgd" if name == "DP-SGD" and not seed else None
+                run = _private(plan, count, (x, y), test, seed, folder)
+                row = rows[name]
                 row.accuracies.append(run.metrics[-1]["accuracy"])
-                row.epsilon, row.noise = run.guarantee.epsilon.upper, _noise(method.plan)
-                row.own = row.own or method.own(method.plan, run)
+                row.epsilon, row.noise = run.guarantee.epsilon.upper, _noise(plan)
+                row.own = row.own or _own_number(plan, run)
                 progress.advance()
-            _teach(rows["PATE, GGNMax"], (x, y), (x_test[:_QUERIES], y_test[:_QUERIES]), test, seed, out)
+            _teach(rows[_PATE], (x, y), (x_test[:_QUERIES], y_test[:_QUERIES]), test, seed, out)
             progress.advance()
     facts = run_facts(out / "dp-sgd", baseline=mean(rows["no privacy"].accuracies))
     write_report(out / "report.html", facts)
     _draw(rows, out / "plot.png")
-    table = Table(
-        header=["method", "epsilon", "accuracy", "noise", "own number"],
-        rows=[
-            [
-                name,
-                f"{row.epsilon:.3f}" if row.epsilon else "infinite",
-                f"{mean(row.accuracies):.1%}",
-                row.noise,
-                row.own,
-            ]
-            for name, row in rows.items()
-        ],
-    )
+    header, cells = ["method", "epsilon", "accuracy", "noise", "own number"], []
+    for name, row in rows.items():
+        epsilon = f"{row.epsilon:.3f}" if row.epsilon else "infinite"
+        cells.append([name, epsilon, f"{mean(row.accuracies):.1%}", row.noise, row.own])
     text = (
-        f"{table.markdown()}\n\nEpsilon at delta {BUDGET.delta:g}, one record; accuracy on digits that "
-        f"were not trained on, mean of {seeds} seeds. Noise in units of the clipping norm.\n"
+        f"{Table(header=header, rows=cells).markdown()}\n\nEpsilon at delta {BUDGET.delta:g}, one "
+        f"record; accuracy on digits that were not trained on, mean of {seeds} seeds. Noise in units of "
+        "the clipping norm.\n"
     )
     (out / "table.md").write_text(text)
     print(f"\n{text}\ntable   {out / 'table.md'}\nfigure  {out / 'plot.png'}")
     print(f"report  {out / 'report.html'}\n")
-    sources = [(each.paper, each.command, each.page) for each in chosen]
-    print(Table(header=["paper", "command", "page"], rows=[*sources, _PATE]).markdown())
+    print(Table(header=["paper", "command", "page"], rows=list(SOURCES.values())).markdown())
     print("\nSeeded for reproducible numbers; a private run has no known seed. All methods: hush plans.")
 
 
-def _private(
-    method: Method, x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], seed: int, folder: Path | None
-) -> Run:
+def _private(plan: Plan, steps: int, data: Pair, test: Pair, seed: int, folder: Path | None) -> Run:
     """One private run of a method."""
-    model, public = _initial_model(seed), method.public
-    bounded = isinstance(method.plan.noise, Truncated) and not seed
-    checkpoints = Checkpoints()
+    model, (x, y) = _initial_model(seed), data
+    checkpoints, options = Checkpoints(), dict[str, Any]()
     if folder is not None:
         rmtree(folder, ignore_errors=True)
         settings = {"data": "digits", "model": "logistic", "learning_rate": _LEARNING_RATE}
         checkpoints = Checkpoints(directory=folder, settings=settings)
-    options: dict[str, Any] = {"public": (x[:public], y[:public])} if public else {}
+    if isinstance(plan.clipping, Subspaces):
+        options["public"], x, y = (x[:_PUBLIC], y[:_PUBLIC]), x[_PUBLIC:], y[_PUBLIC:]
+    if isinstance(plan.noise, Truncated) and not seed:
+        options["per_instance"] = PerInstance([8.0, 10.0], slots=range(_WATCHED), iterations=20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
     return train(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE),
-        method.plan,
-        (x[public:], y[public:]),
+        *(model, nn.CrossEntropyLoss(), optimizer, plan, (x, y)),
         budget=BUDGET,
-        steps=method.steps,
+        steps=steps,
         evaluation=test,
         checkpoints=checkpoints,
-        logging=Logging(every=method.steps if folder is None else 10),
+        logging=Logging(every=steps if folder is None else 10),
         randomness=Randomness(generator=torch.Generator().manual_seed(seed)),
-        per_instance=PerInstance([8.0, 10.0], slots=range(_WATCHED), iterations=20) if bounded else None,
         **options,
     )
 
 
-def _teach(
-    row: Row,
-    data: tuple[Tensor, Tensor],
-    public: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
-    seed: int,
-    out: Path,
-) -> None:
+def _teach(row: Row, data: Pair, public: Pair, test: Pair, seed: int, out: Path) -> None:
     """One run of PATE with Laplace votes, the best noise for few answers."""
     noise = GeneralizedGaussian(beta=1.0, multiplier=1.0)
     query = with_noise(NoisyMax.of_teachers(noise=noise), BUDGET, _QUERIES, _QUERIES)
@@ -258,10 +177,7 @@ def _teach(
     rmtree(folder, ignore_errors=True)
     torch.manual_seed(seed)
     run = pate(
-        partial(build, "logistic", classes=10, shape=(1, 8, 8)),
-        data,
-        public,
-        test,
+        *(partial(build, "logistic", classes=10, shape=(1, 8, 8)), data, public, test),
         query=query,
         teachers=_TEACHERS,
         classes=10,
@@ -275,7 +191,7 @@ def _teach(
     row.own = row.own or f"{_QUERIES} answers, {run.label_accuracy:.0%} right"
 
 
-def _plain(x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], seed: int, steps: int) -> float:
+def _plain(x: Tensor, y: Tensor, test: Pair, seed: int, steps: int) -> float:
     """Accuracy without privacy, by gradient descent."""
     model, loss = _initial_model(seed), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
@@ -283,8 +199,7 @@ def _plain(x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], seed: int, steps: 
         optimizer.zero_grad()
         loss(model(x), y).backward()
         optimizer.step()
-    accuracy: float = evaluate(model, loss, test)["accuracy"]
-    return accuracy
+    return float(evaluate(model, loss, test)["accuracy"])
 
 
 def _initial_model(seed: int) -> nn.Module:
@@ -319,9 +234,16 @@ def _variance_ratio(plan: Plan, steps: int) -> float:
     return variance(plan) / variance(isotropic)
 
 
-def _per_instance_quantiles(plan: Plan, run: Run) -> str:
-    """Quantiles of the per-instance epsilon and of the Fisher loss; the digits are public."""
-    assert run.per_instance is not None
+def _own_number(plan: Plan, run: Run) -> str:
+    """A number of a method's run for the table; the digits are public."""
+    if isinstance(plan.release, Selective):
+        return f"{run.accepted} of {run.steps} updates accepted"
+    if isinstance(plan.noise, BlockGaussian):
+        return f"variance {_variance_ratio(plan, run.steps):.0%} of isotropic"
+    if isinstance(plan.noise, GeneralizedGaussian):
+        return f"beta {plan.noise.beta:g}"
+    if run.per_instance is None:
+        return ""
     median, largest = np.quantile(run.per_instance.epsilons(BUDGET.delta), [0.5, 1.0])
     loss = run.per_instance.losses().max()
     return f"per-instance epsilon {median:.2f} (median), {largest:.2f} (largest); Fisher loss {loss:.2f}"
