@@ -65,12 +65,7 @@ def networks() -> dict[str, Network]:
 
 
 def default_model(data: str, features: str | None = None) -> str:
-    """Name of the default network for a data set, or for features of it.
-
-    Args:
-        data: Name of the data set.
-        features: Name of the features. None: the records as they are.
-    """
+    """Name of the default network for a data set, or for features of it."""
     for wanted in (features, None):  # records without such features raise when those are computed
         for name, network in networks().items():
             if data in network.default_for and network.features == wanted:
@@ -81,9 +76,7 @@ def default_model(data: str, features: str | None = None) -> str:
 def build(
     name: str, *, classes: int, shape: Sequence[int], dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Build a network with one score per class.
-
-    Initial weights come from torch's global generator and do not depend on the data.
+    """Build a network with one score per class; weights come from torch's global generator.
 
     Args:
         name: `logistic`, `mlp`, or a network of another distribution, as `hush train --help` lists them.

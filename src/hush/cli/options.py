@@ -29,9 +29,9 @@ MODELS = ("logistic", "mlp")
 """Names of the networks in `hush.models`, which imports torch."""
 
 
-def about(description: str, *names: str, panel: str | None = None, callback: Any = None) -> Any:
+def about(description: str, *names: str, panel: str | None = None, **checks: Any) -> Any:
     """Option with this help, in a panel of the command's help."""
-    return typer.Option(*names, help=description, rich_help_panel=panel, callback=callback)
+    return typer.Option(*names, help=description, rich_help_panel=panel, **checks)
 
 
 _data = partial(about, panel="Data and model")
@@ -74,12 +74,10 @@ Data = Annotated[str, _installed("datasets", "Data set", "digits")]
 Model = Annotated[str | None, _installed("models", "Network, by default one that fits", *MODELS)]
 Features = Annotated[str | None, _installed("features", "Features of images, computed once")]
 DataDir = Annotated[Path | None, _data("Folder with the data files; else HUSH_DATA.")]
-Device = Annotated[
-    str | None, running("cpu, cuda or cuda:N; cuda if there is one.", callback=device_named)
-]
-Seed = Annotated[
-    int | None, running("Repeats a run, for tests: a known seed is known noise.", callback=_seed)
-]
+_DEVICE = running("cpu, cuda or cuda:N; cuda if there is one.", callback=device_named)
+Device = Annotated[str | None, _DEVICE]
+_SEED = running("Repeats a run, for tests: a known seed is known noise.", callback=_seed)
+Seed = Annotated[int | None, _SEED]
 RunDir = Annotated[Path | None, running("Folder of the run; a new one below runs by default.")]
 Resume = Annotated[bool, running("Continue the run in --run-dir.")]
 LearningRate = Annotated[float, training("Learning rate.", "--lr")]
@@ -98,17 +96,10 @@ Steps = Annotated[int | None, training("Number of steps.")]
 Epochs = Annotated[float | None, training("Passes over the data, in place of steps.")]
 Dimension = Annotated[int | None, privacy("Number of parameters, if the cost depends on it.")]
 Group = Annotated[int, privacy("Number of records that change together: group privacy.")]
-Relation = Annotated[
-    Neighbours | None,
-    privacy("Adjacency relation; add/remove keeps the number of records private; else zero-out."),
-]
-UnitsFile = Annotated[
-    Path | None,
-    privacy(
-        "Owner of each training record, for user-level privacy: one id a line, or a .npy array.",
-        "--units",
-    ),
-]
+_RELATION = "Adjacency relation; add/remove keeps the number of records private; else zero-out."
+Relation = Annotated[Neighbours | None, privacy(_RELATION)]
+_UNITS = "Owner of each training record, for user-level privacy: one id a line, or a .npy array."
+UnitsFile = Annotated[Path | None, privacy(_UNITS, "--units")]
 
 
 def takes(group: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

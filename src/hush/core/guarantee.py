@@ -79,11 +79,9 @@ class Neighbours(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
-        raise InvalidValue(
-            f"neighbours={value!r} must be one of {', '.join(map(repr, map(str, cls)))}: an epsilon "
-            "has no meaning without the difference of its data sets.",
-            key="neighbours",
-        )
+        text = f"neighbours={value!r} must be one of {', '.join(map(repr, map(str, cls)))}: an epsilon "
+        text += "has no meaning without the difference of its data sets."
+        raise InvalidValue(text, key="neighbours")
 
 
 _RELATION = {"check": lambda name, value: Neighbours(value)}
@@ -148,22 +146,24 @@ RECORD = Adjacency()
 """One record, present or absent, in a public slot."""
 
 
-def at_most(value: float, digits: int = 4) -> str:
+def at_most(value: float, digits: int = 4, direction: str = ROUND_CEILING) -> str:
     """An upper bound, rounded up to a number of significant digits.
 
-    >>> at_most(2.98765), at_most(1.2344e-5), at_most(math.inf)
-    ('2.988', '1.235e-5', 'infinite')
+    >>> at_most(2.98765), at_most(1.2344e-5), at_most(math.inf), at_least(2.98765)
+    ('2.988', '1.235e-5', 'infinite', '2.987')
     """
-    return _rounded(value, digits, ROUND_CEILING)
+    if not math.isfinite(value):
+        return "infinite" if value > 0 else "unknown"
+    # the shortest decimal that reads back as this float: 1.9 stays 1.9
+    number = Context(prec=digits, rounding=direction).create_decimal(repr(float(value)))
+    if number and not -4 < number.adjusted() < 7:
+        return f"{number.normalize():e}".replace("e+", "e")
+    return f"{number.normalize():f}"
 
 
 def at_least(value: float, digits: int = 4) -> str:
-    """A lower bound, rounded down to a number of significant digits.
-
-    >>> at_least(2.98765)
-    '2.987'
-    """
-    return _rounded(value, digits, ROUND_FLOOR)
+    """A lower bound, rounded down to a number of significant digits."""
+    return at_most(value, digits, ROUND_FLOOR)
 
 
 def percent(share: float) -> str:
@@ -172,17 +172,7 @@ def percent(share: float) -> str:
     >>> percent(0.58123), percent(1.0)
     ('58.2%', '100%')
     """
-    return f"{_rounded(100 * share, 3, ROUND_CEILING)}%"
-
-
-def _rounded(value: float, digits: int, direction: str) -> str:
-    if not math.isfinite(value):
-        return "infinite" if value > 0 else "unknown"
-    # the shortest decimal that reads back as this float: 1.9 stays 1.9
-    number = Context(prec=digits, rounding=direction).create_decimal(repr(float(value)))
-    if number and not -4 < number.adjusted() < 7:
-        return f"{number.normalize():e}".replace("e+", "e")
-    return f"{number.normalize():f}"
+    return f"{at_most(100 * share, 3)}%"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +189,9 @@ class Bound(Value):
 
     def __post_init__(self) -> None:
         if not 0 <= self.lower <= self.upper:
+            ends = f"lower={self.lower!r}, upper={self.upper!r}"
             raise InvalidValue(
-                f"lower={self.lower!r}, upper={self.upper!r} must satisfy 0 <= lower <= upper: "
-                "a bound needs both ends in this order."
+                f"{ends} must satisfy 0 <= lower <= upper: a bound has its ends in order."
             )
         object.__setattr__(self, "lower", float(self.lower))
         object.__setattr__(self, "upper", float(self.upper))

@@ -40,12 +40,9 @@ class SensitivitySet(Value):
     def size(self) -> int:
         """Number of coordinates; raises if it is unknown."""
         if self.dimension is None:
-            raise InvalidValue(
-                f"dimension=None: a bound of {self.norm:g} on the l{self.p:g} norm does not say how "
-                "many numbers there are, and noise is drawn for each. Pass dimension=, the number of "
-                "parameters.",
-                key="dimension",
-            )
+            text = f"dimension=None: a bound of {self.norm:g} on the l{self.p:g} norm does not say how "
+            text += "many numbers get noise. Pass dimension=, the number of parameters."
+            raise InvalidValue(text, key="dimension")
         return self.dimension
 
     @property
@@ -133,11 +130,8 @@ class Part(Value, ABC):
         name = settings.pop("kind", None)
         kind = cls.kinds.get(name) if isinstance(name, str) else None
         if kind is None or not issubclass(kind, cls):
-            raise InvalidPlan(
-                f"'kind' = {short_repr(name)} is not a {cls.__name__.lower()}; "
-                f"choose from {', '.join(sorted(cls.kinds))}.",
-                key="kind",
-            )
+            text = f"'kind' = {short_repr(name)} is not a {cls.__name__.lower()}; choose from "
+            raise InvalidPlan(f"{text}{', '.join(sorted(cls.kinds))}.", key="kind")
         return super(Part, kind).from_plain(settings)
 
 

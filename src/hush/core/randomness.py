@@ -154,21 +154,15 @@ def source_for(
         check_kind("generator", generator, torch.Generator)
         shared = (torch.default_generator, *torch.cuda.default_generators)
         if any(generator is each for each in shared):
-            raise InvalidValue(
-                "generator is torch's global one, which all code draws from: published weights, or a "
-                "torch.manual_seed in the program, would reveal the noise. Leave generator out, or pass "
-                "torch.Generator() seeded with a secret.",
-                key="generator",
-            )
-    if secure and (generator is not None or arithmetic == "assumed"):
-        raise InvalidValue(
-            "secure=True takes all randomness from the operating system, and a generator or "
-            'arithmetic="assumed" was passed as well: the draws could be repeated from their state. '
-            "Pass one of the two.",
-            key="secure",
-        )
+            text = "generator is torch's global one, which all code draws from: published weights would "
+            text += "reveal the noise. Leave it out, or pass torch.Generator() seeded with a secret."
+            raise InvalidValue(text, key="generator")
     if secure:
-        return SystemSource(device)
+        if generator is None and arithmetic == "proved":
+            return SystemSource(device)
+        text = "secure=True takes all randomness from the operating system, and a generator or "
+        text += 'arithmetic="assumed" was passed as well: draws could be repeated from their state. '
+        raise InvalidValue(f"{text}Pass one of the two.", key="secure")
     if arithmetic == "assumed":
         return fresh_generator(device) if generator is None else generator
     if generator is None:

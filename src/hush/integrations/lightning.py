@@ -307,7 +307,6 @@ def _warn_of_log(what: str) -> None:
 
 
 def _check_trainer(trainer: "Trainer") -> None:
-    """Raise for settings of a Trainer that would change the private step."""
     clip, accumulated = trainer.gradient_clip_val, trainer.accumulate_grad_batches
     strategy = type(trainer.strategy).__name__
     rejected = {
