@@ -1,8 +1,7 @@
 """Checks that a record is in one slot, of one data set: they catch an honest mistake.
 
 A record is identified by the data set that holds it and its number there, or by the memory of its input.
-Copies are not found, except among public records. The result depends on the private records. The checks
-stop a run before anything is released and are not part of the release.
+Copies are not found, except among public records. The checks stop a run before any release.
 """
 
 import hashlib
@@ -43,8 +42,8 @@ def check_held_out(evaluation: Data, data: Data) -> None:
     """Raise if the evaluation data shares records with the private data."""
     if _share_records(evaluation, data):
         raise DataError(
-            "the evaluation data is the training data, or shares records with it: its loss and accuracy "
-            "would be reported without being charged. Pass other records, which need no protection."
+            "the evaluation data is the training data, or shares records with it: they would be "
+            "evaluated without being charged. Pass other records, which need no protection."
         )
 
 
@@ -60,9 +59,8 @@ def check_public(public: Data, private: Data) -> None:
         problem = "private records have the same inputs as public ones"
     if problem:
         raise DataError(
-            f"{problem}: a function of public records is released without noise and without a charge, "
-            "so a record in both sets has no protection. Split the records before training, equal ones "
-            "to the same side, or generate public ones."
+            f"{problem}: functions of public records are released without noise and without a charge. "
+            "Split the records before training, equal ones to the same side, or generate public ones."
         )
 
 
@@ -73,20 +71,19 @@ def check_distinct(data: Data) -> None:
     parts = whole.datasets if isinstance(whole, ConcatDataset) else []
     if repeated or any(_share_records(*pair) for pair in combinations(parts, 2)):
         raise DataError(
-            "a record is in several slots (numbers repeated in a Subset or a select, or parts of a "
-            "concatenated data set that share records): each slot is drawn and clipped alone, so the "
-            "record would count several times and cost more than is charged. Pass each record once, and "
-            "augment it when it is read (or by views=); to bound the records of one person, pass units=."
+            "a record is in several slots (repeated numbers, or parts of a concatenated data set that "
+            "share records), and each slot is clipped alone: it would cost more than is charged. Pass "
+            "each record once, and augment it when it is read or by views=; to bound the records of one "
+            "person, pass units=."
         )
 
 
 def check_alone(source: Source) -> None:
     """Raise if an item of a data set reads other records: mixup, cutmix, mosaics.
 
-    A few items are read several times, each time under other random numbers, through a copy of the data
-    set. Containers with a row per record report which rows are read. A container counts if the item has
-    a row in it; public images do not. Not found: reads of files, of containers of another length, and by
-    functions of other libraries.
+    A few items are read several times, under other random numbers, through a copy of the data set.
+    Containers with a row per record report which rows are read. A container counts if the item has a row
+    in it; public images do not. Reads of files and of containers of another length are not found.
     """
     for dataset, rows in _holders(source.dataset):
         library = type(dataset).__module__.partition(".")[0] in _LIBRARIES
@@ -104,9 +101,8 @@ def check_alone(source: Source) -> None:
             if mixed:
                 raise DataError(
                     f"item i of {type(dataset).__name__} reads several rows of {min(mixed)}, as mixup "
-                    "and mosaics do: a record would enter the gradients of other records, and clipping "
-                    "and the charge cover its own alone. Mix views of one record, or a record with "
-                    "public ones."
+                    "and mosaics do: a record would enter gradients of other records, which clipping "
+                    "does not bound. Mix views of one record, or a record with public ones."
                 )
 
 

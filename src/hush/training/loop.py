@@ -259,8 +259,8 @@ def last_step(
         before = once  # the next step is charged together with the one that was cut short
     if (spent := cost(before)) > budget.epsilon:
         raise BudgetExceeded(
-            f"the ledger holds charges of epsilon={spent:.4g}, more than {limits}: no step may be "
-            "added. Pass the budget of the whole run."
+            f"the ledger holds charges of epsilon={spent:.4g}, more than {limits}. Pass the budget of "
+            "the whole run."
         )
     if grows_with_dimension(plan):
         sizes[plan] = max(step.dimension, sizes.get(plan, 0))
@@ -279,8 +279,7 @@ def last_step(
     if requested is not None:
         warnings.warn(
             f"steps={requested} were asked for and the run ends after {limit}: one more would cost more "
-            f"than {limits} ({adjacency}). hush.calibrate finds noise for all of them; without steps= a "
-            "run continues until the budget is used.",
+            f"than {limits} ({adjacency}). hush.calibrate finds noise for all of them.",
             UserWarning,
             stacklevel=3,
         )
@@ -301,7 +300,7 @@ def _check_arguments(
     directory = checkpoints.directory
     if (checkpoints.resume and directory is None) or (checkpoints.reseed and not checkpoints.resume):
         raise CheckpointError(
-            "there is no run to resume or reseed: only a run with a directory can continue. Pass "
+            "there is no run to resume or reseed without a directory. Pass "
             "checkpoints=hush.Checkpoints(directory=..., resume=True)."
         )
     if checkpoints.settings is not None and directory is None:
@@ -311,8 +310,8 @@ def _check_arguments(
         )
     if ledger is not None and directory is not None:
         raise InvalidValue(
-            "ledger and directory were both passed: a run with a directory is charged to the ledger in "
-            "it. Pass one of the two; runs that add up share a ledger without a directory.",
+            "ledger and directory were both passed: a run with a directory has its own ledger. Pass "
+            "one; runs that add up share a ledger without a directory.",
             key="ledger",
         )
     if ledger is not None:
@@ -324,6 +323,6 @@ def _check_arguments(
         )
     if isinstance(scheduler, ReduceLROnPlateau) and evaluation is None:
         raise Unsupported(
-            "ReduceLROnPlateau follows a loss, and the loss of the training records is not released. "
-            "Pass evaluation data."
+            "ReduceLROnPlateau follows a loss, and that of the training records is not released. Pass "
+            "evaluation data."
         )

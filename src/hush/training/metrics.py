@@ -44,8 +44,8 @@ class StepMetrics(Mapping[str, float]):
             return self._released[name]
         if name in _SENSITIVE:
             raise KeyError(
-                f"{name!r} depends on the records and is not a public metric. Call "
-                f"metrics.sensitive({name!r}), and keep the result as secret as the records."
+                f"{name!r} depends on the records. Call metrics.sensitive({name!r}), and keep the "
+                "result as secret as they are."
             )
         if name not in ("epsilon", "delta"):
             raise KeyError(f"step {self._number} has no metric {name!r}; it has {', '.join(self)}.")
@@ -74,8 +74,8 @@ class StepMetrics(Mapping[str, float]):
         self._check_newest(name)
         if name in ("loss", "clipped_share") and self._step.reducer.processes:
             raise Unsupported(
-                f"{name} is of the whole batch, and rank 0, which calls callbacks, has a part of it. "
-                "Request batch_size and skipped alone."
+                f"{name} is of the whole batch, and rank 0 has a part of it. Request batch_size and "
+                "skipped alone."
             )
         with buffers_restored(self._step.model, self._step.gradients.probed.changing_buffers):
             return _SENSITIVE[name](self._step, self._batch)
@@ -83,8 +83,8 @@ class StepMetrics(Mapping[str, float]):
     def _check_newest(self, name: str) -> None:
         if self._step.steps != self._number:
             raise InvalidValue(
-                f"{name!r} of step {self._number} was read after step {self._step.steps}, when the "
-                "ledger and the weights have changed. Read metrics in the callback that receives them."
+                f"{name!r} of step {self._number} was read after step {self._step.steps}. Read metrics "
+                "in the callback that receives them."
             )
 
 
@@ -96,8 +96,7 @@ def check_sensitive(names: Sequence[str]) -> tuple[str, ...]:
     """Names of sensitive metrics; raises for others."""
     if isinstance(names, str) or not set(names) <= {*_SENSITIVE}:
         raise InvalidValue(
-            f"sensitive={names!r} must be a list of names among {', '.join(_SENSITIVE)}: a number that "
-            "depends on the records is requested by name.",
+            f"sensitive={names!r} must be a list of names among {', '.join(_SENSITIVE)}.",
             key="sensitive",
         )
     return tuple(names)

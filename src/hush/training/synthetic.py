@@ -16,14 +16,11 @@ from hush.training.data import Data, pair_of
 
 _ROWS = 4096
 _HOST_MEMORY = 2**27
-"""Bytes of a physical batch on the CPU: larger ones are slower, as they leave the caches.
-
-Measured in docs/results/step.md.
-"""
+"""Bytes of a physical batch on the CPU, beyond the caches: measured in docs/results/step.md."""
 
 
 def synthetic_records(inputs: Any, targets: Any) -> tuple[Any, Any]:
-    """Synthetic inputs and targets of the shapes and types of a few records, whatever they contain.
+    """Synthetic inputs and targets of the shapes and types of a few records.
 
     Inputs are normal and targets uniform on [0, 1). Integers are zeros and ones, which most vocabularies
     and classes have. No two consecutive rows are alike.
@@ -43,10 +40,7 @@ def synthetic_records(inputs: Any, targets: Any) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def check_labels(model: nn.Module, loss: Any, inputs: Any, data: Data) -> None:
-    """Raise if some label is no class, for a loss of classes and data in memory.
-
-    torch's own error would come in the middle of a run and show a private label.
-    """
+    """Raise if some label is no class, for data in memory: torch's error would show it."""
     pair = pair_of(data)
     if pair is None or not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return
@@ -60,16 +54,13 @@ def check_labels(model: nn.Module, loss: Any, inputs: Any, data: Data) -> None:
         if bool((((part < 0) | (part >= classes)) & (part != loss.ignore_index)).any()):
             raise DataError(
                 f"some labels are not among the model's {classes} classes, 0 to {classes - 1} (they are "
-                "private and not shown). Number the classes from 0, or give the model more outputs."
+                "private and not shown). Number them from 0, or give the model more outputs."
             )
 
 
 @torch.no_grad()
 def check_some_number(data: Data) -> None:
-    """Raise if an entry of the inputs or targets is finite in no record, for data in memory.
-
-    Like the other checks of the data, this stops a run before any release.
-    """
+    """Raise if an entry of the inputs or targets is finite in no record, for data in memory."""
     for part in tree_leaves(pair_of(data) or ()):
         if not part.is_floating_point():
             continue
@@ -81,18 +72,15 @@ def check_some_number(data: Data) -> None:
         if bool(missing.any()):
             raise DataError(
                 f"{int(missing.sum())} of the {missing.numel()} entries of a record of shape "
-                f"{tuple(missing.shape)} are NaN or infinite in every record: the model would train on "
-                "noise alone. Leave them out, or fill them with public values; a mask is of booleans."
+                f"{tuple(missing.shape)} are NaN or infinite in every record. Leave them out, or fill "
+                "them with public values; a mask is of booleans."
             )
 
 
 def records_that_fit(
     model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape, *, one_by_one: bool
 ) -> int:
-    """Physical batch size, from the memory that a few records keep between forward and backward pass.
-
-    With `one_by_one`, the activations of a single record are kept at a time.
-    """
+    """Physical batch size, from the memory that a few records keep until the backward pass."""
     device, limit = next(model.parameters()).device, _HOST_MEMORY
     if device.type == "cuda":  # a quarter of what this process may still allocate
         free, total = torch.cuda.mem_get_info(device)
