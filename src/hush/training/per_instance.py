@@ -49,9 +49,8 @@ class PerInstance:
       respect to the record's inputs.
 
     **Guarantee** (per-instance, of one step given the steps before it). docs/guarantees/bounded.md and
-    fisher.md. A sum over steps is an odometer of one run. The guarantee of the run is `step.spent`:
-    docs/guarantees/filter.md. Every number depends on the records and is private: this class prints and
-    stores none.
+    fisher.md. A sum over steps is an odometer of one run, whose guarantee is `step.spent`:
+    docs/guarantees/filter.md. Every number is private.
 
         watched = hush.PerInstance(orders=[2.0, 8.0])
         for batch in step.batches(data, steps=100):
@@ -111,24 +110,15 @@ class PerInstance:
 
     def state(self) -> dict[str, Tensor]:
         """The accumulated numbers (sensitive), to continue a run."""
-        numbers = {
-            "steps": self.steps,
-            "orders": self.orders,
+        names = ("steps", "orders", "charges", "any_record", "information")
+        numbers = {name: getattr(self, name) for name in names} | {
             "slots": np.zeros(0, dtype=np.int64) if self.slots is None else self.slots,
-            "charges": self.charges,
-            "any_record": self.any_record,
-            "information": self.information,
             "spent": np.zeros(0) if self.guard is None else self.guard.odometer(),
         }
         return {name: torch.from_numpy(np.array(value)) for name, value in numbers.items()}
 
     def restore(self, state: Mapping[str, Tensor] | None, steps: int) -> None:
-        """Continue from the numbers of an interrupted run.
-
-        Args:
-            state: Result of `state` of an object with the same arguments; None: none was stored.
-            steps: Number of steps of the run.
-        """
+        """Continue from the `state` of a run of so many steps; None: none was stored."""
         stored = {name: value.numpy() for name, value in (state or {}).items()}
         mine = {name: value.numpy() for name, value in self.state().items()}
         same = all(np.array_equal(mine[name], stored.get(name, 0)) for name in ("orders", "slots"))
@@ -139,18 +129,14 @@ class PerInstance:
                 f"{steps}; or orders, slots or guard differ. Pass the arguments of the interrupted run, "
                 "or leave out per_instance=."
             )
-        self.steps, self.charges = steps, stored["charges"].copy()
-        self.any_record, self.information = stored["any_record"].copy(), stored["information"].copy()
+        self.steps = steps
+        for name in ("charges", "any_record", "information"):
+            setattr(self, name, stored[name].copy())
         if self.guard is not None:
             self.guard.restore(stored["spent"])
 
     def check(self, step: PrivateStep, slots: int) -> None:
-        """Raise if the step's charges cannot be computed.
-
-        Args:
-            step: Step to observe.
-            slots: Number of slots of its data.
-        """
+        """Raise if the charges of a step on so many slots cannot be computed."""
         individual_rdp(step.plan, [0.0], self.orders)  # raises if it is not proved
         check_always_released(step.plan)
         if step.reducer.size > 1 or step.units is not None or step.gradients.views is not None:
@@ -214,9 +200,8 @@ class PerInstance:
             if eta is not None:
                 chosen = torch.from_numpy(np.flatnonzero(kept)).to(targets.device)
                 few = partial(torch.index_select, dim=0, index=chosen)
-                self.information[places] += self._eigenvalues(
-                    step, tree_map(inputs, few), few(targets), eta
-                )
+                some = tree_map(inputs, few), few(targets)
+                self.information[places] += self._eigenvalues(step, *some, eta)
         if np.linalg.norm(again - location) > _ROUNDING * max(1e-12, float(np.linalg.norm(location))):
             raise Unsupported(
                 "two passes over the records gave other gradients: forward passes draw at random, and "
@@ -254,14 +239,12 @@ class PerInstance:
         trained = {name: named[name] for name in step.trainable()}
         eta = eta.to(inputs)
 
-        def one_loss(parameters: dict[str, Tensor], value: Tensor, target: Tensor) -> Tensor:
-            outputs = functional_call(model, {**named, **parameters}, (value[None],))
-            result: Tensor = loss(outputs, target[None]).sum()
-            return result
-
         def clipped(value: Tensor, target: Tensor) -> Tensor:
-            gradients = grad(one_loss)(trained, value, target)
-            flat = torch.cat([part.reshape(-1) for part in gradients.values()])
+            def one_loss(parameters: dict[str, Tensor]) -> Tensor:
+                outputs = functional_call(model, {**named, **parameters}, (value[None],))
+                return loss(outputs, target[None]).sum()
+
+            flat = torch.cat([part.reshape(-1) for part in grad(one_loss)(trained).values()])
             return clip_rows(clipping, flat[None])[0]
 
         with full_precision(inputs.device, autograd=True):

@@ -1,7 +1,7 @@
 """Release rules of a step: run its proposal, charge it, and apply or revert it.
 
-A release rule is a frozen part of the plan in `hush.core` and a class that runs it, which the part names
-(`Release.runner`). The class of `Selective` is in `methods/selective.py`.
+A release rule is a frozen part of the plan in `hush.core` that names the class that runs it
+(`Release.runner`), here or in `methods/selective.py`.
 """
 
 from importlib import import_module
@@ -22,14 +22,7 @@ class EveryUpdate:
         self.step = step
 
     def run(self, batch: Batch) -> bool:
-        """Run one step of the plan: propose, charge, and apply or revert.
-
-        Args:
-            batch: Batch of the first proposal.
-
-        Returns:
-            Whether the model moved.
-        """
+        """Propose the update of a batch, charge it, and apply or revert it; whether the model moved."""
         step = self.step
         update = step.private_gradient(batch)
         step.charge(step.reducer.release_name(update))
@@ -52,9 +45,8 @@ class WholeSelection(EveryUpdate):
 
     def __init__(self, step: "PrivateStep") -> None:
         raise Unsupported(
-            "release=BestOf is of a whole selection of runs, and this is a step of one of them: it "
-            "would be charged as if nothing but the best run were released. Call hush.tune, and train "
-            "each trial with its own plan, trial.plan."
+            "release=BestOf is of a whole selection of runs, and this is a step of one of them. Call "
+            "hush.tune, and train each trial with its own plan, trial.plan."
         )
 
 

@@ -1,8 +1,4 @@
-"""Choice between computing physical batches and replaying them as CUDA graphs.
-
-It is made before the first draw on synthetic records, so the layout of physical batches is a function of
-the model, of public shapes and of time.
-"""
+"""Choice between computing physical batches and replaying them, from synthetic records and time."""
 
 import time
 from collections.abc import Callable
@@ -31,8 +27,7 @@ _MEMORY_SHARE = 0.5
 
 def check_replay(step: "PrivateStep") -> None:
     """Raise if `replay` is True and the plan, units or device rule it out."""
-    reason = why_not(step) if step.gradients.execution.replay else None
-    if reason is not None:
+    if step.gradients.execution.replay and (reason := why_not(step)) is not None:
         raise Unsupported(f"replay=True records the work of a physical batch, and {reason}")
 
 
@@ -42,14 +37,13 @@ def why_not(step: "PrivateStep") -> str | None:
     if step.plan.sampling.coordinate_participation < 1:
         if not isinstance(source, torch.Generator) or source.device.type != device:
             return (
-                "the coordinates that take part would be the same in each replay: a graph can advance "
-                "torch's generator on the GPU alone. Leave out replay, or pass "
-                'arithmetic="assumed" without a generator of your own.'
+                "the coordinates that take part would be the same in each replay. Leave out replay, or "
+                'pass arithmetic="assumed" without a generator of your own.'
             )
         if step.reducer.processes:
             return (
-                "each rank draws the coordinates that take part from its own stream, which a graph does "
-                "not contain. Leave out replay, or run the step in one process."
+                "each rank draws the coordinates that take part from its own stream. Leave out replay, "
+                "or run the step in one process."
             )
     if step.reducer.modules is not None:
         return "sharded weights are gathered anew in every pass. Leave out replay."
@@ -65,7 +59,7 @@ def why_not(step: "PrivateStep") -> str | None:
 def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | None) -> Replay | None:
     """Replay of the step's physical batches, for so many steps or many; None: computed without.
 
-    It is called after the probe. The step stores the decision for later calls and checkpoints.
+    The step stores the decision for later calls and checkpoints.
     """
     gradients = step.gradients
     required, changing = gradients.execution.replay, gradients.probed.changing_buffers
@@ -77,14 +71,8 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
     if required is False or changing or gradients.probed.one_by_one or why_not(step) is not None:
         gradients.replayed = False
         return None
-    replay = Replay(
-        step.model,
-        gradients.loss,
-        step.plan.clipping,
-        gradients.views,
-        most_records=physical,
-        required=bool(required),
-    )
+    parts = step.model, gradients.loss, step.plan.clipping, gradients.views
+    replay = Replay(*parts, most_records=physical, required=bool(required))
     if required:
         gradients.replayed = True
     elif gradients.replayed is None and (steps is None or steps >= _FEWEST_STEPS):
@@ -93,8 +81,7 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
         gradients.replayed = not hooked and (not held_slots(data) or _pays(step, replay, data, physical))
     if gradients.replayed is not None:
         # one decision for all ranks goes into the checkpoint: a repeated step must round alike
-        said = step.reducer.exchange("the choice of replays", gradients.replayed)
-        gradients.replayed = all(said)
+        gradients.replayed = all(step.reducer.exchange("the choice of replays", gradients.replayed))
     return replay if gradients.replayed else None
 
 
