@@ -121,8 +121,6 @@ def test_ledgers_charge_groups_and_know_how_many_records_there_are() -> None:
 class _Disclosure(ComposableStep):
     """A step that declares no more than it must: it publishes the record."""
 
-    participation = 1.0
-
     def rdp(self, orders: Array) -> Array:
         return np.full(len(orders), np.inf)
 

@@ -30,13 +30,6 @@ def test_steps_of_equal_plans_add_up_exactly() -> None:
     assert compose(split, 1e-5) == epsilon(plan(), steps=1000, delta=1e-5)
 
 
-def test_steps_of_different_plans_compose() -> None:
-    cheap, dear = plan(multiplier=2.0), plan(multiplier=0.8)
-    mixed = compose({cheap: 500, dear: 500}, 1e-5).epsilon
-    assert epsilon(cheap, steps=1000, delta=1e-5).epsilon.upper < mixed.lower
-    assert mixed.upper < epsilon(dear, steps=1000, delta=1e-5).epsilon.lower
-
-
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, float("nan")])
 def test_delta_must_be_a_small_probability(delta: float) -> None:
     with pytest.raises(InvalidValue, match="delta="):

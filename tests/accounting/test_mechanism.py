@@ -6,7 +6,7 @@ import pytest
 
 import hush
 from hush.accounting.mechanism import mechanism
-from hush.accounting.steps import Block, CoordinateWise, SampledGaussian, SampledNoise, ellipsoid
+from hush.accounting.steps import Block, CoordinateWise, SampledGaussian, SampledNoise
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Clipping, Noise, SensitivitySet
 
@@ -80,15 +80,6 @@ def test_a_norm_that_does_not_fit_the_noise_is_refused_with_one_that_does(
 ) -> None:
     with pytest.raises(Unproved, match=r"clips in l_.*spread over many coordinates.*Clip with L"):
         mechanism(plan(clipping=clipping, noise=noise))
-
-
-def test_unequal_noise_is_one_effective_multiplier() -> None:
-    balls = [SensitivitySet(p=2.0, norm=norm) for norm in (2.5, 1.0)]
-    step = ellipsoid(0.1, ((balls[0], 5.0), (balls[1], 3.0)))
-    # the divergence of a product of normals is the sum over the blocks
-    total = sum((c / s) ** 2 for c, s in ((2.5, 5.0), (1.0, 3.0)))
-    assert step == SampledGaussian(0.1, pytest.approx(1 / math.sqrt(total)))  # type: ignore[arg-type]
-    assert ellipsoid(1.0, ((balls[1], 3.0),)) == SampledGaussian(1.0, 3.0)
 
 
 @pytest.mark.parametrize("clipping", [hush.clipping.Entries(changed=1), hush.Lp(p=13.0, norm=1.0)])

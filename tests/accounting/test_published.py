@@ -91,17 +91,7 @@ def test_an_attack_exceeds_the_published_epsilon_and_not_the_proved_one() -> Non
     assert 0 <= lower_bound(enough) <= 1.0
 
 
-def test_selective_plans_have_their_paper_s_charge_and_others_none() -> None:
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.03),
-        clipping=hush.L2(norm=0.1),
-        noise=hush.Gaussian(multiplier=4.0),
-        release=hush.Selective(rate=0.004, clip=0.001, multiplier=1.3, test="mean"),
-    )
-    printed = hush.epsilon(plan, 600, 1e-5, mode="published")
-    proved = hush.epsilon(plan, 600, 1e-5)
-    assert (printed.basis, proved.basis) == ("published", "proved")
-    assert printed.epsilon.upper != proved.epsilon.upper
+def test_plans_without_a_published_charge_are_refused() -> None:
     box = hush.Plan(
         sampling=hush.FullBatch(), clipping=hush.Linf(norm=1.0), noise=hush.Gaussian(multiplier=9.0)
     )

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import mpmath
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,9 +15,10 @@ from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP
 from hush.accounting.shaping import BlockCost
-from hush.accounting.steps import Block, CoordinateWise, ellipsoid
+from hush.accounting.steps import CoordinateWise, ellipsoid
 from hush.core.parts import SensitivitySet
 from hush_recipes.twice.shape import LeastVarianceNoise, charged_variance, least_variance_noise
+from tests.accounting.rdp.twice_oracle import printed
 
 
 def ball(rank: int, l2: float, linf: float | None = None) -> SensitivitySet:
@@ -31,11 +31,7 @@ PAPER = [
     for rank, l2 in [(250, 1.0), (500, 0.7), (1000, 0.6), (1500, 0.5), (288_648, 0.9)]
 ]
 # few coordinates and little noise: here the closed form is not the optimum
-FEW = [
-    ball(2, 1.0),
-    ball(40, 3.0, 0.6),
-    ball(500, 0.5),
-]
+FEW = [ball(2, 1.0), ball(40, 3.0, 0.6), ball(500, 0.5)]
 
 
 def noise_for(
@@ -48,12 +44,9 @@ def epsilon(
     blocks: Sequence[SensitivitySet], deviations: Sequence[float], rate: float, inner: float, steps: int
 ) -> float:
     """Epsilon of the accountant, for any noise."""
-    noisy = tuple(
-        Block(2.0, deviation * math.sqrt(2), block)
-        for block, deviation in zip(blocks, deviations, strict=True)
-    )
     orders = np.arange(2.0, 33.0)
-    divergences = CoordinateWise(rate, noisy, inner).rdp(orders)
+    step = CoordinateWise.normal(rate, tuple(zip(blocks, deviations, strict=True)), inner)
+    divergences = step.rdp(orders)
     return rdp_to_epsilon(steps * divergences, orders, BUDGET.delta)
 
 
@@ -105,18 +98,8 @@ def by_brute_force(
 @pytest.mark.parametrize(
     ("blocks", "rate", "inner", "steps"),
     [
-        (
-            [ball(2, 1.0), ball(50, 2.0, 0.5)],
-            0.1,
-            0.5,
-            20,
-        ),
-        (
-            [ball(300, 1.0), ball(9, 2.0, 1.0)],
-            0.05,
-            0.25,
-            100,
-        ),
+        ([ball(2, 1.0), ball(50, 2.0, 0.5)], 0.1, 0.5, 20),
+        ([ball(300, 1.0), ball(9, 2.0, 1.0)], 0.05, 0.25, 100),
     ],
 )
 def test_brute_force_in_two_blocks(
@@ -131,11 +114,7 @@ def test_brute_force_in_two_blocks(
 
 
 def test_closed_forms_are_tight_and_least_among_covariances() -> None:
-    blocks = [
-        ball(3, 2.0),
-        ball(2, 0.5),
-        ball(1, 1.0),
-    ]
+    blocks = [ball(3, 2.0), ball(2, 0.5), ball(1, 1.0)]
     noise = least_variance_noise(blocks, rate=0.05, budget=BUDGET, steps=200)
     effective = ellipsoid(0.05, tuple(zip(blocks, noise.deviations, strict=True)))
     plain = least_variance_noise([ball(1, 1.0)], rate=0.05, budget=BUDGET, steps=200).deviations[0]
@@ -209,37 +188,15 @@ def some_blocks(seed: int) -> tuple[list[SensitivitySet], Array]:
     return blocks, 2 * np.log(spread * np.exp(rng.uniform(-0.7, 1.5, len(blocks))))
 
 
-def printed(
-    blocks: list[SensitivitySet], log_variances: Array, rate: float, inner: float, order: int
-) -> float:
-    """Theorem 5.6 as printed, in 40 digits."""
-    with mpmath.workdps(40):
-        outer = mpmath.mpf(0)
-        for v in range(order + 1):
-            product = mpmath.mpf(1)
-            for block, log_variance in zip(blocks, log_variances, strict=True):
-                top = min(block.norm, block.cap or block.norm)
-                ratio = mpmath.mpf(top) ** 2 / mpmath.exp(log_variance) / 2
-                moment = mpmath.fsum(
-                    mpmath.binomial(v, k)
-                    * (1 - mpmath.mpf(inner)) ** (v - k)
-                    * mpmath.mpf(inner) ** k
-                    * mpmath.exp(k * (k - 1) * ratio)
-                    for k in range(v + 1)
-                )
-                product *= moment ** min(mpmath.mpf(block.size), (mpmath.mpf(block.norm) / top) ** 2)
-            weight = mpmath.binomial(order, v) * (1 - mpmath.mpf(rate)) ** (order - v)
-            outer += weight * mpmath.mpf(rate) ** v * product
-        return float(mpmath.log(outer) / (order - 1))
-
-
 @given(seed=st.integers(0, 10**6), rate=RATES, inner=RATES, order=st.integers(2, HIGHEST))
 @settings(max_examples=60, deadline=None)
 def test_the_printed_sum_in_many_digits(seed: int, rate: float, inner: float, order: int) -> None:
     blocks, log_variances = some_blocks(seed)
+    deviations = np.exp(log_variances / 2)
+    shifts = [(b.max_entries_moved, b.max_entry / d) for b, d in zip(blocks, deviations, strict=True)]
     for outer in (rate, 1.0):
         cost = BlockCost(blocks, outer, inner, HIGHEST, removal=False)
-        expected = printed(blocks, log_variances, outer, inner, order)
+        expected = printed(order, shifts, outer, inner)
         assert cost.at(order, log_variances)[0] == pytest.approx(expected, rel=1e-10)
 
 

@@ -112,10 +112,7 @@ def test_other_libraries_agree_where_steps_are_few(rate: float, multiplier: floa
 
 @pytest.mark.parametrize(
     ("rate", "multiplier", "steps"),
-    [
-        pytest.param(0.01, 1.0, 10_000, marks=pytest.mark.slow),
-        (0.001, 0.6, 100_000),
-    ],
+    [pytest.param(0.01, 1.0, 10_000, marks=pytest.mark.slow), (0.001, 0.6, 100_000)],
 )
 def test_many_steps_against_the_profile_of_another_library(
     rate: float, multiplier: float, steps: int

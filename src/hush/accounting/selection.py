@@ -192,10 +192,7 @@ def selection_profile(trial: Profile, number: TrialCount) -> SelectionProfile:
 
 
 def selection_rdp(
-    orders: Array,
-    trial: Callable[[Array], Array],
-    profile: SelectionProfile,
-    number: TrialCount,
+    orders: Array, trial: Callable[[Array], Array], profile: SelectionProfile, number: TrialCount
 ) -> Array:
     """RDP of the best of a random number of trials: Papernot and Steinke 2022, Theorems 2 and 6."""
     chosen = math.log(number.mean) / (orders - 1)

@@ -74,32 +74,8 @@ def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
     )
 
 
-def log_tail_power(step: SampledGaussian, order: float, direction: Direction) -> float:
-    """An upper bound on the growth beyond the pair's cuts, Q the law without the record.
-
-    It is log E_Q[ratio^order; outcome > high] for the removal, log E_Q[ratio^(1 - order); outcome < low]
-    for the addition of a record.
-    """
-    pair, variance = dominating_pair(step, order), step.multiplier * step.multiplier
-    moment = order * (order - 1) / 2 / variance
-    if direction is Direction.REMOVE:
-        log_shift_ratio = (pair.high - 0.5) / variance
-        # beyond `high` the ratio is at most exp(growth) (q + (1 - q) exp(-growth there))
-        rest = math.log(step.rate + (1 - step.rate) * math.exp(-min(max(log_shift_ratio, 0.0), 700.0)))
-        return order * rest + moment + float(log_ndtr((order - pair.high) / step.multiplier))
-    shifted = float(log_ndtr((pair.low + order - 1) / step.multiplier))
-    tilted = (1 - order) * math.log(step.rate) + moment + shifted
-    if step.rate == 1:
-        return tilted
-    return min(
-        tilted, (1 - order) * math.log1p(-step.rate) + float(log_ndtr(pair.low / step.multiplier))
-    )
-
-
 def hockey_stick(step: SampledGaussian, threshold: float) -> float:
     """An upper bound on the hockey-stick divergence E_Q[(ratio - threshold)+], threshold >= 1 - rate."""
-    if step.rate == 1 and threshold <= 0:
-        return 1.0 - threshold
     excess = (threshold - (1 - step.rate)) / step.rate
     if excess <= 0:
         return 1.0 - threshold
@@ -196,26 +172,34 @@ def _log_tail_moment(trial: Trial, order: float, direction: Direction, log_scale
 
     g(y) <= y^a + a - 1, and no corner's acceptance t exceeds 1.
     """
-    train = trial.train
-    pair = dominating_pair(train, order)
+    step, pair = trial.train, dominating_pair(trial.train, order)
+    low, high, rate, deviation = pair.low, pair.high, step.rate, step.multiplier
     log_power = order * max(0.0, float(_acceptance_corners(trial, direction)[1].max()) + log_scale)
-    flat = math.log(order - 1)
-    outside = [
-        float(log_ndtr(pair.low / train.multiplier)),
-        float(log_ndtr(-pair.high / train.multiplier)),
-        float(log_ndtr((1 - pair.high) / train.multiplier)),
-    ]
-    near = [log_power + float(np.logaddexp(0.0, flat)) + mass for mass in outside]
-    return float(np.logaddexp.reduce([*near, log_power + log_tail_power(train, order, direction)]))
+    flat = float(np.logaddexp(0.0, math.log(order - 1)))
+    outside = [float(log_ndtr(place / deviation)) for place in (low, -high, 1 - high)]
+    near = [log_power + flat + mass for mass in outside]
+    # the growth beyond the cuts, Q the law without the record: log E_Q[ratio^order; outcome > high] for
+    # the removal, log E_Q[ratio^(1 - order); outcome < low] for the addition of a record
+    variance = deviation * deviation
+    moment = order * (order - 1) / 2 / variance
+    if direction is Direction.REMOVE:
+        # beyond `high` the ratio is at most exp(growth) (q + (1 - q) exp(-growth there))
+        growth = min(max((high - 0.5) / variance, 0.0), 700.0)
+        rest = math.log(rate + (1 - rate) * math.exp(-growth))
+        tail = order * rest + moment + float(log_ndtr((order - high) / deviation))
+    else:
+        shifted = float(log_ndtr((low + order - 1) / deviation))
+        tail = (1 - order) * math.log(rate) + moment + shifted
+        if rate < 1:
+            tail = min(tail, (1 - order) * math.log1p(-rate) + outside[0])
+    return float(np.logaddexp.reduce([*near, log_power + tail]))
 
 
 def _log_rejection_moment(trial: Trial, order: float) -> float:
     """log y g(z/y), the rejections' part of the moment; y, z are the two rejection probabilities."""
-    if trial.test.rate == 1:
-        change = 1.0
-    else:
-        hockey = hockey_stick(trial.train, 1 / (1 - trial.test.rate))
-        change = trial.test.rate + (1 - trial.test.rate) * hockey
+    rate, change = trial.test.rate, 1.0
+    if rate < 1:
+        change = rate + (1 - rate) * hockey_stick(trial.train, 1 / (1 - rate))
     lowest, highest = map(math.exp, trial.log_acceptance)
     change *= highest - lowest
     least = float(ndtr(-(trial.threshold + 0.5) / trial.test.multiplier))

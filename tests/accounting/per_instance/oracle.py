@@ -35,11 +35,7 @@ def outcomes(kind: str, bound: float, levels: int) -> Outcomes:
 
 
 def total(
-    kind: str,
-    bound: float,
-    levels: int,
-    term: Callable[[Callable[[Any], Any]], Any],
-    centres: list[Any],
+    kind: str, bound: float, levels: int, term: Callable[[Callable[[Any], Any]], Any], centres: list[Any]
 ) -> Any:
     """The sum and integral of `term` over all outcomes, each given as its likelihood by location."""
     atoms, density = outcomes(kind, bound, levels)

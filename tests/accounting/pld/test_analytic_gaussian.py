@@ -46,8 +46,3 @@ def test_extremes(separation: float, delta: float) -> None:
     assert 0 <= bound.lower <= bound.upper
     if separation >= 1e300:
         assert bound.lower > 1e299
-
-
-def test_reference() -> None:
-    bound = analytic_gaussian.epsilon(math.sqrt(500) / 10, 1e-5)
-    assert bound.upper == pytest.approx(11.48002, abs=1e-5)

@@ -96,11 +96,7 @@ def test_a_split_change_is_worse_between_laplace_and_normal() -> None:
     assert split.lower > 1.05 * whole.upper
 
 
-@given(
-    scale=st.floats(0.3, 20.0),
-    share=st.floats(0.05, 0.95),
-    relative=st.floats(0.0, 1.2),
-)
+@given(scale=st.floats(0.3, 20.0), share=st.floats(0.05, 0.95), relative=st.floats(0.0, 1.2))
 @settings(max_examples=20, deadline=None)
 def test_a_split_change_is_no_worse_under_laplace(scale: float, share: float, relative: float) -> None:
     # without sampling, where the two coordinates are independent steps

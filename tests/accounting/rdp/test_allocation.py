@@ -22,11 +22,7 @@ NORMS = st.sampled_from([1.0, 1.5, 2.0, 3.0])
 # Spread over how many coordinates, and how much more than one-hot: scale 3, l_beta norm 1, order 2
 @pytest.mark.parametrize(
     ("beta", "factors"),
-    [
-        (2.33, [1.08, 1.42, 2.53, 6.11]),
-        (3.0, [1.16, 2.09, 8.02, 63.5]),
-        (4.0, [1.08, 2.12, 14.4, 315]),
-    ],
+    [(2.33, [1.08, 1.42, 2.53, 6.11]), (3.0, [1.16, 2.09, 8.02, 63.5]), (4.0, [1.08, 2.12, 14.4, 315])],
 )
 def test_the_cost_of_spreading_depends_on_the_dimension(beta: float, factors: list[float]) -> None:
     law = noise(beta, 3.0)

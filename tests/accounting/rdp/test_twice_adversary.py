@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 from scipy.special import gammaln
 
 from hush.accounting.numerics import Array
-from hush.accounting.steps import Block, CoordinateWise
+from hush.accounting.steps import CoordinateWise
 from hush.core.parts import SensitivitySet
 
 RATES = st.floats(-1.7, -0.02).map(lambda power: 10**power)
@@ -65,11 +65,8 @@ def removed(change: Array, rate: float, inner: float, order: int) -> float:
 def charged(
     blocks: Sequence[SensitivitySet], deviations: Sequence[float], rate: float, inner: float, order: int
 ) -> float:
-    noisy = tuple(
-        Block(2.0, deviation * math.sqrt(2), block)
-        for block, deviation in zip(blocks, deviations, strict=True)
-    )
-    return float(CoordinateWise(rate, noisy, inner).rdp(np.array([order]))[0])
+    step = CoordinateWise.normal(rate, tuple(zip(blocks, deviations, strict=True)), inner)
+    return float(step.rdp(np.array([order]))[0])
 
 
 def member(raw: Array, blocks: Sequence[SensitivitySet]) -> Array:

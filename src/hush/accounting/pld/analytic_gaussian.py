@@ -38,10 +38,7 @@ def epsilon(mu: float, delta: float) -> Bound:
         return Bound(lower=0.0, upper=0.0)
     if mu > _MAX_MU:
         return Bound(lower=epsilon(_MAX_MU, delta).lower, upper=math.inf)
-    return Bound(
-        lower=_crossing(mu, math.log(delta), -1),
-        upper=_crossing(mu, math.log(delta), 1),
-    )
+    return Bound(lower=_crossing(mu, math.log(delta), -1), upper=_crossing(mu, math.log(delta), 1))
 
 
 def _crossing(mu: float, target: float, sign: int) -> float:

@@ -43,10 +43,7 @@ def renyi_divergence(step: "SampledGaussian", orders: npt.ArrayLike) -> Array:
 
 
 def epsilon(
-    steps: Mapping["SampledGaussian", int],
-    delta: float,
-    *,
-    orders: Sequence[float] | Array = ORDERS,
+    steps: Mapping["SampledGaussian", int], delta: float, *, orders: Sequence[float] | Array = ORDERS
 ) -> float:
     """The least epsilon at `delta` that Rényi divergences at `orders` give for all steps composed."""
     order = np.asarray(orders, dtype=float)
