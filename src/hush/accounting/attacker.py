@@ -35,9 +35,8 @@ _ROUNDING = 32 * UNIT
 class AttackBounds(ABC):
     """Bounds on the hypothesis test between two neighbouring data sets, from a privacy profile.
 
-    **Guarantee.** No membership test exceeds these bounds: they follow from upper bounds on delta, and
-    the trade-off curve is equivalent to the privacy profile (Wasserman and Zhou 2010; Dong, Roth and Su
-    2022). docs/guarantees/attacker.md.
+    **Guarantee.** No membership test exceeds these bounds, which follow from upper bounds on delta:
+    docs/guarantees/attacker.md.
     """
 
     @abstractmethod
@@ -110,11 +109,7 @@ class Attacker(AttackBounds):
         adjacency: Adjacency of the two data sets; one record's slot by default.
 
     >>> import hush
-    >>> plan = hush.Plan(
-    ...     sampling=hush.Poisson(rate=0.01),
-    ...     clipping=hush.L2(norm=1.0),
-    ...     noise=hush.Gaussian(multiplier=1.0),
-    ... )
+    >>> plan = hush.plans.dpsgd(rate=0.01, multiplier=1.0)
     >>> print(Attacker({plan: 1000}))
     an attacker who guesses whether a record took part, at even odds, is right at most 58.1% of the time
     """
@@ -202,11 +197,7 @@ class Risk(Value):
     docs/guarantees/risk.md.
 
     >>> import hush
-    >>> plan = hush.Plan(
-    ...     sampling=hush.Poisson(rate=0.01),
-    ...     clipping=hush.L2(norm=1.0),
-    ...     noise=hush.Gaussian(multiplier=1.0),
-    ... )
+    >>> plan = hush.plans.dpsgd(rate=0.01, multiplier=1.0)
     >>> private = hush.calibrate(plan, hush.Risk(tpr=0.05, fpr=0.01), steps=1000)
     >>> 0.0499 <= hush.Attacker({private: 1000}).true_positive_rate(0.01) <= 0.05
     True

@@ -61,11 +61,7 @@ def calibrate(
     `Risk` allows. A `Risk` that holds without any noise raises `InvalidValue`.
 
     >>> import hush
-    >>> plan = hush.Plan(
-    ...     sampling=hush.Poisson(rate=0.01),
-    ...     clipping=hush.L2(norm=1.0),
-    ...     noise=hush.Gaussian(multiplier=1.0),
-    ... )
+    >>> plan = hush.plans.dpsgd(rate=0.01, multiplier=1.0)
     >>> private = hush.calibrate(plan, hush.Budget(epsilon=3.0, delta=1e-5), steps=1000)
     >>> 2.997 <= hush.epsilon(private, steps=1000, delta=1e-5).epsilon.upper <= 3.0
     True
@@ -238,8 +234,7 @@ def largest_affordable(
 def _interpolate(inside: Point, outside: Point, previous: Point, target: float) -> float:
     """Estimated place of the `target` cost between two points, as a share of their log-ratio.
 
-    Inverse quadratic interpolation in logarithms, where costs are nearly linear; else linear;
-    else one half. Any share is sound: the cost of every trial is evaluated.
+    Inverse quadratic interpolation in logarithms; else linear; else one half. Any share is sound.
     """
     usable = [point for point in (inside, outside, previous) if 0 < point[1] < math.inf]
     if inside not in usable or outside not in usable:

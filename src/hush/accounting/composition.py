@@ -185,9 +185,8 @@ def _best_order(
 ) -> float:
     """The smallest of `convert`'s values over the orders, with subsampling or without it.
 
-    Subsampling never adds to a divergence (it is quasi-convex in the two laws), and without it more
-    orders are available. `lower_bound` skips this search if it cannot help. It also ends the search,
-    with an infinite answer, if the cost certainly exceeds `ceiling`.
+    Subsampling never adds to a divergence, and without it more orders are available. `lower_bound` skips
+    this search if it cannot help. It ends it, with infinity, if the cost certainly exceeds `ceiling`.
     """
     if not any(step.needs_whole_orders for step in steps):
         return convert(composed_rdp(steps, _TRIAL_ORDERS), _TRIAL_ORDERS)
@@ -219,8 +218,7 @@ def _best_order(
 def _extrapolate(divergences: Array, orders: Array, higher: Array) -> Array:
     """Lower estimate of the divergences at `higher` orders: (a - 1) D_a is convex, so a line extends it.
 
-    It decides only whether higher orders are worth evaluating. Bounds on D_a may lie higher at odd
-    orders than at even ones, so the flattest line through the last points counts.
+    Bounds on D_a may lie higher at odd orders than at even ones: the flattest of some lines counts.
     """
     if not np.isfinite(divergences[-_EXTRAPOLATED_FROM:]).all():
         return np.full(len(higher), np.inf)

@@ -74,10 +74,9 @@ NormalBlocks = tuple[tuple[SensitivitySet, float], ...]
 def dominated_gaussian(blocks: NormalBlocks, rate: float, coordinate_rate: float) -> tuple[float, float]:
     """Rate and multiplier of a plain sampled Gaussian step: its epsilon is a lower bound for this one's.
 
-    **Guarantee.** A record that moves m coordinates by c each moves their sum, under noise of deviation
-    sqrt(m) times theirs, by c times a binomial number of them. That is c k at least with the probability
-    that k or more take part, so the sum dominates a step at that rate and that shift; several blocks
-    are weighted: docs/guarantees/twice-sampling.md, step 4. The result is the best by chi-square.
+    **Guarantee.** docs/guarantees/twice-sampling.md, step 4: a sum of m coordinates that move by c each
+    dominates a step with the shift c k, at the probability that k or more take part. The result is the
+    best of some m and k by chi-square.
     """
     movable = tuple((ball, deviation) for ball, deviation in blocks if ball.max_entry > 0)
     candidates = [(rate * coordinate_rate, deviation / ball.max_entry) for ball, deviation in movable]

@@ -48,11 +48,7 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     docs/guarantees/poisson-gaussian.md, coordinate-wise.md and selective.md.
 
     >>> import hush
-    >>> plan = hush.Plan(
-    ...     sampling=hush.FullBatch(),
-    ...     clipping=hush.L2(norm=1.0),
-    ...     noise=hush.Gaussian(multiplier=2.0),
-    ... )
+    >>> plan = hush.plans.dpsgd(rate=1.0, multiplier=2.0)
     >>> [round(float(value), 6) for value in hush.rdp(plan, orders=[2, 8])]
     [0.25, 1.0]
     """
@@ -101,11 +97,7 @@ def epsilon(
     who sees its noisy proposals and tests (selective.md). In the mode "published" there is none.
 
     >>> import hush
-    >>> plan = hush.Plan(
-    ...     sampling=hush.Poisson(rate=0.01),
-    ...     clipping=hush.L2(norm=1.0),
-    ...     noise=hush.Gaussian(multiplier=1.0),
-    ... )
+    >>> plan = hush.plans.dpsgd(rate=0.01, multiplier=1.0)
     >>> print(hush.epsilon(plan, steps=10_000, delta=1e-5).epsilon)
     <= 6.188 (and >= 6.1876)
 
@@ -219,8 +211,7 @@ def upper_deltas(
 def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
     """The bound, without its lower end if the release is less informative than the charged step.
 
-    This is the case for noise that other noise dominates, and for noisy entries if only their argmax or
-    a quantile is released (argmax.md).
+    So it is for dominated noise, and for noisy entries of which only the argmax is released (argmax.md).
     """
     if any(
         isinstance(plan.clipping, Entries) or plan.noise.dominating_noise(1.0) is not None
@@ -236,8 +227,7 @@ def _charged(
 ) -> tuple[Mapping[ComposableStep, int], Adjacency]:
     """Number of times that each step runs, and the change.
 
-    If everyone takes part, a change of k slots shifts the sum by an element of k times the sensitivity
-    set: the shift of one record under 1/k of the noise.
+    If everyone takes part, a change of k slots costs what one record costs under 1/k of the noise.
     """
     steps: Counter[ComposableStep] = Counter()
     check_kind("adjacency", adjacency, Adjacency)

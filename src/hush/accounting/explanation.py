@@ -128,8 +128,7 @@ def trade_off_curve(profile: PrivacyProfile) -> TradeOffCurve:
 def gaussian_mu(profile: PrivacyProfile) -> float:
     """The smallest mu of Gaussian DP that the profile implies, for error rates of 1e-10 or more.
 
-    The profile's tangents bound the trade-off curve by a polygon. The convex curve of mu-GDP is below
-    the polygon if it is below its corners.
+    The profile's tangents bound the trade-off curve by a polygon; the curve of mu-GDP is convex.
     """
     slopes, deltas = np.exp(np.array(profile.epsilons)), np.array(profile.upper)
     # the points on the lower convex hull, an upper bound on a convex profile

@@ -26,11 +26,8 @@ from hush.noise import Gaussian
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     """Mechanism that bounds the privacy loss of one step of `plan`.
 
-    **Guarantee.** For neighbours that differ by adding or removing one record the step costs no
-    more than its mechanism: docs/guarantees, on the page that `proof_note` gives.
-
-    Raises:
-        Unproved: No proof covers the plan's parts together.
+    **Guarantee.** For neighbours that differ in one record the step costs no more than its mechanism:
+    docs/guarantees, on the page that `proof_note` gives. Raises `Unproved` where there is no proof.
     """
     proof_note(plan)
     dominating = plan.noise.dominating_noise(plan.clipping.reference_norm)

@@ -58,11 +58,7 @@ def individual_rdp(
     adds the cost of its test: docs/guarantees/selective.md, 9.
 
     >>> import hush
-    >>> plan = hush.Plan(
-    ...     sampling=hush.FullBatch(),
-    ...     clipping=hush.Linf(norm=1.0),
-    ...     noise=hush.Rectified(scale=1.0, bound=1.0),
-    ... )
+    >>> plan = hush.plans.rectified(clip_norm=1.0, multiplier=1.0, bound=1.0)
     >>> [round(float(hush.individual_rdp(plan, [at], orders=[2])[0]), 4) for at in (0.0, 6.0)]
     [0.8978, 0.0036]
     """
@@ -116,11 +112,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
     **Guarantee.** Between 0 and 1/scale^2, accurate to 1e-8: docs/guarantees/fisher.md.
 
     >>> import hush
-    >>> plan = hush.Plan(
-    ...     sampling=hush.FullBatch(),
-    ...     clipping=hush.Linf(norm=1.0),
-    ...     noise=hush.Truncated(scale=1.0, bound=1.0),
-    ... )
+    >>> plan = hush.plans.truncated(clip_norm=1.0, multiplier=1.0, bound=1.0)
     >>> hush.fisher(plan, [0.0, 3.0]).round(6).tolist()
     [0.291125, 0.109583]
     """

@@ -223,8 +223,7 @@ Trials = tuple[tuple[tuple[PairedStep, int], ...], ...]
 class Selection(ComposableStep):
     """The best of a random number of runs.
 
-    `trials` are the mechanisms of one run. A record takes part in one of them: in the training steps, or
-    in the score on held-out records.
+    A record takes part in one of the `trials`: training steps, or the score on held-out records.
     """
 
     trials: Trials

@@ -84,10 +84,8 @@ def least_variance_deviations(
 ) -> Array:
     """Deviation of each block's Gaussian noise, of least total variance within `budget`.
 
-    At coordinate rate 1 the proportions are a closed form, scaled by privacy loss distributions. Below 1
-    both are from Rényi divergences at whole orders.
-
-    **Guarantee.** The noise keeps the budget: docs/guarantees/shaped-noise.md.
+    **Guarantee.** The noise keeps the budget: at coordinate rate 1 by privacy loss distributions, below
+    by Rényi divergences at whole orders.
     """
     closed_form = closed_form_deviations(blocks)
     if coordinate_rate == 1:
@@ -166,35 +164,29 @@ class BlockCost:
         return self.at_all([order], log_variances)[0]
 
     def at_all(self, orders: Sequence[int], log_variances: Array) -> list[tuple[float, Array]]:
-        """`at` several orders, at little more than the cost of the highest alone."""
-        moments, slopes = self._unsampled(max(orders), log_variances)
-        return [self._sampled(a, moments[: a - 1], slopes[:, : a - 1]) for a in orders]
+        """`at` several orders, at little more than the cost of the highest alone.
 
-    def _unsampled(self, order: int, log_variances: Array) -> tuple[Array, Array]:
-        """(v - 1) D_v for v = 2, ..., order without subsampling of records, and gradients by block.
-
-        Theorem 5.2 of the twice-sampling paper, block by block.
+        Theorem 5.2 of the twice-sampling paper block by block, then 5.4.
         """
-        weight = self._inner[: order - 1, : order - 1]
-        pairs = self._pairs[: order - 1]
-        total, slopes = np.zeros(order - 1), np.empty((len(self._squares), order - 1))
+        # (v - 1) D_v for v = 2, 3, ... without subsampling of records, and gradients by block
+        size = max(orders) - 1
+        weight, pairs = self._inner[:size, :size], self._pairs[:size]
+        moments, slopes = np.zeros(size), np.empty((len(self._squares), size))
         for j, (square, entries_moved) in enumerate(zip(self._squares, self._moved, strict=True)):
             power = pairs * square * math.exp(-log_variances[j])
             # the binomial weights sum to one, so 1 is taken from every term
             excess = log_sum_exp(weight + log_expm1(power))
             moment = np.logaddexp(0.0, excess)
-            total += entries_moved * moment
+            moments += entries_moved * moment
             slopes[j] = -entries_moved * (np.exp(weight + power - moment[:, None]) @ power)
-        return total, slopes
+        return [self._sampled(a, moments[: a - 1], slopes[:, : a - 1]) for a in orders]
 
     def _sampled(self, order: int, moments: Array, slopes: Array) -> tuple[float, Array]:
-        """Theorem 5.4, and the surcharge for the removal of a record at odd orders."""
         if self._outer is None:
             return float(moments[-1]) / (order - 1), slopes[:, -1] / (order - 1)
-        weight = self._outer[order - 2, : order - 1]
-        surcharge = np.zeros(order - 1)
+        weight, surcharge = self._outer[order - 2, : order - 1], np.zeros(order - 1)
         if self._removal and order % 2:
-            surcharge[-1] = 1 - self._rate
+            surcharge[-1] = 1 - self._rate  # for the removal of a record at odd orders
         with np.errstate(divide="ignore"):
             terms = weight + moments + np.log(-np.expm1(-moments) + surcharge)
         moment = float(np.logaddexp(0.0, log_sum_exp(terms)))
@@ -262,8 +254,7 @@ def _solve_order(cost: BlockCost, ranks: Array, order: int, limit: float, start:
 def scale_to_limit(cost: BlockCost, order: int, limit: float, log_variances: Array) -> Array:
     """The log-variances, all moved by one number such that the divergence is `limit`.
 
-    Newton's iteration in the precision. The cost is convex in it, so after the first step the iteration
-    stays above the limit.
+    Newton's iteration in the precision, in which the cost is convex: it stays above the limit.
     """
     for _ in range(_NEWTON_STEPS):
         value, slopes = cost.at(order, log_variances)

@@ -2,7 +2,6 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -124,7 +123,6 @@ class PairedStep(SampledPair, ComposableStep):
         return self.with_scale(self.noise.scale / shift)
 
     def with_representable_loss(self) -> Self:
-        """The step, or one with just enough more noise for its losses to fit a grid."""
         return self.with_scale(max(self.noise.scale, self.noise.min_scale))
 
 
@@ -180,7 +178,7 @@ class SampledNoise(PairedStep):
 
     def rdp(self, orders: Array) -> Array:
         number = Block(self.beta, self.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
-        return _blocks_rdp([number], self.rate, 1.0, orders)
+        return CoordinateWise(self.rate, (number,)).rdp(orders)
 
 
 @dataclass(frozen=True)
@@ -266,15 +264,14 @@ class CoordinateWise(ComposableStep):
                     "needs the dimension: the cost of a change spread over many coordinates has no "
                     "limit. Pass dimension=, the number of parameters, or clip with L2."
                 )
-        return _blocks_rdp(self.blocks, self.rate, self.coordinate_rate, orders)
-
-
-def _blocks_rdp(blocks: Sequence[Block], rate: float, coordinate_rate: float, orders: Array) -> Array:
-    """Rényi divergences of blocks of coordinates; infinite if the squares of losses would overflow."""
-    if any(b.sensitivity.max_entry > b.scale * _MAX_RDP_LOSS ** (1 / b.beta) for b in blocks):
-        return np.full(len(orders), np.inf)
-    profiles = [(CoordinateRDP(b.beta, b.scale, coordinate_rate), b.sensitivity) for b in blocks]
-    return coordinatewise_rdp(profiles, rate, orders)
+        # the squares of losses would overflow
+        if any(b.sensitivity.max_entry > b.scale * _MAX_RDP_LOSS ** (1 / b.beta) for b in self.blocks):
+            return np.full(len(orders), np.inf)
+        profiles = [
+            (CoordinateRDP(block.beta, block.scale, self.coordinate_rate), block.sensitivity)
+            for block in self.blocks
+        ]
+        return coordinatewise_rdp(profiles, self.rate, orders)
 
 
 def ellipsoid(rate: float, blocks: NormalBlocks) -> SampledGaussian:

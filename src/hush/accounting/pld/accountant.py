@@ -5,6 +5,7 @@ scalar-noise.md.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -35,12 +36,11 @@ _SHARING = 32
 
 def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
     """Bounds on the epsilon at `delta` of a composition; `counts` is how often each step runs."""
-    steps, mu = _merge_full_batch(counts)
+    steps, noisier, mu = _prepared(counts)
     if mu is not None:
         return analytic_gaussian.epsilon(mu, delta)
     if coarse_total_variation(steps) <= delta:
         return Bound(lower=0.0, upper=0.0)
-    noisier = _representable(steps)
     lower = upper = 0.0
     for direction in Direction:
         one_sided = _epsilon(noisier, direction, delta, at_least=lower)
@@ -58,10 +58,9 @@ def delta(counts: Mapping[AnyStep, int], epsilon: float) -> Bound:
 
 def profile(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[Bound]:
     """Bounds on delta at each of the increasing `epsilons` (privacy profile); near ones share work."""
-    steps, mu = _merge_full_batch(counts)
+    steps, noisier, mu = _prepared(counts)
     if mu is not None:
         return [analytic_gaussian.delta(mu, epsilon) for epsilon in epsilons]
-    noisier = _representable(steps)
     lowers, uppers = [0.0] * len(epsilons), [0.0] * len(epsilons)
     for direction in Direction:
         decisive = [max(lower, upper / 1000) for lower, upper in zip(lowers, uppers, strict=True)]
@@ -78,12 +77,10 @@ def profile(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[Bo
 
 def profile_upper(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[float]:
     """Upper bounds of `profile` at many increasing `epsilons`, a little wider: they share curves."""
-    steps, mu = _merge_full_batch(counts)
-    if mu is not None:
-        return [analytic_gaussian.delta(mu, epsilon).upper for epsilon in epsilons]
-    variation = min(1.0, coarse_total_variation(steps))
-    if _representable(steps) != steps:
+    steps, noisier, mu = _prepared(counts)
+    if mu is not None or noisier != steps:
         return [delta(counts, epsilon).upper for epsilon in epsilons]
+    variation = coarse_total_variation(steps)
     highest = [0.0] * len(epsilons)
     for direction in Direction:
         for start in range(0, len(epsilons), _SHARING):
@@ -95,13 +92,20 @@ def profile_upper(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> l
 
 def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool:
     """Whether the composition certainly violates (epsilon, delta); computed without a grid."""
-    noisier = _representable(_merge_full_batch(counts)[0])
+    noisier = _prepared(counts)[1]
     return bool(noisier) and coarse_delta_lower(noisier, epsilon) > delta
 
 
-def _merge_full_batch(counts: Mapping[AnyStep, int]) -> tuple[dict[Step, int], float | None]:
-    """The steps, full-batch Gaussian ones merged, and the mu of Gaussian DP if all of them are."""
-    merged: dict[Step, int] = {}
+def _prepared(
+    counts: Mapping[AnyStep, int],
+) -> tuple[dict[Step, int], dict[Step, int], float | None]:
+    """The steps with full-batch Gaussian ones merged, these with losses that fit a grid, and a mu.
+
+    Noise is raised until a grid can hold the losses: no less private. The mu of Gaussian DP is that of
+    full-batch Gaussian steps alone; None if there are others.
+    """
+    merged: Counter[Step] = Counter()
+    raised: Counter[Step] = Counter()
     mus = []
     for step, count in counts.items():
         if isinstance(step, SampledGaussian) and step.rate == 1:
@@ -111,16 +115,9 @@ def _merge_full_batch(counts: Mapping[AnyStep, int]) -> tuple[dict[Step, int], f
     mu, only_full_batch = math.hypot(*mus), not merged
     if mu > 0:
         merged[SampledGaussian(1.0, 1 / mu)] = 1
-    return merged, mu if only_full_batch else None
-
-
-def _representable(steps: Counts) -> dict[Step, int]:
-    """The steps with noise raised until a grid can hold their losses: no less private."""
-    raised: dict[Step, int] = {}
-    for step, count in steps.items():
-        noisier = step.with_representable_loss()
-        raised[noisier] = raised.get(noisier, 0) + count
-    return raised
+    for exact, count in merged.items():
+        raised[exact.with_representable_loss()] += count
+    return merged, raised, mu if only_full_batch else None
 
 
 def _epsilon(steps: Counts, direction: Direction, delta: float, at_least: float) -> tuple[float, float]:
@@ -151,8 +148,8 @@ def _one_sided_profile(
 ) -> list[tuple[float, float]]:
     """Lower and upper bounds on delta in one direction, at each of the increasing `epsilons`.
 
-    One curve serves the epsilon of its tilt, and those up to a deviation of the tilted loss above it. If
-    delta is below `decisive`, the other direction decides, and the delta of a smaller epsilon suffices.
+    One curve serves the epsilon of its tilt, and those up to a deviation of the tilted loss above it.
+    Below `decisive` the other direction decides, and the delta of a smaller epsilon suffices.
     """
     bounds: list[tuple[float, float]] = []
     max_loss = max_composed_loss(steps, direction)
@@ -300,11 +297,7 @@ def coarse_delta_lower(counts: Counts, epsilon: float) -> float:
 
 
 def coarse_epsilon_upper(counts: Counts, delta: float) -> float:
-    """Upper bound on epsilon at `delta`, possibly infinite.
-
-    Gaussian steps by Rényi divergence, the others by the quantiles of their losses at probability delta.
-    If there are both, each has half of delta.
-    """
+    """Upper bound on epsilon at `delta`: by Rényi divergence, and quantiles of losses of other steps."""
     gaussian_steps = {step: count for step, count in counts.items() if isinstance(step, SampledGaussian)}
     non_gaussian = {step: count for step, count in counts.items() if step not in gaussian_steps}
     if not non_gaussian:

@@ -104,10 +104,9 @@ NEGLIGIBLE = 60.0
 
 @dataclass(frozen=True, eq=False)
 class PrivacyCurve:
-    """Bounds on delta as a function of epsilon, at the grid points `start + k * width`.
+    """Bounds on delta(epsilon) = exp(log_scale) sum t(l) exp(-tilt l) (1 - exp(epsilon - l))+.
 
-    With the tilted masses t: delta(epsilon) = exp(log_scale) sum t(l) exp(-tilt l) (1 -
-    exp(epsilon - l))+, the hockey-stick divergence.
+    t are the `tilted` masses at the grid points l = `start + k * width`.
     """
 
     start: float

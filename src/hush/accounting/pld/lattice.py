@@ -21,8 +21,7 @@ _MAX_ROUNDS = 60
 def snap_to_grid(first_law: Array, second_law: Array, points: Array, width: float) -> Array:
     """The first law's masses on the grid `points`, given bins with an atom near each point.
 
-    In z = exp(epsilon) the bins' hockey-stick curve is a maximum of tangents T_i, one per cut. Its
-    kinks move onto the grid: min(T_i, T_{i+1}) at z_i, joined by lines.
+    The kinks of the bins' hockey-stick curve move onto the grid.
     """
     bottom, lowest, top, highest = _merge_ends(first_law, second_law, points)
     if bottom < 0 or top - bottom < 2:
@@ -73,7 +72,7 @@ def _convex_minorant(masses: Array, width: float) -> Array | None:
     """Masses of the greatest convex minorant of the hockey-stick curve: none is negative.
 
     A dropped point's mass goes to the remaining points around it, which preserves both laws' totals.
-    None after too many rounds: then the grid is so coarse that losses can only be lowered.
+    None after too many rounds.
     """
     masses = masses.copy()
     remaining = np.arange(len(masses))
@@ -163,11 +162,7 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
 
 @lru_cache(maxsize=_CACHED)
 def optimistic(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
-    """A lattice that the step dominates.
-
-    Each bin around a grid point becomes one atom (post-processing), which is then snapped onto its
-    point.
-    """
+    """A lattice that the step dominates: each bin is one atom, which is snapped onto its grid point."""
     low, high = step.loss_quantiles(direction, tail)
     origin = _origin(step, direction, width)
     first = math.floor((low - origin) / width) - 1
@@ -227,8 +222,7 @@ def _survival(masses: Array) -> Array:
 def aligned_width(step: Step, direction: Direction, width: float) -> float:
     """A grid width close to `width`, with both ends of a bounded loss on the optimistic lattice.
 
-    No optimistic lattice reaches beyond the step's largest loss. If that is an atom off the grid, as
-    under Laplace noise, half the mass may lose half a width in every step.
+    If the largest loss is an atom off the grid, half the mass may lose half a width in every step.
     """
     end = _extreme_loss(step, direction)
     count = max(_MIN_CELLS, math.floor(abs(end - _origin(step, direction, width)) / width))
@@ -251,8 +245,7 @@ def _grid(origin: float, first: int, count: int, width: float) -> Array:
 def _origin(step: Step, direction: Direction, width: float) -> float:
     """A grid offset that puts the atom of the heaviest bin on a grid point.
 
-    At a small rate almost every step has nearly the same loss: rounding it by half a width in thousands
-    of steps would void the lower bound.
+    At a small rate almost every step has that loss: rounding it would void the lower bound.
     """
     heaviest = float(step.privacy_loss(direction, np.array([step.centre]))[0])
     for _ in range(8):

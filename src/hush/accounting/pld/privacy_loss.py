@@ -219,8 +219,7 @@ def mixture_quantiles(
 ) -> tuple[float, float]:
     """Two outcomes with at most `tail` of a mixture's mass outside.
 
-    `parts` are places and shares; `reach` is the distance from its place beyond which a part has a given
-    mass.
+    `parts` are places and shares; a part has a given mass beyond `reach` of its place.
     """
     edges = []
     for place, share in parts:

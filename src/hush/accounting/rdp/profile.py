@@ -32,12 +32,10 @@ class CoordinateRDP:
     def __call__(self, orders: npt.ArrayLike, shifts: npt.ArrayLike) -> Array:
         """The larger of the two D_a between law(0) and (1 - rate) law(0) + rate law(shift).
 
-        **Guarantee.** Never below the true value, and within 1e-8 of it relatively: closed forms at
-        rate 1 for beta 1 and 2 (Mironov 2017, Propositions 6 and 7; Gil, Alajaji and Linder 2013), a
-        binomial sum for normal noise at whole orders, certified quadrature else. The divergence of the
-        mixture from law(0) is the larger one, for every symmetric law, rate and order:
-        docs/guarantees/coordinate-wise.md, "Which direction". Convex in the shift at rate 1 and at
-        whole orders; not proved elsewhere.
+        **Guarantee.** Never below the true value, and within 1e-8 of it relatively: closed forms at rate
+        1 for beta 1 and 2 (Mironov 2017), a binomial sum for normal noise at whole orders, certified
+        quadrature else. docs/guarantees/coordinate-wise.md, "Which direction". Convex in the shift at
+        rate 1 and at whole orders; not proved elsewhere.
         """
         order, shift = np.broadcast_arrays(
             np.asarray(orders, dtype=float), np.abs(np.asarray(shifts, dtype=float))

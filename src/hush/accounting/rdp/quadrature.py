@@ -64,8 +64,7 @@ class Integrand:
     def log_largest(self, u: Array, reach: Array) -> Array:
         """The log of a bound on the integrand's modulus on the complex disc around u (reach < u).
 
-        Derivatives at the centre plus bounds on second derivatives in the disc. Infinite if the disc may
-        contain a zero of 1 - q + q r: powers of it are not single-valued there.
+        Infinite if the disc may contain a zero of 1 - q + q r: powers of it are not single-valued there.
         """
         a, b, q = self.order, self.beta, self.rate
         x = self.shift + self.side * u
