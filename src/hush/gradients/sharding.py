@@ -8,7 +8,6 @@ afterwards.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,8 +36,6 @@ class ShardedModules:
         }
         self.whole: set[str] = set()
         """Names of the modules whose parameters this rank has gathered now."""
-        self.largest = 0
-        """Maximum number of entries of gathered parameters at one time."""
         self._guarded = guarded
         self._gathering = False
         self._hooks: list[tuple[dict[int, Any], int, Any, Any]] = []
@@ -48,9 +45,8 @@ class ShardedModules:
             state = module._get_fsdp_state()
             first, last = module._forward_pre_hooks, module._forward_hooks
             before, after = state._pre_forward_hook_handle.id, state._post_forward_hook_handle.id
-            enter, leave = (lambda name, *_: self.enter(name)), self._after_forward
-            self._hooks.append((first, before, first[before], partial(enter, name)))
-            self._hooks.append((last, after, last[after], partial(leave, name)))
+            self._hooks.append((first, before, first[before], partial(self.enter, name)))
+            self._hooks.append((last, after, last[after], partial(self._after_forward, name)))
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         """The parameters of the optimizer: this rank's shards."""
         self.module_of: dict[str, str] = {}
@@ -88,8 +84,11 @@ class ShardedModules:
                 table[place] = original
             self.release()
 
-    def enter(self, name: str) -> None:
-        """Gather a module's parameters, and free those of modules that do not contain it."""
+    def enter(self, name: str, *_: Any) -> None:
+        """Gather a module's parameters, and free those of modules that do not contain it.
+
+        A hook of the module's forward pass and of the gradient of its output.
+        """
         path = [
             other for other in self.modules if not other or name == other or name.startswith(f"{other}.")
         ]
@@ -105,10 +104,6 @@ class ShardedModules:
                 if other not in self.whole:
                     self.modules[other].unshard()
                     self.whole.add(other)
-        held = sum(
-            value.numel() for part, value in self.gathered.items() if self.module_of[part] in self.whole
-        )
-        self.largest = max(self.largest, held)
 
     def release(self) -> None:
         """Free the gathered parameters of all modules, also those that FSDP's own hooks gathered."""
@@ -126,23 +121,13 @@ class ShardedModules:
                 value = get_unwrapped(value)
             # the output of an inner module may also be this module's: its hook gathers both
             hooks = (value._backward_hooks or {}).values()
-            if value.requires_grad and not any(isinstance(hook, _Entering) for hook in hooks):
+            gathers = any(getattr(hook, "func", None) == self.enter for hook in hooks)
+            if value.requires_grad and not gathers:
                 with torch._C.DisableTorchFunction():
-                    value.register_hook(_Entering(self, name))
+                    value.register_hook(partial(self.enter, name))
         recomputed = torch._C._current_graph_task_id() != -1  # its backward pass is next
         if name and not recomputed:
             self._free(name)
-
-
-@dataclass(frozen=True, eq=False)
-class _Entering:
-    """Hook of a module's output, which gathers the module when the output's gradient is known."""
-
-    modules: ShardedModules
-    name: str
-
-    def __call__(self, gradient: Tensor) -> None:
-        self.modules.enter(self.name)
 
 
 def _outputs(output: Any, name: str) -> Iterator[Tensor]:
