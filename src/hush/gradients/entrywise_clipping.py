@@ -5,7 +5,6 @@ records is materialised at once: one pass clips each record, one masks sampled c
 the records. In a single set, terms that can be clamped in factored form are not materialised.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hush.clipping.norms import clipping_weights
-from hush.core.errors import Unsupported
 from hush.core.parts import ClippedSum, CoordinateMask, SensitivitySet
 from hush.gradients.precision import full_precision, vector_norms
 from hush.gradients.terms import zero_rows
@@ -38,8 +36,6 @@ class EntrywiseClipping:
         finite = norms.isfinite()
         weights = clipping_weights(only.norm, norms) if only.p == 2 else finite.to(norms.dtype)
         total = self.clamped_weighted_sum(weights, only.max_entry / weights, mask)
-        if only.dimension is not None:
-            _check_covered(total, only.dimension)
         return ClippedSum(total=total, skipped=(~finite).sum())
 
 
@@ -59,16 +55,14 @@ def clip_blocks(
     skipped = (~finite).sum()
     with full_precision(tape.device):
         total: dict[str, Tensor] = tape.zeros()
-        _check_covered(total, sum(sizes))
         for rows, gradients in tape.chunks():
             flat = flat_rows(gradients)
             whole = flat.isfinite().all(1)
             skipped = skipped + (finite[rows] & ~whole).sum()
             keep = whole & finite[rows]
             flat = flat if bool(keep.all()) else zero_rows(flat, keep)
-            for block, end in zip(sensitivity, itertools.accumulate(sizes), strict=True):
+            for block, part in zip(sensitivity, flat.split(sizes, 1), strict=True):
                 if block.p == 2:
-                    part = flat[:, end - (block.dimension or 0) : end]
                     part.mul_(clipping_weights(block.norm, vector_norms(part, 2.0))[:, None])
             flat.clamp_(-limits.to(flat.dtype), limits.to(flat.dtype))
             if mask is not None:
@@ -77,15 +71,6 @@ def clip_blocks(
             for part, addend in zip(total.values(), summed, strict=True):
                 part += addend.view_as(part)
     return ClippedSum(total=total, skipped=skipped)
-
-
-def _check_covered(total: dict[str, Tensor], bounded: int) -> None:
-    width = sum(part.numel() for part in total.values())
-    if bounded != width:
-        raise Unsupported(
-            f"the clipping bounds {bounded} numbers and a gradient has {width}: numbers outside of all "
-            "blocks would not be bounded or hidden. Make the blocks add up to the number of parameters."
-        )
 
 
 def flat_rows(gradients: Mapping[str, Tensor]) -> Tensor:

@@ -91,7 +91,8 @@ def test_patches_that_do_not_overlap_are_a_linear_layer() -> None:
     assert isinstance(term, OuterFactors)
     assert term.right.numel() == x.numel()
     overlapping = ConvolutionShape(torch.Size((40, 3, 8, 8)), (8, 8), (4, 4), (1, 1), 1)
-    assert not overlapping.splits_input
+    other = convolution_term(torch.randn(2, 40, 3, 3), x, overlapping, 2)
+    assert not isinstance(other, OuterFactors)
 
 
 @pytest.mark.parametrize(("geometry", "sizes"), SHAPES)

@@ -35,14 +35,15 @@ def weighted_block_sums(
 ) -> Tensor:
     """Sums over blocks of at most `most` records of weight times gradient: (blocks, *shape).
 
-    In single precision. With blocks of one record and weights of 1: the materialised gradients.
+    In single precision. With blocks of one record and weights of 1: the materialised gradients. A
+    gradient of weight 0 is not looked at.
 
     Args:
         grad: (records, out, *positions), of one or two dimensions of positions.
         x: (records, in, *sizes), of the same dtype, in half precision or single.
-        weights: (records,), in single precision. Gradients of weight 0 are not looked at.
+        weights: (records,), in single precision.
         geometry: Of a convolution in one group.
-        most: Records a block.
+        most: Maximum number of records a block.
         tf32: Whether numbers in single precision may be multiplied in TensorFloat-32.
     """
     parts = []
@@ -228,11 +229,8 @@ def unfold_width(
     Args:
         x: (images, in, height, width), contiguous.
         shape: Shape of the result, (images, kernel width, phases, in, rows, columns). Columns beyond
-            the outputs are zero and make a multiple of 4.
-        outputs: Number of output columns.
-        stride: Down and across.
-        padding: Down and across.
-        dilation: Across.
+            the number of `outputs` are zero and make a multiple of 4.
+        outputs, stride, padding, dilation: Of the convolution; the dilation is that across.
     """
     out = x.new_empty(shape)
     images, kernel_width, phases, channels, rows, pitch = shape

@@ -21,11 +21,8 @@ def column_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Te
     """Gradients of a layer norm's scale and of its shift by record, (2, records, columns), in single
     precision.
 
-    Args:
-        grad: (records, positions, columns), contiguous.
-        x: Of the same shape, contiguous.
-        mean: Of each position, contiguous.
-        scale: Of each position: factor of the normalisation.
+    `grad` and `x` are (records, positions, columns), `mean` and `scale` (the factor of the
+    normalisation) one number a position; all are contiguous.
     """
     records, positions, columns = x.shape
     out = x.new_empty(2, records, columns, dtype=torch.float32)
@@ -41,12 +38,8 @@ def column_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Te
 def channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, groups: int) -> Tensor:
     """Gradients of scale and of shift by image, (2, images, channels), in single precision.
 
-    Args:
-        grad: (images, channels, *positions), contiguous.
-        x: Of the same shape, contiguous.
-        mean: (images, groups).
-        scale: (images, groups), factor of the normalisation.
-        groups: Of channels.
+    `grad` and `x` are (images, channels, *positions), `mean` and `scale` (images, groups); all are
+    contiguous.
     """
     images, channels = x.shape[:2]
     positions = x.shape[2:].numel()

@@ -124,12 +124,6 @@ class ConvolutionShape:
         fits = pixels * max(self.shape[0], self.shape[1] * self.shape[-1]) < 2**31
         return self.groups == 1 and len(self.stride) <= 2 and fits and uses_kernels(x)
 
-    @property
-    def splits_input(self) -> bool:
-        """Whether no two patches overlap and none leaves the image: a linear layer on a part of each."""
-        apart = self.stride == tuple(self.shape[2:]) and not any(self.padding)
-        return apart and self.groups == 1 and set(self.dilation) == {1}
-
     def _windows(self, x: Tensor, outputs: torch.Size) -> Tensor:
         """View of the padded input: (images, in, *kernel, *positions)."""
         padded = functional.pad(x, _both_sides(self.padding))
@@ -224,9 +218,11 @@ def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, record
 
     Several images may belong to a record.
     """
-    outputs = grad.shape[2:]
-    if geometry.splits_input and not (geometry.has_kernel(x) and math.prod(geometry.shape[2:]) == 1):
-        left, right = grad.flatten(2).mT, geometry.patches(x, outputs)
+    kernel = tuple(geometry.shape[2:])
+    apart = geometry.stride == kernel and not any(geometry.padding) and set(geometry.dilation) == {1}
+    pointwise = math.prod(kernel) == 1 and geometry.has_kernel(x)
+    if apart and geometry.groups == 1 and not pointwise:  # a linear layer on each part of an image
+        left, right = grad.flatten(2).mT, geometry.patches(x, grad.shape[2:])
         if len(x) != records:
             left, right = by_unit(left, len(x) // records), by_unit(right, len(x) // records)
         return outer_product_term(left, right, geometry.shape)
