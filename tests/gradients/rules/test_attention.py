@@ -74,30 +74,31 @@ def problem() -> tuple[Tensor, Tensor]:
     return torch.randn(RECORDS, POSITIONS, 3, dtype=torch.float64), torch.randn(RECORDS).double()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_gradients_are_those_of_one_record_at_a_time(name: str) -> None:
-    model, (inputs, targets) = Projections(CASES[name]), problem()
-    expected = one_at_a_time(model, loss, inputs, targets, RECORDS)
-    check_tape(record(model, loss, inputs, targets), expected, 1e-9)
-
-
-def test_heads_that_share_keys() -> None:
-    model = Projections(
-        lambda q, k, v, x: scaled_dot_product_attention(q, k, v, own_mask(x), enable_gqa=True), heads=2
-    )
+def checked(model: Projections) -> Tensor:
+    """The gradients of one record at a time, which those of the tape equal."""
     inputs, targets = problem()
     expected = one_at_a_time(model, loss, inputs, targets, RECORDS)
     check_tape(record(model, loss, inputs, targets), expected, 1e-9)
+    return expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_one_record_at_a_time(name: str) -> None:
+    checked(Projections(CASES[name]))
+
+
+def test_heads_that_share_keys() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, own_mask(x), enable_gqa=True)
+
+    checked(Projections(attend, heads=2))
 
 
 def test_a_trained_bias() -> None:
     model = Projections(
         lambda q, k, v, x: scaled_dot_product_attention(q, k, v, model.bias + own_mask(x).log())
     )
-    inputs, targets = problem()
-    expected = one_at_a_time(model, loss, inputs, targets, RECORDS)
-    assert (expected[:, : model.bias.numel()].abs().amax(1) > 0).all()
-    check_tape(record(model, loss, inputs, targets), expected, 1e-9)
+    assert (checked(model)[:, : model.bias.numel()].abs().amax(1) > 0).all()
 
 
 def test_dropout_is_drawn_for_every_place() -> None:
