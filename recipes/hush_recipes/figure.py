@@ -8,6 +8,24 @@ from typing import Any
 
 from hush.report.text import Table
 
+STYLE = {
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 11,
+    "figure.titlesize": 12,
+    "font.size": 10,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
+}
+"""Of every figure, as matplotlib's parameters."""
+COLORS = ("#3f51b5", "#bc4c00", "#1a7f37", "#8250df", "#57606a")
+"""Colours of lines, in order; for a reader who does not see them, lines are labelled."""
+LINES = 5
+"""Most lines that are labelled at their ends."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
@@ -28,6 +46,7 @@ class Figure:
 
     def save(self, folder: Path) -> list[Path]:
         """Write NAME.csv and NAME.png; return their paths."""
+        from matplotlib import cycler, rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure as Canvas
 
@@ -37,20 +56,60 @@ class Figure:
             csv.writer(file).writerows([self.header, *self.rows])
         across = self.across or self.panels
         down = -(-self.panels // across)
-        canvas = Canvas(figsize=(7 if across == 1 else 5 * across, 4.2 * down), layout="constrained")
-        FigureCanvasAgg(canvas)
-        panels = list(canvas.subplots(down, across, squeeze=False).flat)[: self.panels]
-        for axes in panels:
-            axes.grid(alpha=0.3)
-        canvas.suptitle(self.title)
-        self.draw(panels[0] if self.panels == 1 else panels)
-        canvas.savefig(picture, dpi=150)
+        with rc_context({**STYLE, "axes.prop_cycle": cycler(color=COLORS)}):
+            size = (7, 4.2 * down) if across == 1 else (4 * across, 3.4 * down)
+            canvas = Canvas(figsize=size, layout="constrained")
+            FigureCanvasAgg(canvas)
+            panels = list(canvas.subplots(down, across, squeeze=False).flat)[: self.panels]
+            for unused in canvas.axes[self.panels :]:
+                unused.remove()
+            canvas.suptitle(self.title)
+            self.draw(panels[0] if self.panels == 1 else panels)
+            for axes in panels:
+                label_lines(axes)
+            canvas.savefig(picture, dpi=150)
         return [table, picture]
 
     def table(self) -> Table:
         """The rows, or their summary, as text."""
         return self.summary or Table(
             header=self.header, rows=[[cell(value) for value in row] for row in self.rows]
+        )
+
+
+def label_lines(axes: Any) -> None:
+    """Label few lines at their ends, in place of a legend, if the ends are apart."""
+    legend = axes.get_legend()
+    handles, _ = axes.get_legend_handles_labels()
+    if legend is None or len(handles) > LINES or any(handle not in axes.lines for handle in handles):
+        return
+    axes.figure.draw_without_rendering()  # limits and places of axes
+    window, apart = axes.get_window_extent(), 13 * axes.figure.dpi / 72
+    ends = []
+    for line in handles:
+        places = axes.transData.transform(line.get_xydata())
+        seen = [(x, y) for x, y in places if window.x0 - 1 <= x <= window.x1 + 1]
+        seen = [(x, y) for x, y in seen if window.y0 - 1 <= y <= window.y1 + 1]
+        if not seen or max(seen)[0] < window.x0 + 0.9 * window.width:
+            return
+        ends.append((max(seen)[1], line))
+    ends.sort(key=lambda end: end[0])
+    heights: list[float] = []
+    for height, _ in ends:
+        heights.append(max([height, *(below + apart for below in heights[-1:])]))
+    moved = [high - height for high, (height, _) in zip(heights, ends, strict=True)]
+    centre = sum(moved) / len(moved)
+    if any(abs(by - centre) > apart for by in moved):
+        return
+    legend.remove()
+    for height, (_, line) in zip(heights, ends, strict=True):
+        axes.annotate(
+            line.get_label(),
+            (1.02, (height - centre - window.y0) / window.height),
+            xycoords="axes fraction",
+            va="center",
+            color=line.get_color(),
+            fontsize=9,
         )
 
 

@@ -27,7 +27,7 @@ def audit_mechanisms() -> Figure:
         axes.plot([0, max(charges)], [0, max(charges)], color="grey", label="all that is charged")
         axes.scatter(charges, lowers, s=12)
         axes.set(xlabel="epsilon charged at delta .01", ylabel="epsilon found")
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name="audit-mechanisms",

@@ -42,7 +42,7 @@ def bounded_fig1() -> Figure:
             panels[1].plot(LOCATIONS, one_way[name], "--", color=f"C{k}", linewidth=1)
         panels[0].set(xlabel="location", ylabel="Fisher information loss eta")
         panels[1].set(xlabel="location", ylabel=f"divergence of order {ORDER:g} (dashed: one way)")
-        panels[0].legend(frameon=False)
+        panels[0].legend()
 
     return Figure(
         name="bounded-fig1",

@@ -64,7 +64,7 @@ def draw_ratios(ratios: list[list[float | None]], axes: Any) -> None:
             axes.plot(targets, values, line, color=f"C{k}", label=f"{kind}, {name}")
     axes.axhline(1.0, color="gray", linestyle=":")
     axes.set(xlabel="test accuracy reached, %", ylabel="epsilon over the Gaussian's")
-    axes.legend(frameon=False)
+    axes.legend()
 
 
 def ratios_at(rows: list[list[Any]], target: float) -> list[float | None]:

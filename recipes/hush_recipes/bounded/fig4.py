@@ -72,7 +72,7 @@ def draw_frontiers(rows: list[list[Any]], panels: Any) -> None:
         panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
         panel.xaxis.set_major_formatter("{x:g}")
         panel.xaxis.set_minor_formatter("")
-    panels[0].legend(frameon=False)
+    panels[0].legend()
 
 
 def frontier(rows: list[list[Any]], kind: str, column: int) -> list[tuple[float, float]]:

@@ -52,7 +52,7 @@ def bounded_fig2() -> Figure:
             panels[1].plot(MEANS, [100 * support[2] for support in best], "o-", color=f"C{k}")
         panels[0].set(xlabel="mu", ylabel="divergence over the Gaussian's (dashed: one way)")
         panels[1].set(xlabel="mu", ylabel="change of the squared error, %")
-        panels[0].legend(frameon=False)
+        panels[0].legend()
 
     summary = [
         [f"{mean:g}", f"{deviation:g}", *(f"{value:.3f}" for value in _best(rows, mean, deviation))]
@@ -133,7 +133,7 @@ def bounded_sampling() -> Figure:
         for k, order in enumerate(ORDERS):
             axes.plot(RATES, [float(str(row[1 + k])) for row in rows], "o-", label=f"order {order:g}")
         axes.set(xscale="log", xlabel="rate of a coordinate", ylabel="divergence over the full batch's")
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name="bounded-sampling",

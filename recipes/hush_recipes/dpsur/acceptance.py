@@ -42,9 +42,9 @@ def dpsur_fig5() -> Figure:
                 density = np.exp(-((differences - centre) ** 2) / 8) / np.sqrt(8 * np.pi)
                 axes.plot(differences, density, label=name)
                 axes.fill_between(differences, density, where=differences < threshold, alpha=0.3)
-            axes.axvline(threshold, color="red", lw=1)
+            axes.axvline(threshold, color="0.4", lw=1)
             axes.set(xlabel="noisy difference over the clip", title=f"threshold {threshold:g} clips")
-        panels[0].legend(frameon=False, fontsize=8)
+        panels[0].legend(fontsize=8)
 
     return Figure(
         name="dpsur-fig5",
@@ -78,11 +78,11 @@ def dpsur_fig6() -> Figure:
             at_noise = [row for row in rows if row[0] == noise]
             for column, name in ((2, "helpful"), (3, "harmful"), (4, "difference")):
                 axes.plot([row[1] for row in at_noise], [row[column] for row in at_noise], label=name)
-            axes.axvline(-1, color="red", ls="--", lw=1)
+            axes.axvline(-1, color="0.4", ls="--", lw=1)
             axes.set(
                 xlabel="threshold over the clip", ylabel="accepted, %", title=f"test noise {noise:g}"
             )
-        panels[0].legend(frameon=False, fontsize=8)
+        panels[0].legend(fontsize=8)
 
     best = {
         noise: max((row for row in rows if row[0] == noise), key=lambda row: float(row[4]))[1]

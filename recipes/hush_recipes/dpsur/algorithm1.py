@@ -129,7 +129,7 @@ def dpsur_algorithm1() -> Figure:
             axes.set(
                 xlabel="threshold over the clip", ylabel="divergence", title=f"test noise {sigma:g}"
             )
-        panels[0].legend(frameon=False, fontsize=8)
+        panels[0].legend(fontsize=8)
 
     return Figure(
         name="dpsur-algorithm1",

@@ -251,4 +251,4 @@ def draw_roc(
         ylabel="true positive rate",
         title=title,
     )
-    axes.legend(frameon=False, fontsize=7, loc="lower right")
+    axes.legend(fontsize=7, loc="lower right")

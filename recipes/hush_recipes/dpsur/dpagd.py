@@ -76,7 +76,7 @@ def dpsur_dpagd(
             means = [mean(row[6] for row in chosen if row[1] == level) for level in epsilons]
             axes.plot(epsilons, means, "-", color=f"C{number}", label=f"longest step {longest:g}")
         axes.set(xlabel="epsilon", ylabel="test accuracy, %")
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name="dpsur-dpagd",

@@ -72,7 +72,7 @@ def dpsur_fig1(*, steps: int = 60, seeds: int = 20) -> Figure:
             axes.plot(*zip(*path.weights, strict=True), ".-", color=color, lw=1, label=name)
         axes.plot(*TRUE, "k*", ms=12, label="records")
         axes.set(xlabel="slope", ylabel="intercept")
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name="dpsur-fig1",

@@ -61,15 +61,15 @@ def dpsur_fig4(
         bins = np.linspace(-limit, limit, 61)
         panels[1].hist([changes[accepted], changes[~accepted]], bins, stacked=True, color=["C0", "0.8"])
         for end in (-CLIP, CLIP):
-            panels[0].axhline(end, color="red", lw=0.8)
-            panels[1].axvline(end, color="red", lw=0.8)
+            panels[0].axhline(end, color="0.4", lw=0.8)
+            panels[1].axvline(end, color="0.4", lw=0.8)
         panels[0].set(xlabel="trial", ylabel="change of the loss", ylim=(-limit, limit))
         panels[1].set(xlabel="change of the loss", ylabel="trials")
-        panels[0].legend(frameon=False)
+        panels[0].legend()
 
     return Figure(
         name="dpsur-fig4",
-        title=f"{data}: change of the loss of the test batch, clip {CLIP:g} in red",
+        title=f"{data}: change of the loss of the test batch, clip {CLIP:g} in grey",
         header=["seed", "trial", "change", "accepted"],
         rows=rows,
         draw=draw,

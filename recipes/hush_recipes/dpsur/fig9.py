@@ -74,7 +74,7 @@ def dpsur_fig9(
             )
             logarithmic = study in ("test clip", "test batch")
             axes.set(xlabel=study, ylabel="test accuracy, %", xscale="log" if logarithmic else "linear")
-        panels[0].legend(frameon=False, fontsize=8)
+        panels[0].legend(fontsize=8)
 
     return Figure(
         name="dpsur-fig9",

@@ -66,7 +66,7 @@ def table2(
             style = "o-" if number < 10 else "s--"
             axes.errorbar(spent, heights, spreads, fmt=style, ms=3, label=method.name)
         axes.set(xlabel=f"epsilon that holds, at delta {DELTA:g}", ylabel="test accuracy, %")
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(fontsize=7)
 
     return Figure(
         name="dpsur-table2" if data == "fashion-mnist" else f"dpsur-table2-{data}",

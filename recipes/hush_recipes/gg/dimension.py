@@ -34,7 +34,7 @@ def gg_dimension() -> Figure:
         axes.set(
             xscale="log", yscale="log", xlabel="dimension", ylabel="cost over that of one dimension"
         )
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name="gg-dimension",

@@ -14,6 +14,7 @@ from hush.sampling import FullBatch
 from hush_recipes.figure import Figure
 
 BETAS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
+DRAWN = (1.0, 2.0, 3.0, 4.0)
 SCALES = tuple(float(scale) for scale in np.geomspace(0.5, 10, 14).round(3))
 DELTA, LINE = 1e-5, 4.0
 
@@ -42,11 +43,11 @@ def gg_fig2() -> Figure:
     }
 
     def draw(axes: Any) -> None:
-        for beta, values in curves.items():
-            axes.plot(SCALES, values, label=f"beta {beta:g}")
-        axes.axhline(LINE, color="red", linewidth=1)
+        for beta in DRAWN:
+            axes.plot(SCALES, curves[beta], label=f"beta {beta:g}")
+        axes.axhline(LINE, color="0.6", linewidth=1)
         axes.set(xlabel="scale", ylabel="epsilon", ylim=(0, 12))
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name="gg-fig2",

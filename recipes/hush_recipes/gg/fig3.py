@@ -183,11 +183,9 @@ def plot(points: list[Point], ceilings: dict[str, float], panels: list[Any]) -> 
                     [point.accuracy for point in curve],
                     style,
                     color=f"C{color}",
-                    markersize=3,
-                    linewidth=1.3,
-                    label=f"epsilon {epsilon:g}, {accounting}",
+                    label=f"epsilon {epsilon:g}" if accounting == "sound" else None,
                 )
         measure = "label accuracy" if data == "MNIST" else "answers as without noise"
-        axes.set(xlabel="beta", ylabel=measure, title=data)
+        axes.set(xlabel="beta (published dashed)", ylabel=measure, title=data)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
-    panels[-1].legend(frameon=False, fontsize=8)
+    panels[-1].legend(fontsize=8)

@@ -82,7 +82,7 @@ def gg_fig4(
             )
         axes.axvline(2, color="0.6", linewidth=1, linestyle="--")
         axes.set(xlabel="beta", ylabel="test accuracy")
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name=name,

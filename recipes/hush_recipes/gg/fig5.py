@@ -39,11 +39,11 @@ def gg_fig5() -> Figure:
 
     def draw(axes: Any) -> None:
         for (rate, cut), values in chances.items():
-            style = "-" if rate == 1 else "--"
-            color = f"C{CUTS.index(cut)}"
-            axes.plot(BETAS, values, style, color=color, label=f"beyond {cut:g}, rate {rate:g}")
-        axes.set(xlabel="beta", ylabel="chance of an outlier", yscale="log", ylim=(1e-12, 1))
-        axes.legend(frameon=False)
+            style, label = ("-", f"beyond {cut:g}") if rate == 1 else ("--", None)
+            axes.plot(BETAS, values, style, color=f"C{CUTS.index(cut)}", label=label)
+        axes.set(xlabel="beta", ylabel="chance of an outlier (rate 0.1 dashed)")
+        axes.set(yscale="log", ylim=(1e-12, 1))
+        axes.legend()
 
     return Figure(
         name="gg-fig5",

@@ -81,12 +81,11 @@ def _by_beta(
 
     def draw(axes: Any) -> None:
         for epsilon in epsilons:
-            (line,) = axes.plot(BETAS, means[epsilon, 1], "--", label=f"published, epsilon {epsilon:g}")
-            label = f"two counts, epsilon {epsilon:g}"
-            axes.plot(BETAS, means[epsilon, 2], color=line.get_color(), label=label)
+            (line,) = axes.plot(BETAS, means[epsilon, 2], label=f"epsilon {epsilon:g}")
+            axes.plot(BETAS, means[epsilon, 1], "--", color=line.get_color())
         axes.axvline(2.0, color="0.6", linewidth=1)
-        axes.set(xlabel="beta", ylabel=measure)
-        axes.legend(frameon=False, fontsize="small", ncols=2)
+        axes.set(xlabel="beta", ylabel=f"{measure} (published dashed)")
+        axes.legend()
 
     best = {key: BETAS[int(np.argmax(values))] for key, values in means.items()}
     return Figure(
@@ -158,7 +157,7 @@ def gg_fig10() -> Figure:
             axes.plot(RENYI_GAPS, curves[f"Gaussian, {name}"], color=f"C{k}", label=name)
             axes.plot(RENYI_GAPS, curves[f"Laplace, {name}"], "--", color=f"C{k}")
         axes.set(xlabel="gap in votes", ylabel="utility (Gaussian solid, Laplace dashed)")
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name="gg-fig10",

@@ -62,7 +62,7 @@ def gg_orders(*, betas: Sequence[float] = BETAS, epsilons: Sequence[float] = (LE
                     label=f"epsilon {level:g}, {name}",
                 )
         axes.set(xlabel="beta", ylabel="published epsilon of the same noise")
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name="gg-orders",

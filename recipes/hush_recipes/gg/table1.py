@@ -74,7 +74,7 @@ def gg_table1(
             axes.plot(*zip(*values.items(), strict=True), "x--", color="0.5" if beta == 2 else "0.2")
         axes.plot([], [], "x--", color="0.5", label="the paper's")
         axes.set(xlabel="epsilon that is said", ylabel="test accuracy, %")
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name="gg-table1",

@@ -235,6 +235,6 @@ def _figure(name: str, title: str, rows: list[list[Any]], notes: Sequence[str]) 
         axes.margins(y=0.15)
         axes.invert_yaxis()  # the table's first line is on top
         axes.set(xlabel=f"accuracy, %, at delta {DELTA:g}")
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(fontsize=8)
 
     return Figure(name=name, title=title, header=HEADER, rows=rows, draw=draw, notes=notes)

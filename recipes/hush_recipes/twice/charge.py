@@ -55,7 +55,7 @@ def twice_charge() -> Figure:
         labels = [f"{row[0]}, {row[3]:g}" for row in rows]
         axes.set_xticks(range(len(rows)), labels, fontsize=7, rotation=90)
         axes.set(xlabel="q1, q2 and epsilon", ylabel="epsilon over that by Rényi divergences")
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(fontsize=7)
 
     return Figure(
         name="twice-charge",

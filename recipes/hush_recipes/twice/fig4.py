@@ -33,7 +33,7 @@ def twice_fig4() -> Figure:
             for name, values in curves.items():
                 panel.plot(DEVIATIONS, np.log(values), label=name)
             panel.set(title=f"order {order}, d0 = {d0}", xlabel="deviation", ylabel="log divergence")
-        axes[0].legend(frameon=False)
+        axes[0].legend()
 
     rows = [
         [order, d0, float(s), *(values[k] for values in curves.values())]

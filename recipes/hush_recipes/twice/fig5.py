@@ -37,7 +37,7 @@ def twice_fig5() -> Figure:
                 panel.plot(DEVIATIONS, np.log(values), label=name)
             panel.axhline(np.log(8), color="grey", lw=0.8, ls=":")
             panel.set(title=f"d0 = {d0}", xlabel="deviation", ylabel="log epsilon")
-        axes[0].legend(frameon=False)
+        axes[0].legend()
 
     rows = [
         [d0, float(s), *(values[k] for values in curves.values())]

@@ -95,7 +95,7 @@ def geometry_figure(name: str, title: str, geometry: Geometry, notes: Sequence[s
         norm_axes.set(title="(d) principal norm, mean ± deviation", xlabel="rank", ylim=(0, 1.05))
         entry_axes.plot(levels, largest)
         entry_axes.axhline(geometry.cap, color="0.6", linewidth=1, label=f"99% below {geometry.cap:.3g}")
-        entry_axes.legend(frameon=False)
+        entry_axes.legend()
         entry_axes.set(title="(e) largest entry", xlabel="quantile over the records", ylim=(0, None))
 
     rows: list[list[object]] = [

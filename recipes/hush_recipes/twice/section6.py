@@ -66,7 +66,7 @@ def twice_section6() -> Figure:
         axes.set(
             xlabel="norm in the residual (2.5 in the principal subspace)", ylabel="gain in variance"
         )
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name="twice-section6",

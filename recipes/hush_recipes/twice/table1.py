@@ -58,7 +58,7 @@ def twice_table1() -> Figure:
         axes.axhline(100, color="grey", lw=0.8)
         axes.set_xticks(range(len(rows)), labels, fontsize=7, rotation=90)
         axes.set(xlabel="q1, q2 and epsilon", ylabel="noise variance, % of plain DP-SGD")
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(fontsize=7)
 
     return Figure(
         name="twice-table1",

@@ -93,7 +93,7 @@ def twice_table2() -> Figure:
         labels = [f"{row[0]}, {row[1]:g}" for row in rows]
         axes.set_xticks(range(len(rows)), labels, fontsize=7, rotation=90)
         axes.set(xlabel="q1, q2 and epsilon", ylabel="noise variance, % of plain DP-SGD", ylim=(0, None))
-        axes.legend(frameon=False, fontsize=7)
+        axes.legend(fontsize=7)
 
     return Figure(
         name="twice-table2",

@@ -126,7 +126,7 @@ def twice_training(
                 name = f"{row[2]}, {row[3]:g}"
                 axes.annotate(name, (row[5], row[6]), textcoords="offset points", xytext=(4, 4))
         axes.set(xscale="log", xlabel="noise variance, % of the first", ylabel="test accuracy, %")
-        axes.legend(frameon=False)
+        axes.legend()
 
     return Figure(
         name="twice-training",
