@@ -8,7 +8,7 @@ from typing import Any
 
 from hush.report.text import Table
 
-STYLE = {
+STYLE: Any = {
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hush_recipes.figure import Figure, label_lines
 from matplotlib.figure import Figure as Canvas
+
+from hush_recipes.figure import Figure, label_lines
 
 
 def test_a_figure_leaves_a_table_and_a_picture(tmp_path: Path) -> None:
