@@ -46,7 +46,8 @@ class Figure:
 
     def save(self, folder: Path) -> list[Path]:
         """Write NAME.csv and NAME.png; return their paths."""
-        from matplotlib import cycler, rc_context
+        from cycler import cycler
+        from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure as Canvas
 
