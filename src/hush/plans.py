@@ -99,12 +99,7 @@ def dpsur(
         rate: Sampling rate of training.
         clip_norm: l2 clipping norm.
         multiplier: Noise multiplier of training.
-        test_rate: Sampling rate of the test.
-        test_clip: Bound on the change of the loss.
-        test_multiplier: Noise multiplier of the test.
-        threshold: Accepted are noisy changes below `threshold * test_clip`.
-        test: "mean" or "summed", as in `Selective`.
-        accounting: Public verdicts, as in `Selective`.
+        test_rate, test_clip, test_multiplier, threshold, test, accounting: As in `Selective`.
     """
     release = Selective(
         rate=test_rate,
@@ -245,13 +240,8 @@ def truncated(
 ) -> Plan:
     """Truncated Gaussian noise: the noisy sum is conditioned on an interval.
 
-    Defaults: as in `rectified`.
-
     Args:
-        rate: Sampling rate; 1 for full batches.
-        clip_norm: l-infinity clipping norm.
-        multiplier: Standard deviation before truncation, in units of `clip_norm`.
-        bound: End of the support of the noisy sum.
+        rate, clip_norm, multiplier, bound: As in `rectified`; the multiplier is before truncation.
     """
     noise = Truncated(scale=multiplier * clip_norm, bound=bound)
     return Plan(sampling=_sampling(rate), clipping=Linf(clip_norm), noise=noise)
@@ -260,12 +250,8 @@ def truncated(
 def sign(*, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0) -> Plan:
     """Stochastic sign: one bit of each coordinate of the noisy sum is released.
 
-    Defaults: as in `rectified`.
-
     Args:
-        rate: Sampling rate; 1 for full batches.
-        clip_norm: l-infinity clipping norm.
-        multiplier: Standard deviation of the noise, in units of `clip_norm`.
+        rate, clip_norm, multiplier: As in `rectified`.
     """
     noise = StochasticSign(multiplier * clip_norm)
     return Plan(sampling=_sampling(rate), clipping=Linf(clip_norm), noise=noise)

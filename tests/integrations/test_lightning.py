@@ -334,7 +334,7 @@ class Reduced(Classifier):
         (private(Two), {}, "returns 2 optimizers"),
         (Manual, {}, "sets automatic_optimization=False"),
         (Classifier, {}, "no PrivateModule has made one"),
-        (Private, {"gradient_clip_val": 1.0}, r"gradient_clip_val=1\.0 .*plan clips each record's"),
+        (Private, {"gradient_clip_val": 1.0}, r"gradient_clip_val=1\.0 .*set the plan's clipping"),
         (Private, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 .*its whole batch at once"),
         (private(Reduced), {}, r"loss of a batch of one record is a shape \(1, 3\)"),
     ],

@@ -49,10 +49,7 @@ class Plan(Value):
 
 
 STAGES: dict[str, type[Part]] = {
-    "sampling": Sampling,
-    "clipping": Clipping,
-    "noise": Noise,
-    "release": Release,
+    part.__name__.lower(): part for part in (Sampling, Clipping, Noise, Release)
 }
 Combination = tuple[type[Part], ...]
 """Classes of a sampling, a clipping, a noise and a release."""
@@ -69,10 +66,11 @@ def declared() -> Iterator[tuple[type[Part], Proof]]:
 def covered(kind: type[Part], proof: Proof) -> Iterator[Combination]:
     """The combinations that a proof declared by `kind` covers."""
     names = (proof.samplings, proof.clippings, proof.noises, proof.releases)
+    stages = zip(STAGES.values(), names, strict=True)
     return product(
         *(
-            (kind,) if issubclass(kind, stage) else [stage.kinds[name] for name in chosen]
-            for stage, chosen in zip(STAGES.values(), names, strict=True)
+            [kind] if issubclass(kind, stage) else [stage.kinds[name] for name in chosen]
+            for stage, chosen in stages
         )
     )
 

@@ -311,14 +311,12 @@ def _check_trainer(trainer: "Trainer") -> None:
     strategy = type(trainer.strategy).__name__
     rejected = {
         "gradient_clip_val": clip is not None
-        and f"={clip!r} would clip a gradient that is already noisy: the plan clips each record's "
-        "gradient. Leave it out, and set the plan's clipping.",
+        and f"={clip!r} would clip a noisy gradient. Leave it out, and set the plan's clipping.",
         "accumulate_grad_batches": accumulated != 1
         and f"={accumulated!r} would add up several noisy gradients: a private step draws its whole "
         "batch at once. Raise the plan's rate, and pass physical_batch= to the PoissonLoader.",
         "precision": trainer.precision not in _PRECISIONS
-        and f"={trainer.precision!r} scales losses or converts records, which the private step does "
-        f"not. Use one of {_PRECISIONS}.",
+        and f"={trainer.precision!r} scales losses or converts records. Use one of {_PRECISIONS}.",
         "strategy": strategy not in _STRATEGIES
         and f" {strategy} moves or splits the weights and gradients by itself. Use one device or "
         "strategy='ddp', or fully_shard in a loop of your own (docs/distributed.md).",

@@ -300,10 +300,7 @@ class _SaveStep(TrainerCallback):
 
 
 def _contents(trainer: Trainer) -> dict[str, Any]:
-    """Values of numbers and sizes of containers among a Trainer's attributes, two levels deep.
-
-    A metric that `compute_loss` stores for a later log changes one of them.
-    """
+    """Numbers and sizes of containers among a Trainer's attributes, which a stored metric changes."""
     contents: dict[str, Any] = {}
     for name, value in vars(trainer).items():
         if isinstance(value, (list, dict)):
@@ -319,20 +316,16 @@ def _contents(trainer: Trainer) -> dict[str, Any]:
 
 def _charged(metrics: dict[str, float]) -> dict[str, float]:
     """Metrics that a charge covers: no losses of training records and no training times."""
-    return {
-        name: value
-        for name, value in metrics.items()
-        if name not in _NOT_CHARGED and not name.startswith("train_")
-    }
+    kept = (name for name in metrics if name not in _NOT_CHARGED and not name.startswith("train_"))
+    return {name: metrics[name] for name in kept}
 
 
 def _plan_of(plan: Plan | None, records: int, batch: int, clip_norm: float | None) -> Plan:
     """The plan that was passed, verified to agree with TrainingArguments, or theirs with noise of 1."""
     if batch > records:
         raise InvalidValue(
-            f"the batch of the TrainingArguments is {batch} (per device, times accumulation, times "
-            f"processes) and there are {records} records, but a sampling rate is at most 1. Lower "
-            "per_device_train_batch_size or gradient_accumulation_steps."
+            f"the batch of the TrainingArguments is {batch} and there are {records} records: a rate "
+            "is at most 1. Lower per_device_train_batch_size or gradient_accumulation_steps."
         )
     if plan is None:
         if not clip_norm or clip_norm < 0:
@@ -345,7 +338,7 @@ def _plan_of(plan: Plan | None, records: int, batch: int, clip_norm: float | Non
     expected = check_kind("plan", plan, Plan).sampling.expected(records)
     if abs(expected - batch) >= 0.5:
         raise InvalidValue(
-            f"the plan draws {expected:g} of {records} records on average, but the batch of the "
+            f"the plan draws {expected:g} of {records} records on average, and the batch of the "
             f"TrainingArguments is {batch} (per device, times accumulation and processes). Pass "
             f"sampling=hush.Poisson(rate={batch} / {records}), or other arguments."
         )
@@ -368,7 +361,7 @@ def _check_arguments(args: Any) -> None:
         "fsdp": args.fsdp
         and "it splits the weights itself: use fully_shard in a loop of your own (docs/distributed.md)",
         "train_sampling_strategy": args.train_sampling_strategy != "random"
-        and "it selects records by their length or position, but each is charged as an independent draw",
+        and "it selects records by their length or position, not as independent draws",
         "auto_find_batch_size": args.auto_find_batch_size
         and "it repeats steps with another batch size, which is another plan",
         "include_num_input_tokens_seen": args.include_num_input_tokens_seen != "no"
@@ -378,19 +371,17 @@ def _check_arguments(args: Any) -> None:
         "use_liger_kernel": args.use_liger_kernel
         and "its kernels compute gradients of the batch, not of each record",
         "n_gpu": args.n_gpu > 1
-        and "one process with several GPUs averages gradients before they are clipped: start it with "
-        "torchrun, one process per GPU, or show it one GPU (CUDA_VISIBLE_DEVICES)",
+        and "one process with several GPUs averages gradients before they are clipped: use torchrun, or "
+        "one GPU (CUDA_VISIBLE_DEVICES)",
         "optim": fused and "it updates weights in the backward pass, before anything is charged",
     }
     for name, reason in rejected.items():
         if reason:
-            value = getattr(args, name)
-            value = getattr(value, "value", value)  # arguments are members of enumerations
+            value = getattr(getattr(args, name), "value", getattr(args, name))  # of enumerations
             raise Unsupported(f"{name}={value!r} of the TrainingArguments cannot be private: {reason}.")
 
 
 def _check_records(train_dataset: Any) -> None:
-    """Raise for training records that cannot be sampled."""
     if train_dataset is None:
         raise InvalidValue(
             "train_dataset was not passed: the noise depends on the number of private records. Pass "
