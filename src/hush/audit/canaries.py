@@ -68,10 +68,9 @@ Directions = Spikes | Signs
 def directions_for(
     plan: Plan, model: nn.Module, loss: Loss, data: Data, canaries: int, generator: torch.Generator
 ) -> Directions:
-    """Directions of the largest influence that the plan's clipping allows.
+    """Directions of the largest influence: coordinates for an l_p norm with p <= 2 alone, else signs.
 
-    If only an l_p norm with p <= 2 is bounded, the coordinates on which other records have the smallest
-    gradients. Else, signs at all coordinates.
+    The coordinates are those on which other records have the smallest gradients.
     """
     trained = [value for value in model.parameters() if value.requires_grad]
     dimension, device = sum(value.numel() for value in trained), trained[0].device

@@ -42,11 +42,6 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
 
     A batch must hold at most `per_unit` records of an owner, consecutive and without repetition. Of
     several ranks, the batch of all of them counts. The step is left unchanged.
-
-    Args:
-        step: Private step.
-        data: Records that the step is for.
-        draws: Number of batches.
     """
     empty, drawn = Batch(torch.arange(0), data, 1), []
     with rehearsal(step):
@@ -66,8 +61,7 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
 def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
     """Check that a test's units are drawn at its rate, independently of the training batch.
 
-    The number of units in both batches is binomial with the product of the rates. The step, of a
-    selective plan, is left unchanged.
+    The number of units in both batches is binomial with the product of the rates.
     """
     trials = trials_of(step)
     empty, overlap, tested = Batch(torch.arange(0), data, 1), 0, []
@@ -88,7 +82,7 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
     """Check that the verdict of a selective test has the noise charged.
 
     A rise of the loss by one deviation of the noise below or above the threshold is accepted with
-    probability Phi(1) or Phi(-1). The step, of a selective plan, is left unchanged.
+    probability Phi(1) or Phi(-1).
     """
     trials, by_side = trials_of(step), []
     release = trials.release
@@ -154,7 +148,7 @@ def joint_draws(table: npt.NDArray[np.bool_], rate: float) -> float:
     """P-value of columns (units) that are drawn independently of each other.
 
     At each distance the columns fall into disjoint pairs, in two ways. The number of pairs drawn
-    together over all rows (steps) is binomial(pairs, rate^2), exactly.
+    together over all rows (steps) is binomial(pairs, rate^2).
     """
     units = table.shape[1]
     together, pairs = [], []
@@ -170,10 +164,7 @@ def joint_draws(table: npt.NDArray[np.bool_], rate: float) -> float:
 
 
 def sizes(counts: Array, thrown: int, rate: float) -> float:
-    """Exact p-value of the number of counts far from their mean, each count of `thrown` coins.
-
-    Coins that depend on each other spread more or less than independent ones.
-    """
+    """P-value of the number of counts far from their mean, each count of `thrown` coins."""
     law = stats.binom(thrown, rate)
     reach = _FAR * math.sqrt(thrown * rate * (1 - rate))
     low, high = math.ceil(thrown * rate - reach), math.floor(thrown * rate + reach)

@@ -135,10 +135,7 @@ def many_runs(
 def separation_lower(
     true_positives: int, positives: int, false_positives: int, negatives: int, confidence: float
 ) -> float:
-    """Lower bound on the separation of two unit normals that allows a test with such errors.
-
-    The largest true positive rate at false positive rate x is Phi(Phi^-1(x) + separation).
-    """
+    """Lower bound on the separation of two unit normals that allows a test with such errors."""
     true_rate, _ = clopper_pearson(true_positives, positives, confidence)
     _, false_rate = clopper_pearson(false_positives, negatives, confidence)
     if true_rate == 0 or false_rate == 1:
@@ -171,10 +168,7 @@ def best_threshold(members: Array, others: Array) -> float:
 
 
 def surest_guesses(scores: npt.ArrayLike, included: npt.ArrayLike, made: int) -> Guesses:
-    """Guess "in" for the highest scores and "out" for the lowest, and abstain from the others.
-
-    The number of guesses must be fixed beforehand.
-    """
+    """Guess "in" for the highest scores and "out" for the lowest; `made` must be fixed beforehand."""
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
     if values.ndim != 1 or values.shape != truth.shape or not len(values):
         raise DataError(
@@ -228,9 +222,8 @@ def one_run(
 def _largest_refuted(guesses: Guesses, level: float, curve: Callable[[float], InverseCurve]) -> float:
     """Largest refuted value on a fixed grid of epsilons or separations; 0 if none is refuted.
 
-    The grid is searched upwards, in strides and then in steps, to the first value that is not refuted. A
-    bound above the truth means that the first stride or step above the truth was refuted wrongly. Both
-    are events "at least k right", and one contains the other, so the errors do not add up.
+    The grid is searched upwards, in strides and then in steps, to the first value that is not refuted.
+    The errors of a stride and of a step do not add up: one event "at least k right" contains the other.
     """
     last, most = 0, _LARGEST / _STEP
     for stride in (_STRIDE, 1):

@@ -76,11 +76,7 @@ def _observed(
 
 
 def noise_scale(observed: ObservedNoise) -> Check:
-    """Check the noise scale: the sum of |x|^exponent has a gamma law, exactly.
-
-    Args:
-        observed: Noise of some steps.
-    """
+    """Check the noise scale: the sum of |x|^exponent has a gamma law, exactly."""
     total = float((np.abs(observed.noise) ** observed.exponent).sum())
     law = stats.gamma(observed.noise.size / observed.exponent)
     return Check(name="noise scale", p_value=bonferroni(np.array([law.cdf(total), law.sf(total)])))
@@ -89,14 +85,7 @@ def noise_scale(observed: ObservedNoise) -> Check:
 def noise_at_any_size(
     step: PrivateStep, data: Data, repeats: int = _REPEATS, sizes: Sequence[int] | None = None
 ) -> Check:
-    """Check the noise scale at several batch sizes.
-
-    Args:
-        step: Private step, which is left unchanged.
-        data: Records that the step is for.
-        repeats: Number of private gradients at each size.
-        sizes: Numbers of units drawn. None: none, one, half of them and all.
-    """
+    """Check the noise scale at several numbers of units drawn; None: none, one, half of them and all."""
     units, by_size = number_of_units(step, data), []
     with rehearsal(step):
         physical = step.probe(data)
@@ -107,11 +96,7 @@ def noise_at_any_size(
 
 
 def noise_law(observed: ObservedNoise) -> Check:
-    """Check the law of the noise, for each coordinate and for all together.
-
-    Args:
-        observed: Noise of some steps.
-    """
+    """Check the law of the noise, for each coordinate and for all together."""
     totals = (np.abs(observed.noise) ** observed.exponent).sum(0)
     law = stats.gamma(len(observed.noise) / observed.exponent)
     by_coordinate = bonferroni(np.array([law.cdf(totals), law.sf(totals)]))
@@ -122,11 +107,8 @@ def noise_law(observed: ObservedNoise) -> Check:
 def noise_fresh(observed: ObservedNoise) -> Check:
     """Check that the noise is independent across coordinates and steps, at every distance.
 
-    Entries of every two steps are compared at every distance along the step. For any symmetric law the
-    products of signs at one distance are independent fair coins, exactly.
-
-    Args:
-        observed: Noise of some steps. A repeat after k steps shows in more than k of them.
+    For any symmetric law the products of signs of entries at one distance, along a step and between
+    steps, are independent fair coins. A repeat after k steps shows in more than k of them.
     """
     noise = observed.noise
     steps, numbers = noise.shape
@@ -172,10 +154,7 @@ def observable(step: PrivateStep) -> bool:
 
 
 def _noise_law_of(step: PrivateStep) -> tuple[float, Array]:
-    """Exponent and scales (one per coordinate) of the density exp(-(|x| / scale)^exponent) of the noise.
-
-    Raises unless noise is added to a clipped sum.
-    """
+    """Exponent and scales of the density exp(-(|x| / scale)^exponent) of noise added to a sum."""
     if isinstance(step.plan.clipping, Subspaces) and step.plan.clipping.bases is not None:
         raise Unsupported(
             "With public bases the clipped sum is not in the coordinates of the release, so their "

@@ -48,10 +48,10 @@ _LENGTHS = (1.0, 1e4, 1e8)
 def self_test(step: PrivateStep, data: Data) -> None:
     """Raise if a run of some seconds shows that the step violates its charge.
 
-    Checks the scale, law and freshness of the noise, also for an empty batch; the draws; the influence
-    of a unit (a record, or an owner of several) on the clipped sum; charges and state. Selective plans:
-    the test's draws and noise. `ADD_REMOVE`: updates do not depend on the length of the data. The noise
-    is not checked in public bases, nor if it is not added to a sum (`Rectified` and others).
+    Checks the scale, law and freshness of the noise; the draws; the influence of a unit on the clipped
+    sum; charges and state. Selective plans: the test's draws and noise. `ADD_REMOVE`: updates do not
+    depend on the length of the data. The noise is not checked in public bases, nor if it is not added
+    to a sum (`Rectified` and others).
 
     **Guarantee.** Only the verdict is released: model, optimizer, randomness and ledger are restored.
     A correct step fails with probability below 2e-5 for any records.
@@ -156,13 +156,7 @@ def influence(
 
 
 def charged(step: PrivateStep, data: Data, steps: int) -> Check:
-    """Check that every step is charged once, on the ledger, its file, and its copies on other ranks.
-
-    Args:
-        step: Private step, whose model moves.
-        data: Records that the step is for.
-        steps: Number of steps.
-    """
+    """Check that every step is charged once, on the ledger, its file, and its copies on other ranks."""
     before = step.ledger.counts.get(step.plan, 0)
     for batch in step.batches(data, steps=steps):
         step(batch)
@@ -182,7 +176,7 @@ def length_hidden(step: PrivateStep, data: Data) -> Check:
     """Check that an update does not depend on the private number of units (`ADD_REMOVE`).
 
     The update of an empty batch with the same noise is compared, bit for bit, on data without the last
-    unit. The step is left unchanged.
+    unit.
     """
     source, units = step.generator, step.units
     private = step.adjacency.neighbours is Neighbours.ADD_REMOVE
@@ -207,13 +201,7 @@ def length_hidden(step: PrivateStep, data: Data) -> Check:
 
 
 def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
-    """Check that a step changes trained weights and optimizer state alone, and no other tensor.
-
-    Args:
-        step: Private step, whose model moves.
-        data: Records that the step is for.
-        steps: Number of steps.
-    """
+    """Check that a step changes trained weights and optimizer state alone, and no other tensor."""
     unchanged = True
     for batch in step.batches(data, steps=steps):
         before = [value.clone() for value in _other_tensors(step)]

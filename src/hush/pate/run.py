@@ -81,21 +81,19 @@ def pate(
 
     **Guarantee.** `PateRun.guarantee`, for everything released: the student, the answers and their
     number, the ledger. Neighbours differ by one record of `data`, added or removed; with `units` by one
-    user with any number of records. `public` and `evaluation` are not protected.
-    docs/guarantees/argmax.md.
+    user with any number of records: docs/guarantees/argmax.md.
 
     Args:
         network: Factory of new teachers and students, each trained from its own seed.
         data: Private inputs and targets.
-        public: Inputs to label, and targets to measure the answers with.
-        evaluation: Inputs and targets to measure the student with.
+        public: Inputs to label, which are not protected, and targets to measure the answers with.
+        evaluation: Inputs and targets to measure the student with, which are not protected.
         query: Noisy vote, with or without a test before it.
         teachers: Number of teachers, on disjoint records.
         classes: Number of classes.
         delta: Failure probability of the guarantee.
-        directory: Folder of the run. `settings.json`, `ledger.jsonl` (with the answers), `metrics.jsonl`
-            and `student.safetensors` may be published. `teachers/` and `private.json` are as secret as
-            the records: the number of records distinguishes neighbours.
+        directory: Folder of the run. `teachers/` and `private.json` are as secret as the records, and
+            the other files may be published.
         answers: Largest number of inputs that are answered; None: all.
         units: Owner of each record, integers or names; all records of an owner go to one teacher.
         lesson: Hyperparameters of teachers and student.
@@ -103,9 +101,6 @@ def pate(
         resume: Continue the run in `directory`, keeping its finished teachers and its answers.
         generator: Seed of the noise, for tests.
         done: Callback after each finished teacher.
-
-    Returns:
-        The guarantee and the accuracies; the student's weights are in `directory`.
     """
     check_first_rank("PATE")
     inputs, truth = public

@@ -83,11 +83,7 @@ class PerInstance:
         self.information: Array = np.zeros(0)
 
     def epsilons(self, delta: float) -> Array:
-        """Epsilon of each watched record's accumulated charge (sensitive; an odometer, no guarantee).
-
-        Args:
-            delta: Delta of the conversion from Rényi divergences.
-        """
+        """Epsilon of each watched record's accumulated charge (sensitive; an odometer, no guarantee)."""
         return np.array([rdp_to_epsilon(charge, self.orders, delta) for charge in self.charges])
 
     def losses(self) -> Array:
@@ -95,11 +91,7 @@ class PerInstance:
         return np.sqrt(self.information)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """Guarantee of the guard's budget, for every record; it may be published.
-
-        Args:
-            delta: Delta of the guarantee.
-        """
+        """Guarantee of the guard's budget, for every record; it may be published."""
         if self.guard is None:
             raise Unproved(
                 "charges that depend on the records add up to no guarantee. Pass "

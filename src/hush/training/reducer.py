@@ -155,10 +155,7 @@ class Local:
     def sum_share(
         self, step: "PrivateStep", batch: Batch, compute: Callable[[Batch, int | None], Tensor]
     ) -> Tensor:
-        """Clipped sum of this rank's share of a batch (sensitive); skipped records are added over ranks.
-
-        `compute` sums a share in a number of physical batches, or in as many as it has.
-        """
+        """Clipped sum of this rank's share of a batch, in a number of passes or None (sensitive)."""
         return compute(batch, None)
 
     def whole_sum(self, total: Tensor) -> Tensor:

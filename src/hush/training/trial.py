@@ -25,12 +25,7 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Uniform:
-    """Numbers between two ends, uniform: a range of `hush.tune`.
-
-    Args:
-        low: Smallest number.
-        high: Largest number.
-    """
+    """Numbers between two ends, uniform: a range of `hush.tune`."""
 
     low: float
     high: float
@@ -60,12 +55,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogUniform(Uniform):
-    """Positive numbers between two ends, uniform in their logarithm: for learning rates and norms.
-
-    Args:
-        low: Smallest number, above 0.
-        high: Largest number.
-    """
+    """Positive numbers between two ends, uniform in their logarithm: for learning rates and norms."""
 
     least: ClassVar[float] = 0.0
 
@@ -76,11 +66,7 @@ class LogUniform(Uniform):
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values, each as likely as the other.
-
-    Args:
-        values: The values, as numbers or strings.
-    """
+    """One of several values (numbers or strings), each as likely as the other."""
 
     values: tuple[Any, ...]
 
@@ -143,13 +129,8 @@ class TuningTrial:
     def score(self, values: npt.ArrayLike) -> float:
         """Noisy mean of a number in [0, 1] for each held-out private record, 0 for an empty slot.
 
-        Call it once a trial; a record that is held out must take part in no training step.
-
-        Args:
-            values: e.g. whether the prediction for each record is right.
-
-        Returns:
-            The score to return with the model.
+        Call it once a trial; a record that is held out must take part in no training step. The result is
+        the score to return with the model.
         """
         if self.score_noise is None:
             raise InvalidValue(

@@ -160,10 +160,7 @@ class ProcessGroup(Local):
         return self.place(data).slots
 
     def share(self, batch: Batch) -> Batch:
-        """Slots of a batch that this rank processes: its own (`shard`), or a run of about equal length.
-
-        It is a function of the draw and of public numbers.
-        """
+        """Slots of a batch that this rank processes: its own (`shard`), or a run of them."""
         if self.shard:
             placement = self.place(batch.data)
             own = batch.indices - placement.first

@@ -30,8 +30,7 @@ Facts = dict[str, Any]
 class Processes:
     """Ranks of a `torch.distributed` group that run one private step together.
 
-    Small messages always go through gloo on the CPU: no GPU waits for them, and a lost peer raises an
-    error instead of aborting the process.
+    Small messages go through gloo on the CPU: no GPU waits, and a lost peer raises an error.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

@@ -59,9 +59,8 @@ class NoisyLeastSquares(Value):
         row_norm: Largest Euclidean norm of a row, with the constant, that keeps weight 1.
         target_norm: Largest Euclidean norm of a record's targets that keeps weight 1.
 
-    **Guarantee.** One full-batch Gaussian mechanism, and post-processing of its release:
-    docs/guarantees/least-squares.md. Neither the norms nor the scale of the columns may depend on the
-    records.
+    **Guarantee.** docs/guarantees/least-squares.md. Neither the norms nor the scale of the columns may
+    depend on the records.
 
     >>> solver = NoisyLeastSquares(multiplier=4.0, row_norm=2.0)
     >>> print(solver.guarantee(delta=1e-5).epsilon)
@@ -79,11 +78,7 @@ class NoisyLeastSquares(Value):
         return Plan(sampling=FullBatch(), clipping=clipping, noise=noise)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """(epsilon, delta) guarantee of the release, on its own.
-
-        Args:
-            delta: Failure probability.
-        """
+        """(epsilon, delta) guarantee of the release, on its own."""
         return epsilon(self.plan, 1, delta)
 
     def __call__(
@@ -101,9 +96,6 @@ class NoisyLeastSquares(Value):
             targets: Targets of shape (records, targets).
             ledger: Ledger to charge, once.
             generator: Seed of the noise, for tests.
-
-        Returns:
-            Coefficients and intercept that may be published with the guarantee.
         """
         shapes = tuple(inputs.shape), tuple(targets.shape)
         matrices = inputs.ndim == targets.ndim == 2 and len(inputs) == len(targets)

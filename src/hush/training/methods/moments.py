@@ -38,8 +38,7 @@ _FLOOR = number(above=0, at_most=1e12, why="noise can make a variance negative",
 class NoisySums(Value, ABC, Generic[Statistics]):
     """Two sums of clipped vectors over the records, released with Gaussian noise.
 
-    **Guarantee.** Two full-batch Gaussian mechanisms, and post-processing of their releases:
-    docs/guarantees/baselines.md. The clipping norms must not depend on the records.
+    **Guarantee.** docs/guarantees/baselines.md. The clipping norms must not depend on the records.
     """
 
     multiplier: float = field(metadata=MULTIPLIER)
@@ -53,11 +52,7 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         return Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """(epsilon, delta) guarantee of both releases, on their own.
-
-        Args:
-            delta: Failure probability.
-        """
+        """(epsilon, delta) guarantee of both releases, on their own."""
         return epsilon(self.plan, 2, delta)
 
     @abstractmethod
@@ -77,9 +72,6 @@ class NoisySums(Value, ABC, Generic[Statistics]):
             inputs: Records of shape (records, channels, places...).
             ledger: Ledger to charge, twice.
             generator: Seed of the noise, for tests.
-
-        Returns:
-            Statistics that may be published with the guarantee.
         """
         check_kind("inputs", inputs, Tensor)
         if inputs.ndim < 2 or not inputs.numel() or not inputs.is_floating_point():
@@ -147,10 +139,7 @@ class NoisyMoments(NoisySums[Moments]):
 
 
 class FrozenWhitening(nn.Module):
-    """Affine whitening layer: features minus a mean, channels times a matrix; not trained.
-
-    Mean and matrix must be public or privately estimated (`NoisyWhitening`).
-    """
+    """Affine layer, not trained: features minus a public mean, channels times a public matrix."""
 
     mean: Tensor
     matrix: Tensor
@@ -177,7 +166,7 @@ class NoisyWhitening(NoisySums[FrozenWhitening]):
         norm: Clipping norm of a record's features.
         square_norm: Clipping norm of a record's mean outer product.
 
-    **Guarantee.** See `NoisySums`: the layer is post-processing of the two noisy sums.
+    **Guarantee.** See `NoisySums`.
     """
 
     def _vectors(self, values: Tensor) -> tuple[Term, Term]:

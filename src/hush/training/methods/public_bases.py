@@ -102,7 +102,7 @@ def public_thresholds(
     """Clipping in principal subspaces with thresholds from the gradients of public records.
 
     The first 60% of the public records give a basis, the others the expected norm in each of its blocks,
-    to which thresholds are in proportion: a basis fits its own records, which may have no residual.
+    to which thresholds are in proportion: docs/guarantees/public-basis.md, 4.
 
     Args:
         model: Model at the weights that training starts from.
@@ -113,11 +113,6 @@ def public_thresholds(
         bases: Principal directions; see `Principal`.
         entries: Also bound each coefficient.
         quantile: Quantile over the records of the largest coefficient, which bounds each coefficient.
-
-    Returns:
-        The clipping, for a `Plan`.
-
-    **Guarantee.** docs/guarantees/public-basis.md, 4.
     """
     norm = NORM["range"].check("norm", norm)
     quantile = QUANTILE.check("quantile", quantile)
@@ -238,10 +233,7 @@ def _split_into_groups(
 def principal_directions(
     rows: Tensor, ranks: Sequence[int], iterations: int, generator: torch.Generator
 ) -> Tensor:
-    """Orthonormal basis of the rows' principal subspaces, a column per direction, the largest first.
-
-    `rows` is overwritten by its residual.
-    """
+    """Orthonormal basis of the rows' principal subspaces; `rows` becomes its residual."""
     length = rows.shape[1]
     basis = rows.new_zeros(length, 0)
     scale = float(rows.abs().max()) if rows.numel() else 0.0
@@ -313,10 +305,7 @@ def _too_few(records: int, needed: int, groups: int) -> DataError:
 def gradient_rows(
     model: nn.Module, loss: Loss, data: Data, names: Sequence[str] | None = None
 ) -> Tensor:
-    """Per-sample gradients of the named parameters, or of all, a row each (sensitive).
-
-    In the precision of the parameters, at least single.
-    """
+    """Per-sample gradients of the named parameters, or of all, a row each (sensitive)."""
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     names = list(trained) if names is None else names
     dtype = functools.reduce(torch.promote_types, (v.dtype for v in trained.values()), torch.float32)

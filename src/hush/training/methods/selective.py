@@ -32,8 +32,8 @@ PhysicalBatches = Sequence[tuple[Any, Any, Tensor | None, Tensor | None]]
 class Trials(EveryUpdate):
     """Trials of a private step with a selective plan (DPSUR): propose, test, accept or restore.
 
-    **Guarantee.** docs/guarantees/selective.md. A trial's charge is on disk before its test. The work
-    and the random numbers drawn are independent of the verdict.
+    **Guarantee.** docs/guarantees/selective.md. The work and the random numbers drawn are independent of
+    the verdict.
     """
 
     def __init__(self, step: "PrivateStep") -> None:

@@ -97,9 +97,6 @@ def mean(
         delta: Delta of the guarantee.
         generator: Seed of the draws, for tests.
 
-    Returns:
-        The noisy mean and its guarantee.
-
     >>> import hush, torch
     >>> rows = torch.rand(1000, 3, generator=torch.Generator().manual_seed(0))
     >>> plan = hush.Plan(
@@ -138,11 +135,6 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
     """Per-instance guarantee of `mean` for these records and any one added or removed (sensitive).
 
     **Guarantee** (per-instance). docs/guarantees/bounded.md; for full batches.
-
-    Args:
-        records: A row of finite numbers each.
-        plan: Full-batch plan of the mean.
-        delta: Delta of the guarantee.
     """
     rows = _mean_rows(records, plan)
     delta = check_delta(delta, len(rows))
@@ -235,21 +227,12 @@ class NoisyQuantile(Value):
         return (ends[0] + (ends[1] - ends[0]) * shares).exp()
 
     def plan(self, blocks: int) -> Plan:
-        """Plan of the noisy histogram, as charged to a ledger.
-
-        Args:
-            blocks: Number of norms per record.
-        """
+        """Plan of the noisy histogram for so many norms per record, as charged to a ledger."""
         noise = Gaussian(multiplier=self.multiplier)
         return Plan(sampling=FullBatch(), clipping=Entries(changed=blocks), noise=noise)
 
     def guarantee(self, blocks: int, delta: float) -> Guarantee:
-        """(epsilon, delta) guarantee of the quantiles of all blocks together, on their own.
-
-        Args:
-            blocks: Number of norms per record.
-            delta: Failure probability.
-        """
+        """(epsilon, delta) guarantee of the quantiles of all blocks together, on their own."""
         return epsilon(self.plan(blocks), 1, delta)
 
     def _counts(self, norms: Tensor) -> Tensor:
@@ -270,9 +253,6 @@ class NoisyQuantile(Value):
             quantile: Share of the records below it.
             ledger: Ledger to charge, once for all blocks.
             generator: Seed of the noise, for tests.
-
-        Returns:
-            One quantile per block, which may be published with the guarantee.
         """
         quantile = QUANTILE.check("quantile", quantile)
         if norms.dim() != 2 or norms.shape[1] == 0:
