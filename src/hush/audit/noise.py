@@ -178,6 +178,6 @@ def _noise_law_of(step: PrivateStep) -> tuple[float, Array]:
 
 def _whole(step: PrivateStep, vector: Tensor) -> Tensor:
     """Copy of a step's vector on the CPU, with the shards of all ranks."""
-    if step.reducer.modules is None:
-        return vector.cpu().clone()
-    return torch.cat(step.reducer.gather("the shards of a vector", vector.cpu()))
+    if step.reducer.modules.sharded:
+        return torch.cat(step.reducer.gather("the shards of a vector", vector.cpu()))
+    return vector.cpu().clone()

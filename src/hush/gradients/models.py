@@ -1,5 +1,8 @@
 """Models and optimizers that a private step supports, and why not the others."""
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -11,6 +14,27 @@ from hush.core.value import with_article
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters that require a gradient now, by name."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
+
+
+class WholeModules:
+    """Modules whose parameters are all in this process; `sharding.ShardedModules` has the others."""
+
+    sharded = False
+
+    def trainable(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """Parameters of forward passes that require a gradient now, by name."""
+        return trainable(model)
+
+    def gathering(self) -> AbstractContextManager[None]:
+        """Context that gathers modules one by one, in forward and backward passes."""
+        return nullcontext()
+
+    def shards(self, names: Iterable[str]) -> list[nn.Parameter]:
+        """This rank's shards of the parameters of these names; none if they are whole."""
+        return []
+
+
+WHOLE = WholeModules()
 
 
 def is_sharded(model: nn.Module) -> bool:

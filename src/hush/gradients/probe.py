@@ -17,7 +17,7 @@ from torch._C._functorch import is_batchedtensor
 
 from hush.core.errors import DataError, HushError, Unsupported
 from hush.gradients.losses import criterion_of
-from hush.gradients.models import check_model
+from hush.gradients.models import WHOLE, WholeModules, check_model
 from hush.gradients.recording import (
     NotVectorized,
     data_errors_translated,
@@ -27,7 +27,6 @@ from hush.gradients.recording import (
     record,
     uncompiled,
 )
-from hush.gradients.sharding import ShardedModules
 from hush.gradients.tree import Loss, Views, call_model, local_shard, tree_map
 
 _DRAWS = 20
@@ -70,15 +69,15 @@ def probe(
     targets: Any,
     views: Views | None = None,
     *,
-    sharded: ShardedModules | None = None,
+    modules: WholeModules = WHOLE,
 ) -> Probed:
     """Properties of a model and a loss, from passes over two synthetic records.
 
     The model, its buffers, its attributes and all random states are restored.
     """
-    check_model(model, sharded=sharded is not None)
+    check_model(model, sharded=modules.sharded)
     state = _State(model)
-    attempt = partial(_probe, model, loss, (inputs, targets), views, state, sharded)
+    attempt = partial(_probe, model, loss, (inputs, targets), views, state, modules)
     with ExitStack() as stack:
         stack.enter_context(_same_draws(model))
         stack.callback(state.restore)
@@ -124,14 +123,14 @@ def _probe(
     pair: tuple[Any, Any],
     views: Views | None,
     state: "_State",
-    sharded: ShardedModules | None,
+    modules: WholeModules,
     *,
     one_by_one: bool,
 ) -> Probed:
-    recorded = partial(record, model, loss, views=views, one_by_one=one_by_one, sharded=sharded)
-    losses = partial(per_sample_losses, model, loss, one_by_one=one_by_one, sharded=sharded)
+    recorded = partial(record, model, loss, views=views, one_by_one=one_by_one, modules=modules)
+    losses = partial(per_sample_losses, model, loss, one_by_one=one_by_one, modules=modules)
     one_view = first_views(views, *pair)
-    versions = [value._version for value in model.parameters()] if sharded is None else []
+    versions = [value._version for value in model.parameters()]
     unused: tuple[str, ...] = ()
     host_draws = False
     buffers, after = [], []
@@ -155,7 +154,7 @@ def _probe(
                 raise _keeps_state(["the loss"])
             kept += ["the loss"] if loss_state.kept() else []
             loss_state.restore()
-    if sharded is None and [value._version for value in model.parameters()] != versions:
+    if not modules.sharded and [value._version for value in model.parameters()] != versions:
         raise Unsupported(
             "the model changes its parameters in forward(), before their gradients are computed. Change "
             "them between steps."

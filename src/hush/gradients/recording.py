@@ -43,11 +43,10 @@ from torch.overrides import TorchFunctionMode
 
 from hush.core.errors import DataError, HushError, Unsupported
 from hush.gradients.direct import direct_chain, direct_tape, runs_directly
-from hush.gradients.models import trainable as trainable_parameters
+from hush.gradients.models import WHOLE, WholeModules
 from hush.gradients.precision import autocast_dtype, precise_under_autocast, to_autocast_dtype
 from hush.gradients.rules import RULES, Layer, PerSampleCopy, Weight
 from hush.gradients.rules.attention import determinism_restored
-from hush.gradients.sharding import ShardedModules
 from hush.gradients.tape import GradientTape, tape_of_uses
 from hush.gradients.terms import Dense, Term
 from hush.gradients.tree import Loss, Views, call_loss, call_model, tree_leaves, tree_map
@@ -65,7 +64,7 @@ def record(
     views: Views | None = None,
     *,
     one_by_one: bool = False,
-    sharded: ShardedModules | None = None,
+    modules: WholeModules = WHOLE,
 ) -> GradientTape:
     """The gradient tape of one batch: the gradient of each record's own loss.
 
@@ -77,24 +76,24 @@ def record(
         targets: As the inputs.
         views: If given, a record's loss is the mean over the views that this returns for it.
         one_by_one: Compute each record alone by plain autograd (`Probed.one_by_one`).
-        sharded: Modules whose parameters are split over ranks.
+        modules: Modules, whose parameters may be split over ranks.
     """
-    trainable = trainable_parameters(model) if sharded is None else sharded.trainable()
+    trainable = modules.trainable(model)
     device = next(iter(trainable.values())).device
     records = len(next(tree_leaves(inputs)))
     if records == 0:
         empty = {name: Dense(v.detach().new_zeros(0, *v.shape)) for name, v in trainable.items()}
         return GradientTape({**empty}, device)
     if one_by_one:
-        return _record_one_by_one(model, loss, inputs, targets, views, trainable, sharded)
-    if views is None and sharded is None and runs_directly(inputs):
+        return _record_one_by_one(model, loss, inputs, targets, views, trainable, modules)
+    if views is None and runs_directly(inputs):
         chain = direct_chain(model, loss)
         if chain is not None:
             with data_errors_translated(model):
                 return direct_tape(chain, loss, inputs, targets, trainable)
-    recording = Recording(model, trainable, records, device, sharded=sharded)
+    recording = Recording(model, trainable, records, device, modules)
     try:
-        with torch.enable_grad(), _gathering(sharded), vmap_errors_translated(model):
+        with torch.enable_grad(), modules.gathering(), vmap_errors_translated(model):
             recording.backward(recording.losses(loss, inputs, targets, views))
     finally:
         recording.release_copies()
@@ -109,7 +108,7 @@ def per_sample_losses(
     targets: Any,
     *,
     one_by_one: bool = False,
-    sharded: ShardedModules | None = None,
+    modules: WholeModules = WHOLE,
 ) -> Tensor:
     """The per-sample losses of a batch, each computed as on the tape: (records,)."""
     records, device = len(next(tree_leaves(inputs))), next(model.parameters()).device
@@ -120,13 +119,9 @@ def per_sample_losses(
             values = _losses_one_by_one(model, loss, inputs, targets, None, device)
             return torch.stack([value.detach() for value in values])
     trainable = dict(model.named_parameters())
-    recording = Recording(model, trainable, records, device, sharded=sharded, losses_only=True)
-    with _gathering(sharded), vmap_errors_translated(model):
+    recording = Recording(model, trainable, records, device, modules, losses_only=True)
+    with modules.gathering(), vmap_errors_translated(model):
         return recording.losses(loss, inputs, targets)
-
-
-def _gathering(sharded: ShardedModules | None) -> AbstractContextManager[None]:
-    return nullcontext() if sharded is None else sharded.gathering()
 
 
 def _record_one_by_one(
@@ -136,10 +131,10 @@ def _record_one_by_one(
     targets: Any,
     views: Views | None,
     trainable: dict[str, nn.Parameter],
-    sharded: ShardedModules | None,
+    modules: WholeModules,
 ) -> GradientTape:
     """The tape of materialised gradients, with one forward and one backward pass per record."""
-    if sharded is not None:
+    if modules.sharded:
         raise Unsupported(
             "torch.vmap cannot run the model for all records at once (it branches on a value, for "
             "example), and its parameters are sharded: ranks would gather weights in different orders "
@@ -233,8 +228,8 @@ class Recording(TorchFunctionMode):
         trainable: dict[str, nn.Parameter],
         records: int,
         device: torch.device,
+        modules: WholeModules,
         *,
-        sharded: ShardedModules | None = None,
         losses_only: bool = False,
     ) -> None:
         super().__init__()
@@ -246,7 +241,7 @@ class Recording(TorchFunctionMode):
         """One term for each use of a parameter."""
         self._model = model
         self._parameters = trainable
-        self._shards = sharded
+        self._modules = modules
         self._names = {id(parameter): name for name, parameter in trainable.items()}
         self._last_operand: tuple[Tensor, int, Tensor] | None = None
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -414,9 +409,7 @@ class Recording(TorchFunctionMode):
             return
         # a gradient that reaches a parameter itself, or its shard, was summed over records
         names, parameters = list(self.terms), list(self._parameters.values())
-        if self._shards is not None:
-            parameters += [self._shards.parameters[name] for name in self.terms]
-            names *= 2
+        parameters += self._modules.shards(names)
         with determinism_restored():
             _, *escaped = torch.autograd.grad(
                 losses.sum(), [self._anchor, *parameters], allow_unused=True
@@ -427,14 +420,14 @@ class Recording(TorchFunctionMode):
                     "the model changes a value in place that it derives from its parameters, after it "
                     "was used (w = self.weight * 2, then w[0] = 0). Make a new tensor instead."
                 )
-            if self._shards is not None and id(copy.value) not in self._names:
+            if self._modules.sharded and id(copy.value) not in self._names:
                 raise Unsupported(
                     "the model derives a value from its parameters alone (as torch's weight_norm does), "
                     "and they are sharded over ranks: the weights that its gradient needs are freed by "
                     "then. Leave fully_shard out, or freeze what it is derived from."
                 )
             copy.append_terms(self._parameters, self.terms)
-        unseen = [name for name, part in zip(names, escaped, strict=True) if part is not None]
+        unseen = [name for name, part in zip(names * 2, escaped, strict=False) if part is not None]
         if unseen:
             raise NotVectorized(
                 f"the tape does not see how {', '.join(unseen)} enter(s) the loss, and so cannot clip "

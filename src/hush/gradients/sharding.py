@@ -6,7 +6,7 @@ replace them: they gather a module's weights before its forward and its backward
 afterwards.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -19,15 +19,18 @@ from torch.distributed.fsdp import FSDPModule
 
 from hush.core.errors import Unsupported
 from hush.core.value import with_article
+from hush.gradients.models import WholeModules
 
 
-class ShardedModules:
+class ShardedModules(WholeModules):
     """Modules with parameters that are split over ranks, and their state: gathered or freed.
 
     **Guarantee.** In `gathering`, a module is gathered during its forward pass, and from the gradient of
     its output until the gradient of another module's output is known. Autograd runs its nodes in the
     reverse order of their creation, so all nodes that read the module's weights have run by then.
     """
+
+    sharded = True
 
     def __init__(self, model: nn.Module, guarded: Callable[[str], AbstractContextManager[None]]) -> None:
         """Sharded modules of a model; every rank of the group makes one at the same time."""
@@ -61,11 +64,13 @@ class ShardedModules:
                     self.module_of.setdefault(parameter, name)
         self.release()
 
-    def trainable(self) -> dict[str, nn.Parameter]:
-        """Parameters of forward passes that require a gradient now."""
+    def trainable(self, model: nn.Module) -> dict[str, nn.Parameter]:
         return {
             name: self.gathered[name] for name, value in self.parameters.items() if value.requires_grad
         }
+
+    def shards(self, names: Iterable[str]) -> list[nn.Parameter]:
+        return [self.parameters[name] for name in names]
 
     @contextmanager
     def gathering(self) -> Iterator[None]:

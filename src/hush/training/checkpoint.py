@@ -219,7 +219,7 @@ def state_of(step: "PrivateStep") -> dict[str, Any]:
         "optimizer": step.optimizer.state_dict(),
         "replayed": step.gradients.replayed,
         "processes": step.reducer.size,
-        "sharded": step.reducer.modules is not None,
+        "sharded": step.reducer.modules.sharded,
     }
 
 

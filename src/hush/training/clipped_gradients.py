@@ -200,7 +200,7 @@ class ClippedGradients:
             targets,
             self.views,
             one_by_one=self.probed.one_by_one,
-            sharded=self.reducer.modules,
+            modules=self.reducer.modules,
         )
 
     def clip(
@@ -390,7 +390,7 @@ class ClippedGradients:
             with buffers_restored(self.model, self.probed.changing_buffers):
                 one_view = first_views(self.views, *pair)
                 check_labels(self.model, criterion_of(self.loss), one_view[0], data)
-                if self.reducer.modules is not None:  # labels of one rank may be wrong
+                if self.reducer.modules.sharded:  # labels of one rank may be wrong
                     self.reducer.exchange("the labels")
                 expanded = pair if self.views is None else expand_views(self.views, *pair)
                 physical = self.execution.physical_batch or records_that_fit(
@@ -428,7 +428,7 @@ class ClippedGradients:
         """Tape of one or two records, after the probe of the model on two."""
         if len(next(tree_leaves(pair[0]))) == 2:
             modules = self.reducer.modules
-            self.probed = probe(self.model, self.loss, *pair, self.views, sharded=modules)
+            self.probed = probe(self.model, self.loss, *pair, self.views, modules=modules)
             also(*pair)
         with buffers_restored(self.model, self.probed.changing_buffers):
             return self.record(*pair)

@@ -16,7 +16,7 @@ from hush.accounting.ledger import Ledger
 from hush.core.guarantee import Adjacency
 from hush.core.plan import Plan
 from hush.core.randomness import RandomSource, Stream, substream
-from hush.gradients.sharding import ShardedModules
+from hush.gradients.models import WHOLE
 from hush.training.data import Batch, Data, count
 from hush.training.fingerprint import fingerprint
 from hush.training.noisy_mean import NoisyMean, set_gradients
@@ -59,14 +59,14 @@ class Local:
     size = 1
     shard = False
     """Whether each rank holds its own part of the data."""
-    modules: ShardedModules | None = None
-    """Modules with parameters that are split over ranks."""
+    modules = WHOLE
+    """Modules, whose parameters may be split over ranks."""
     _placed: tuple[Data, Placement] | None = None
 
     @property
     def description(self) -> str:
         """Ranks that draw the noise; a resumed run with the same description repeats it."""
-        sharded = "" if self.modules is None else " with sharded parameters"
+        sharded = " with sharded parameters" * self.modules.sharded
         return f"{self.size} process{'es' * (self.size > 1)}{sharded}"
 
     def propagate_errors(self) -> AbstractContextManager[None]:

@@ -45,7 +45,7 @@ def why_not(step: "PrivateStep") -> str | None:
                 "each rank draws the coordinates that take part from its own stream. Leave out replay, "
                 "or run the step in one process."
             )
-    if step.reducer.modules is not None:
+    if step.reducer.modules.sharded:
         return "sharded weights are gathered anew in every pass. Leave out replay."
     if step.units is not None:
         return "units have different numbers of records. Leave out replay."

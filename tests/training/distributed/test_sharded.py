@@ -245,7 +245,7 @@ def sums_of_other_layers(folder: Path) -> dict[str, float]:
             step = step_on(model, distributed=hush.Distributed(processes=None if sharded else False))
             total = step.clipped_sum(batch).clone()
             trained_values = list(step.trainable().values())
-            if step.reducer.modules is not None:
+            if step.reducer.modules.sharded:
                 step.reducer.set_gradients(trained_values, total)
                 grads = [value.grad.full_tensor() for value in trained_values]  # type: ignore[union-attr]
                 total = torch.cat([grad.double().reshape(-1) for grad in grads])

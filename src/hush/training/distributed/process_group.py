@@ -5,7 +5,6 @@ docs/guarantees/distributed.md proves that the noisy gradient has the law of one
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,6 +24,7 @@ from hush.core.guarantee import Adjacency
 from hush.core.plan import Plan
 from hush.core.randomness import RandomSource, Stream, SystemSource, derive_source, fill_state, substream
 from hush.core.value import check_kind
+from hush.gradients.models import is_sharded
 from hush.training.data import Batch, Data
 from hush.training.distributed.handshake import (
     draw_facts,
@@ -105,12 +105,12 @@ class ProcessGroup(Local):
 
     def joined(self, step: "PrivateStep", generator: torch.Generator | None) -> "ProcessGroup":
         self.agree("the handshake", step_facts(step, generator))
-        if "torch.distributed.fsdp" not in sys.modules:  # importing it takes as long as many steps
+        if not is_sharded(step.model):
             return self
+        # importing it takes as long as many steps
         from hush.training.distributed.sharded import Sharded, sharded_modules
 
-        modules = sharded_modules(step, self.processes)
-        return self if modules is None else Sharded(self, modules)
+        return Sharded(self, sharded_modules(step, self.processes))
 
     def open_ledger(self, ledger: LedgerOrPath, plan: Plan, adjacency: Adjacency) -> Ledger:
         """Ledger of rank 0; on the other ranks a copy in memory that counts the charges of rank 0.

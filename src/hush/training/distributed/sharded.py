@@ -130,7 +130,7 @@ class ShardedTape:
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
         """This rank's shards of the weighted sum over the records of all ranks, by parameter name."""
         own, modules = dict[str, Tensor](), self.reducer.modules
-        names = list(modules.trainable())
+        names = [name for name, value in modules.parameters.items() if value.requires_grad]
         for module in modules.modules:
             gathered = [name for name in names if modules.module_of[name] == module]
             if gathered:
@@ -163,11 +163,9 @@ def _local_values(parameters: Any) -> list[Tensor]:
         return [local_shard(value) for value in parameters]
 
 
-def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules | None:
-    """Sharded modules of the step's model; None if it has none. Raise for what is not proved."""
+def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules:
+    """Sharded modules of the step's model; raise for what is not proved."""
     model, plan = step.model, step.plan
-    if not any(isinstance(module, FSDPModule) for module in model.modules()):
-        return None
     unproved = {
         f"clipping by {type(plan.clipping).__name__}": type(plan.clipping) is not L2,
         f"{type(plan.noise).__name__} noise": type(plan.noise) is not Gaussian,
