@@ -19,7 +19,7 @@ import hush
 from hush.core.errors import HushError
 from hush.core.value import Value
 from tests.fuzz.plans import STAGES, kinds_of
-from tests.training.grouped import grouped
+from tests.training.helpers import train
 
 Attempt = Callable[[], object]
 NUMBERS: list[Any] = [-1, -1e-300, 0, math.nan, math.inf, -math.inf, 1e300]
@@ -67,11 +67,9 @@ def one_step(folder: Path, steps: Any) -> None:
 
 
 def a_run(folder: Path, **changed: Any) -> None:
-    model = nn.Linear(3, 2)
     plan = changed.pop("plan", _PLAN)
     settings = {"budget": _BUDGET, "steps": 2, "directory": folder / "run", **changed}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hush.train(model, nn.CrossEntropyLoss(), optimizer, plan, _usual(), **grouped(settings))
+    train(nn.Linear(3, 2), plan, _usual(), **settings)
 
 
 def argument(pick: Random, folder: Path) -> Mistake:

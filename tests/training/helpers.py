@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 import hush
 from hush.core.parts import Clipping, Noise, Release, Sampling
+from hush.training.loop import Run
+
+ENOUGH = hush.Budget(epsilon=1e3, delta=1e-5)
 
 
 def plan_of(
@@ -57,6 +60,25 @@ def run(step: hush.PrivateStep, data: Any, steps: int = 1, **reading: Any) -> hu
     for batch in step.batches(data, steps=steps, **reading):
         step(batch)
     return step
+
+
+def train(
+    model: nn.Module,
+    plan: hush.Plan,
+    data: Any,
+    *,
+    lr: float = 0.1,
+    optimizer: torch.optim.Optimizer | None = None,
+    budget: hush.Budget = ENOUGH,
+    **options: Any,
+) -> Run:
+    """A run of `hush.train`, with the options of `hush.Checkpoints` and `hush.Logging` by name alone."""
+    kinds: dict[str, Any] = {"checkpoints": hush.Checkpoints, "logging": hush.Logging}
+    for name, kind in kinds.items():
+        own = {key: options.pop(key) for key in kind.__dataclass_fields__ if key in options}
+        options[name] = kind(**own)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=lr)
+    return hush.train(model, nn.CrossEntropyLoss(), optimizer, plan, data, budget=budget, **options)
 
 
 def weights_of(model: nn.Module) -> Tensor:

@@ -21,7 +21,7 @@ from hush.core.errors import (
 )
 from hush.training.checkpoint import load
 from hush.training.loop import Run
-from tests.training.grouped import grouped
+from tests.training import helpers
 from tests.training.helpers import plan_of, randomness, seeded
 
 RECORDS = 50
@@ -49,9 +49,7 @@ def train(
 ) -> Run:
     model, optimizer, data = of or problem()
     options.setdefault("randomness", randomness(1))
-    return hush.train(
-        model, nn.CrossEntropyLoss(), optimizer, plan, data, budget=budget, **grouped(options)
-    )
+    return helpers.train(model, plan, data, optimizer=optimizer, budget=budget, **options)
 
 
 def test_the_epsilon_of_a_run_is_the_epsilon_of_its_plan() -> None:

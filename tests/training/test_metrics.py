@@ -9,8 +9,9 @@ from torch.nn import functional
 
 import hush
 from hush.core.errors import InvalidValue
+from hush.training.loop import Run
 from hush.training.metrics import StepMetrics
-from tests.training.helpers import all_but, plan_of, step_of
+from tests.training.helpers import all_but, plan_of, step_of, train
 
 X = 0.5 * torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(60) % 3
@@ -19,35 +20,20 @@ BUDGET = hush.Budget(epsilon=20.0, delta=1e-3)
 PUBLIC = {"epsilon", "delta", "learning_rate"}
 
 
-def linear() -> nn.Linear:
+def trained(callback: Any, scheduler: Any = None, data: Any = (X, Y), **options: Any) -> Run:
     torch.manual_seed(0)
-    return nn.Linear(4, 3)
-
-
-def trained(
-    model: nn.Module, callbacks: Any, steps: int = 4, scheduler: Any = None, **options: Any
-) -> hush.training.loop.Run:
+    model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    schedule = None if scheduler is None else scheduler(optimizer)
-    return hush.train(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer,
-        options.pop("plan", PLAN),
-        options.pop("data", (X, Y)),
-        budget=BUDGET,
-        steps=steps,
-        scheduler=schedule,
-        logging=hush.Logging(callbacks=callbacks, every=options.pop("every", None)),
-        **options,
-    )
+    if scheduler is not None:
+        options["scheduler"] = scheduler(optimizer)
+    fixed: dict[str, Any] = {"budget": BUDGET, "steps": 4, "callbacks": [callback]}
+    return train(model, PLAN, data, optimizer=optimizer, **fixed, **options)
 
 
 def test_a_callback_gets_what_is_charged_or_public_after_every_step() -> None:
     lines: list[tuple[int, dict[str, float]]] = []
     run = trained(
-        linear(),
-        [lambda step, metrics: lines.append((step, dict(metrics)))],
+        lambda step, metrics: lines.append((step, dict(metrics))),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
         evaluation=(X + 1, Y),
         every=2,
@@ -68,18 +54,16 @@ def test_nothing_public_follows_the_records() -> None:
 
     def lines(present: torch.Tensor) -> list[dict[str, float]]:
         told: list[dict[str, float]] = []
-        trained(
-            linear(),
-            [lambda _, metrics: told.append(dict(metrics))],
-            data=hush.Source((X, Y), present=present),
-        )
+        data = hush.Source((X, Y), present=present)
+        trained(lambda _, metrics: told.append(dict(metrics)), data=data)
         return told
 
     assert lines(torch.arange(60) > 30) == lines(torch.arange(60) > 5)
 
 
 def test_sensitive_numbers_are_those_of_the_batch() -> None:
-    model, present = linear(), all_but(60, 3)
+    torch.manual_seed(0)
+    model, present = nn.Linear(4, 3), all_but(60, 3)
     step = step_of(model, PLAN, lr=0.5, records=60, execution=hush.Execution(physical_batch=7))
     for batch in step.batches((X, Y), steps=3, present=present):
         step(batch)
@@ -102,7 +86,7 @@ def test_sensitive_numbers_are_those_of_the_batch() -> None:
 
 def test_metrics_are_of_one_step() -> None:
     kept: list[StepMetrics] = []
-    trained(linear(), [lambda _, metrics: kept.append(metrics)])
+    trained(lambda _, metrics: kept.append(metrics))
     with pytest.raises(InvalidValue, match="'epsilon' of step 1 was read after step 4"):
         kept[0]["epsilon"]
     with pytest.raises(InvalidValue, match="'loss' of step 1"):

@@ -169,16 +169,15 @@ def test_a_guard_leaves_out_records_whose_budget_is_used() -> None:
 def test_a_run_keeps_the_numbers_in_private_files_and_continues_them(tmp_path: Path) -> None:
     def run(folder: str, steps: int, *, resume: bool = False, orders: Any = ORDERS) -> hush.PerInstance:
         step, watched = step_of(), PerInstance(orders)
-        done = hush.train(
+        done = helpers.train(
             step.model,
-            nn.CrossEntropyLoss(),
-            step.optimizer,
             step.plan,
             data_of(),
-            budget=hush.Budget(epsilon=100.0, delta=1e-5),
+            optimizer=step.optimizer,
             steps=steps,
-            checkpoints=hush.Checkpoints(directory=tmp_path / folder, resume=resume),
-            randomness=hush.Randomness(generator=torch.Generator().manual_seed(2)),
+            directory=tmp_path / folder,
+            resume=resume,
+            randomness=helpers.randomness(2),
             per_instance=watched,
         )
         assert done.per_instance is watched

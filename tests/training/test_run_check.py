@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,39 +12,22 @@ import hush
 from hush.core.errors import BudgetExceeded, HushError, LedgerError
 from hush.training.loop import Run
 from hush.training.run_folder import checked_ledger, read_metrics
-from tests.training.helpers import plan_of, randomness
+from tests.training import helpers
+from tests.training.helpers import ENOUGH, plan_of, randomness
 
 PLAN = plan_of(hush.Poisson(rate=0.25))
-ENOUGH = hush.Budget(epsilon=1e3, delta=1e-5)
 
 
-def train(
-    folder: Path,
-    steps: int,
-    *,
-    resume: bool = False,
-    reseed: bool = False,
-    budget: hush.Budget = ENOUGH,
-    kill_at: int = 0,
-) -> Run:
+def train(folder: Path, steps: int, *, kill_at: int = 0, **options: Any) -> Run:
     def kill(step: int, metrics: object) -> None:
         if step == kill_at:
             raise KeyboardInterrupt
 
     torch.manual_seed(5)
     data = torch.randn(20, 3), torch.randint(0, 2, (20,))
-    model = nn.Linear(3, 2)
-    return hush.train(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        PLAN,
-        data,
-        budget=budget,
-        steps=steps,
-        logging=hush.Logging(every=3, callbacks=[kill]),
-        checkpoints=hush.Checkpoints(directory=folder, resume=resume, reseed=reseed),
-        randomness=randomness(7),
+    options.setdefault("randomness", randomness(7))
+    return helpers.train(
+        nn.Linear(3, 2), PLAN, data, steps=steps, directory=folder, every=3, callbacks=[kill], **options
     )
 
 

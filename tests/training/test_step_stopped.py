@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import DataError
 from hush.training.step import PrivateStep
-from tests.training.helpers import plan_of, randomness, step_of, weights_of
+from tests.training.helpers import plan_of, randomness, step_of, train, weights_of
 
 RECORDS, WORDS, BAD = 40, 10, 23
 PLAN = plan_of(hush.Poisson(rate=0.2))
@@ -73,25 +73,12 @@ def test_a_draw_is_not_used_on_data_of_another_length() -> None:
 def test_a_run_in_a_directory_resumes_on_mended_data(tmp_path: Path) -> None:
     """Its draws are those from the checkpoint on: it ends where it would have with mended data."""
 
-    def train(folder: str, word: int, resume: bool = False, **options: Any) -> Tensor:
-        model = network()
-        run = hush.train(
-            model,
-            nn.CrossEntropyLoss(),
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            PLAN,
-            data(word),
-            budget=hush.Budget(epsilon=50.0, delta=1e-3),
-            steps=20,
-            logging=hush.Logging(every=1),
-            checkpoints=hush.Checkpoints(directory=tmp_path / folder, resume=resume),
-            **options,
-        )
-        assert run.steps == 20
+    def run(folder: str, word: int, **options: Any) -> Tensor:
+        model, path = network(), tmp_path / folder
+        assert train(model, PLAN, data(word), steps=20, every=1, directory=path, **options).steps == 20
         return weights_of(model)
 
-    whole = train("whole", 0, randomness=randomness(3))
+    whole = run("whole", 0, randomness=randomness(3))
     with pytest.raises(DataError, match="out of range"):
-        train("stopped", WORDS, randomness=randomness(3))
-    resumed = train("stopped", 0, resume=True)
-    assert torch.equal(whole, resumed)
+        run("stopped", WORDS, randomness=randomness(3))
+    assert torch.equal(whole, run("stopped", 0, resume=True))

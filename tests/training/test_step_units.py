@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, Unproved, Unsupported
 from tests.training import helpers
-from tests.training.helpers import plan_of, run
+from tests.training.helpers import plan_of, run, train
 
 OWNERS = ["a"] * 5 + ["b"] * 3 + ["c"] * 2 + ["d"] * 2 + ["e"] * 8
 PLAN = plan_of(hush.Poisson(rate=0.5), hush.L2(norm=0.5), 1e-6)
@@ -156,20 +156,14 @@ def test_nothing_of_the_owners_is_written_where_they_are_private(tmp_path: Path)
 
 
 def test_training_protects_owners(tmp_path: Path) -> None:
-    model = nn.Linear(4, 3)
     budget = hush.Budget(epsilon=3.0, delta=1e-2)
     plan = hush.calibrate(PLAN, budget, steps=5)
-    guarantee = hush.train(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        plan,
-        records(),
-        budget=budget,
-        steps=5,
-        units=hush.Units(owners=OWNERS, per_unit=3),
-        checkpoints=hush.Checkpoints(directory=tmp_path / "run"),
-    ).guarantee
+    options: dict[str, Any] = {
+        "units": hush.Units(owners=OWNERS, per_unit=3),
+        "directory": tmp_path / "run",
+    }
+    run = train(nn.Linear(4, 3), plan, records(), budget=budget, steps=5, **options)
+    guarantee = run.guarantee
     assert "zero-out one user, at most 3 records a step" in str(guarantee)
     assert (guarantee.records, guarantee.arithmetic) == (5, "proved")
     assert guarantee.epsilon == hush.epsilon(plan, 5, 1e-2).epsilon

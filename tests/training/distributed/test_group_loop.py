@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import hush
 from hush.training.loop import Run
+from tests.training import helpers
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import data_of, model_of, plan_of, step_of
 from tests.training.distributed.spawned import Raised
-from tests.training.grouped import grouped
 from tests.training.helpers import randomness, run, weights_of
 
 BUDGET = hush.Budget(epsilon=30.0, delta=1e-3)
@@ -21,17 +20,16 @@ BUDGET = hush.Budget(epsilon=30.0, delta=1e-3)
 
 def train(folder: Path, steps: int, **options: Any) -> tuple[torch.Tensor, Run]:
     model = model_of()
-    trained = hush.train(
+    trained = helpers.train(
         model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         plan_of(),
         data_of(),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
         budget=BUDGET,
         steps=steps,
         randomness=randomness(),
         execution=hush.Execution(physical_batch=5),
-        **grouped({"directory": folder / "run", **options}),
+        **{"directory": folder / "run", **options},
     )
     return weights_of(model), trained
 

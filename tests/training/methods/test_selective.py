@@ -23,7 +23,7 @@ from hush.training.fingerprint import fingerprint
 from hush.training.methods.selective import Trials, trials_of
 from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
-from tests.training.grouped import grouped
+from tests.training import helpers
 from tests.training.helpers import plan_of, randomness, run, seeded
 
 RECORDS = 60
@@ -350,20 +350,11 @@ def test_a_loss_that_is_not_finite_is_the_worst(test: str, bad: float) -> None:
     assert both == (0.01 if test == "mean" else 0.0)
 
 
-def train(chosen: hush.Plan, *, budget: hush.Budget | None = None, **options: Any) -> Any:
+def train(chosen: hush.Plan, **options: Any) -> Any:
     step, data = begin(chosen)
     scheduler = torch.optim.lr_scheduler.StepLR(step.optimizer, 2, 0.9)
-    done = hush.train(
-        step.model,
-        nn.CrossEntropyLoss(),
-        step.optimizer,
-        chosen,
-        data,
-        budget=budget or hush.Budget(epsilon=500.0, delta=1e-5),
-        scheduler=scheduler,
-        randomness=randomness(1),
-        **grouped(options),
-    )
+    options |= {"randomness": randomness(1), "scheduler": scheduler}
+    done = helpers.train(step.model, chosen, data, optimizer=step.optimizer, **options)
     return done, step.model, scheduler
 
 

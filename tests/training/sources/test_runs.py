@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import hush
 from hush.core.errors import CheckpointError
+from tests.training import helpers
 from tests.training.helpers import plan_of, seeded, step_of, weights_of
 from tests.training.sources.problems import Bag, Items, pad_to_longest
 
 RECORDS = 30
 LENGTHS = [1 + index * 7 % 5 for index in range(RECORDS)]
-BUDGET = hush.Budget(epsilon=50.0, delta=1e-3)
 PLAN = plan_of(hush.Poisson(rate=0.5))
 
 
@@ -31,22 +31,21 @@ def sentences(first: int = 0) -> Items:
     return Items(item, RECORDS)
 
 
-def train(directory: Path, steps: int, workers: int, resume: bool = False, data: Any = None) -> Tensor:
+def train(folder: Path, steps: int, workers: int, resume: bool = False, data: Any = None) -> Tensor:
     torch.manual_seed(0)
     model = Bag()
     reading: Any = {"collate_fn": pad_to_longest, "workers": workers, "pad_to": (5, None)}
-    hush.train(
+    helpers.train(
         model,
-        nn.CrossEntropyLoss(),
-        torch.optim.AdamW(model.parameters(), lr=0.1),
         PLAN,
         hush.Source(sentences(), **reading) if data is None else data,
-        budget=BUDGET,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=0.1),
         steps=steps,
-        checkpoints=hush.Checkpoints(directory=directory, resume=resume),
+        directory=folder,
+        resume=resume,
         randomness=hush.Randomness(generator=None if resume else seeded(5)),
         evaluation=hush.Source(sentences(first=50), **reading),
-        logging=hush.Logging(every=2),
+        every=2,
         execution=hush.Execution(physical_batch=4),
     )
     return weights_of(model)
