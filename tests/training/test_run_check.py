@@ -53,18 +53,22 @@ def test_a_whole_run_fits(run: Path) -> None:
     assert notes == ["fits its plan, anchor and checkpoint (of step 6)"]
 
 
-def emptied(run: Path) -> None:
-    (run / "ledger.jsonl").write_bytes(b"")
+def edited(change: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], None]:
+    """Damage to the lines of a ledger."""
+
+    def damage(run: Path) -> None:
+        lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+        (run / "ledger.jsonl").write_bytes(b"".join(change(lines)))
+
+    return damage
 
 
-def cut(run: Path) -> None:
-    lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    (run / "ledger.jsonl").write_bytes(b"".join(lines[:-2]))
+def without(*names: str) -> Callable[[Path], None]:
+    def damage(run: Path) -> None:
+        for name in names:
+            (run / name).unlink()
 
-
-def without_first_charge(run: Path) -> None:
-    lines = (run / "ledger.jsonl").read_bytes().splitlines(keepends=True)
-    (run / "ledger.jsonl").write_bytes(b"".join(lines[:2] + lines[3:]))
+    return damage
 
 
 def begun_anew(run: Path) -> None:
@@ -85,30 +89,22 @@ def rewritten(run: Path) -> None:
             ledger.charge(PLAN, run=name, step=step, release=release)
 
 
-def without_ledger(run: Path) -> None:
-    (run / "ledger.jsonl").unlink()
-
-
-def without_anchor(run: Path) -> None:
-    (run / "anchor.json").unlink()
-
-
 DAMAGE = [
-    (emptied, "it is empty"),
-    (cut, "taken 6 steps .* knows of 4: charges are missing"),
-    (without_first_charge, "damaged at line 3"),
+    (edited(lambda lines: []), "it is empty"),
+    (edited(lambda lines: lines[:-2]), "taken 6 steps .* knows of 4: charges are missing"),
+    (edited(lambda lines: lines[:2] + lines[3:]), "damaged at line 3"),
     (begun_anew, "was replaced, and the charges of the run are not on it"),
     (rewritten, "not the one that the checkpoint was charged to"),
-    (without_ledger, "ledger"),
-    (without_anchor, r"anchor\.json cannot be read"),
+    (without("ledger.jsonl"), "ledger"),
+    (without("anchor.json"), r"anchor\.json cannot be read"),
 ]
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE)
 def test_what_does_not_fit_is_neither_accounted_for_nor_resumed(
-    run: Path, damage: object, message: str
+    run: Path, damage: Callable[[Path], None], message: str
 ) -> None:
-    damage(run)  # type: ignore[operator]
+    damage(run)
     files = {path.name: path.read_bytes() for path in run.iterdir()}
     with pytest.raises(LedgerError, match=message):
         checked_ledger(run)
@@ -177,27 +173,17 @@ def test_a_torn_first_charge_is_repeated_or_kept_beside_new_noise(
     assert checked_ledger(tmp_path / "run")[0].counts == {PLAN: 3 + (reseed and names_its_run)}
 
 
-def torn_first_line(run: Path) -> None:
-    (run / "ledger.jsonl").write_bytes((run / "ledger.jsonl").read_bytes()[:60])
-
-
-def without_checkpoint(run: Path) -> None:
-    (run / "checkpoint.safetensors").unlink()
-
-
-def without_both(run: Path) -> None:
-    without_ledger(run)
-    without_checkpoint(run)
+CHECKPOINT = "checkpoint.safetensors"
 
 
 @pytest.mark.parametrize(
     ("damage", "resumed", "reseeded"),
     [
         (torn_last_charge, 9, 12),
-        (torn_first_line, "damaged at line 1: .*Restore it", "damaged at line 1: .*Restore it"),
-        (without_checkpoint, r"no checkpoint.*pass reseed=True .*charges are kept", 15),
-        (without_ledger, r"Restore ledger\.jsonl", r"Restore ledger\.jsonl"),
-        (without_both, r"Restore ledger\.jsonl", r"Restore ledger\.jsonl"),
+        (edited(lambda lines: [lines[0][:60]]), *["damaged at line 1: .*Restore it"] * 2),
+        (without(CHECKPOINT), r"no checkpoint.*pass reseed=True .*charges are kept", 15),
+        (without("ledger.jsonl"), *[r"Restore ledger\.jsonl"] * 2),
+        (without("ledger.jsonl", CHECKPOINT), *[r"Restore ledger\.jsonl"] * 2),
     ],
 )
 @pytest.mark.parametrize("reseed", [False, True])

@@ -189,7 +189,11 @@ def row_of(
             rows, lambda name, value: _number(name, value)[None] if alone else value, inputs, targets
         )
     else:
-        check_no_columns(inputs, targets)
+        if inputs is not None or targets is not None:
+            raise DataError(
+                "inputs= and targets= choose columns, and these records have none. Leave both out, or "
+                "pass a collate_fn of [record] that returns (inputs, targets)."
+            )
         try:
             rows = default_collate([record]) if collate_fn is None else rows
         except (TypeError, RuntimeError):
@@ -210,19 +214,10 @@ def row_of(
             )
         if not value.dim() or len(value) != 1:
             raise DataError(
-                "collate_fn gave a tensor with a first dimension other than 1 for one record: it is "
-                "called with [record], one record at a time. Return tensors with a row per record."
+                "collate_fn gave a tensor with a first dimension other than 1 for [record], which is "
+                "one record. Return tensors with a row per record."
             )
     return map_leaves(rows[0], lambda value: value), map_leaves(rows[1], lambda value: value)
-
-
-def check_no_columns(inputs: Columns, targets: Columns) -> None:
-    """Raise if columns were chosen of records that have none."""
-    if inputs is not None or targets is not None:
-        raise DataError(
-            "inputs= and targets= choose columns, and these records have none. Leave both out, or pass "
-            "a collate_fn of [record] that returns (inputs, targets)."
-        )
 
 
 def _choose(
@@ -341,10 +336,8 @@ def stack(parts: Sequence[Any], value: Any, *, pinned: bool = False) -> Any:
     """Rows of the same structure, one below the other, padded to the longest of them."""
 
     def join(first: Tensor, fill: Any, *others: Tensor) -> Tensor:
-        rows = [first, *others]
-        if first.dim() > 1:
-            longest = max(part.shape[1] for part in rows)
-            rows = [_padded(part, longest, fill) for part in rows]
+        longest = max(part.shape[1] for part in (first, *others)) if first.dim() > 1 else None
+        rows = [_padded(part, longest, fill) for part in (first, *others)]
         if not pinned:
             return torch.cat(rows)
         shape = (sum(map(len, rows)), *rows[0].shape[1:])

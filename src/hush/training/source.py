@@ -28,7 +28,6 @@ from hush.training.records import (
     MapStyle,
     TableRecords,
     check_alike,
-    check_no_columns,
     check_numbers,
     check_present,
     leaves,
@@ -140,10 +139,8 @@ class Source:
             return None
         if isinstance(records, TableRecords):
             return records.arrays(self.inputs, self.targets)
-        if not isinstance(records, ArrayRecords):
-            return None
-        check_no_columns(self.inputs, self.targets)
-        return records
+        named = self.inputs is not None or self.targets is not None
+        return None if named or not isinstance(records, ArrayRecords) else records
 
     @cached_property
     def _template(self) -> Rows | None:
@@ -198,12 +195,10 @@ class Source:
             frames = traceback.extract_tb(error.__traceback__)
             own = [each for each in frames if not any(part in each.filename for part in _LIBRARIES)]
             place = f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
-            collated = "" if self.collate_fn is None else ", and collate_fn for a batch of each,"
             return (
-                f"a record could not be read: {type(error).__name__}{place} (the record and the text of "
-                "the error are private and not shown). The step was not charged. Read the records one "
-                f"after another{collated} to see the error; a missing record leaves its slot empty "
-                "(present=)."
+                f"a record could not be read: {type(error).__name__}{place} (it and the text of the "
+                "error are private and not shown). The step was not charged. Read and collate the "
+                "records one by one to see the error; a missing record leaves its slot empty (present=)."
             )
 
 
@@ -281,8 +276,8 @@ class SlotLoader:
                 rows = [_checked(next(batches)) for _ in pieces]
             except RuntimeError as error:  # of the loader: an error of a data set comes as a reason
                 raise DataError(
-                    f"records could not be read, as a worker process failed ({error}); the step was "
-                    "not charged. If memory ran out, pass fewer workers, or workers=0."
+                    f"records could not be read, as a worker process failed ({error}); the step was not "
+                    "charged. If memory ran out, pass fewer workers, or workers=0."
                 ) from None
             yield rows[0] if len(rows) == 1 else stack(rows, self._pad_value, pinned=self._pin_memory)
         next(batches, None)  # the loader reaches the end, and its workers wait for more
