@@ -8,11 +8,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.accounting.pld import analytic_gaussian
-from hush.audit.canaries import (
-    CanaryRun,
-    directions_for,
-    run_with_canaries,
-)
+from hush.audit.canaries import CanaryRun, directions_for, run_with_canaries
 from hush.audit.lower_bound import one_run
 from hush.core.randomness import RandomSource
 from hush.noise import Gaussian

@@ -58,21 +58,11 @@ def test_normal_noise_is_bounded_below_by_less_than_its_separation_unless_it_is_
         above["separation"] += bound.separation > 1.0
         above["epsilon"] += bound.epsilon > true.upper
         broken = one_run(truth + rng.normal(size=CANARIES) / 4, truth, delta=DELTA)
-        above["quarter"] += broken.epsilon > 0 and broken.separation > 1.0
+        above["quarter"] += broken.epsilon > 0.8 and broken.separation > 1.0
         assert bound.gaussian_epsilon == analytic_gaussian.epsilon(bound.separation, DELTA).lower
     assert above["separation"] <= 5
     assert above["epsilon"] <= 5
     assert above["quarter"] == 40
-
-
-def test_noise_over_four_is_caught_by_an_epsilon_that_holds_for_any_mechanism() -> None:
-    rng = np.random.default_rng(2)
-    charged = analytic_gaussian.epsilon(0.5, DELTA).upper
-    for _ in range(10):
-        truth = coins(rng)
-        bound = one_run(0.5 * truth + rng.normal(size=CANARIES) / 4, truth, delta=DELTA)
-        assert bound.epsilon > 0.8
-        assert bound.gaussian_epsilon > charged
 
 
 def test_the_printed_bound_is_exceeded_and_the_one_used_is_not() -> None:

@@ -157,9 +157,7 @@ def test_scores_whose_whole_change_is_bounded() -> None:
     assert ours.epsilon.upper == pytest.approx(theirs.epsilon.upper)
     with pytest.raises(Unproved, match="Clip with"):
         NoisyMax(
-            noise=hush.Laplace(multiplier=1.0),
-            moved=hush.L2(norm=1.0),
-            neighbours=Neighbours.REPLACE,
+            noise=hush.Laplace(multiplier=1.0), moved=hush.L2(norm=1.0), neighbours=Neighbours.REPLACE
         )
 
 
@@ -177,10 +175,7 @@ def test_noise_on_a_fixed_support_decides_nothing(noise: Noise) -> None:
     """Drawn around 0 and added it changes no answer; drawn around the scores it makes all alike."""
     with pytest.raises(Unproved, match="fixed support"):
         NoisyMax(
-            noise=noise,
-            moved=hush.L2(norm=math.sqrt(2)),
-            neighbours=Neighbours.REPLACE,
-            unit="one vote",
+            noise=noise, moved=hush.L2(norm=math.sqrt(2)), neighbours=Neighbours.REPLACE, unit="one vote"
         )
     vote = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=1.0))
     with pytest.raises(Unproved, match="fixed support"):

@@ -11,13 +11,7 @@ import torch
 
 import hush
 from hush.accounting.ledger import Ledger
-from hush.core.errors import (
-    CheckpointError,
-    DataError,
-    InvalidValue,
-    PrivacyWarning,
-    Unproved,
-)
+from hush.core.errors import CheckpointError, DataError, InvalidValue, PrivacyWarning, Unproved
 from hush.core.guarantee import Neighbours
 from hush.data import load, tensors
 from hush.models import build
@@ -42,10 +36,7 @@ def run(directory: Path, **changed: Any) -> PateRun:
         "generator": torch.Generator().manual_seed(0),
     }
     return pate(
-        evaluation=(X_TEST[60:], Y_TEST[60:]),
-        classes=10,
-        directory=directory,
-        **{**usual, **changed},
+        evaluation=(X_TEST[60:], Y_TEST[60:]), classes=10, directory=directory, **{**usual, **changed}
     )
 
 

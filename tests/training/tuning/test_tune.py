@@ -15,13 +15,7 @@ from scipy import stats
 
 import hush
 from hush.accounting.selection import draw_trials, trial_count
-from hush.core.errors import (
-    CheckpointError,
-    DataError,
-    InvalidValue,
-    LedgerError,
-    Unproved,
-)
+from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerError, Unproved
 from hush.training.trial import TuningTrial
 from tests.accounting import selection_oracle as oracle
 from tests.training.helpers import plan_of as plan_with
