@@ -118,14 +118,8 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
         ("--units IDS --per-unit 0", "per_unit=0 must be a whole number >= 1"),
         ("--units IDS --per-unit 7", "no unit has more than 6 records"),
         ("--units IDS --per-unit 2 --records 7", "records=7 and the ids are of 240 units"),
-        (
-            "--units IDS --per-unit 2 --batch-size 300",
-            "300 must be > 0 and <= the 240 owners",
-        ),
-        (
-            "--units IDS --per-unit 2 --test-batch 300",
-            "300 must be > 0 and <= the 240 owners",
-        ),
+        ("--units IDS --per-unit 2 --batch-size 300", "300 must be > 0 and <= the 240 owners"),
+        ("--units IDS --per-unit 2 --test-batch 300", "300 must be > 0 and <= the 240 owners"),
         ("--units IDS --per-unit 3 --public-records 62", "62 makes some records of an owner"),
         ("--units SHORT --per-unit 2", "there are 1437 training records"),
         ("--units missing.txt --per-unit 2", "missing.txt cannot be read"),

@@ -98,10 +98,7 @@ def test_a_noise_is_charged_as_the_one_that_it_names() -> None:
 def test_a_declared_proof_is_no_charge() -> None:
     """A proof that the accountant cannot carry out is refused, not charged as something near."""
     coordinates = hush.Coordinate(rate=0.5)
-    for wrong in (
-        replace(PLAN, noise=_Declared()),
-        replace(PLAN, noise=_Power(), sampling=coordinates),
-    ):
+    for wrong in (replace(PLAN, noise=_Declared()), replace(PLAN, noise=_Power(), sampling=coordinates)):
         with pytest.raises(Unproved, match=r"no accountant computes its charge.*Define"):
             mechanism(wrong)
     with pytest.raises(Unproved, match="no proved guarantee"):

@@ -18,3 +18,10 @@ def test_limits_are_told_apart() -> None:
 def test_a_count_is_a_whole_number(bad: object) -> None:
     with pytest.raises(InvalidValue, match="whole number >= 0"):
         check_count("steps", bad, "steps are counted")
+    assert [check_count("steps", good, "steps are counted") for good in (0, 3.0, 10**12)] == [
+        0,
+        3,
+        10**12,
+    ]
+    with pytest.raises(InvalidValue, match="whole number >= 4 and <= 1e"):
+        check_count("steps", 3, "steps are counted", at_least=4)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,25 +18,6 @@ PUBLIC = {"epsilon", "delta", "learning_rate"}
 HELD_OUT = {"evaluation/loss", "evaluation/accuracy"}
 
 
-class Writer:
-    """Stand-in for `SummaryWriter`."""
-
-    scalars: list[tuple[str, float, int]]
-
-    def __init__(self, directory: str) -> None:
-        self.scalars, self.closed = [], False
-        type(self).scalars = self.scalars
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.scalars.append((name, value, step))
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True
-
-
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
     module = ModuleType(name)
     vars(module).update(members)
@@ -46,16 +28,10 @@ def trained(logger: Any) -> None:
     torch.manual_seed(0)
     x, y, model = torch.randn(60, 4), torch.arange(60) % 3, nn.Linear(4, 3)
     plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.5),
-        clipping=hush.L2(norm=0.8),
-        noise=hush.Gaussian(multiplier=4.0),
+        sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=0.8), noise=hush.Gaussian(multiplier=4.0)
     )
     hush.train(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.5),
-        plan,
-        (x, y),
+        *(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.5), plan, (x, y)),
         budget=hush.Budget(epsilon=20.0, delta=1e-3),
         steps=5,
         evaluation=(x + 1, y),
@@ -64,11 +40,16 @@ def trained(logger: Any) -> None:
 
 
 def test_tensorboard_gets_public_numbers_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stand_in(monkeypatch, "torch.utils.tensorboard", SummaryWriter=Writer)
+    writer = Mock()
+    stand_in(monkeypatch, "torch.utils.tensorboard", SummaryWriter=lambda _: writer)
     logger = TensorBoardLogger(tmp_path, every=2)
     trained(logger)
     logger.close()
-    keys = {number: {name for name, _, at in Writer.scalars if at == number} for number in range(1, 6)}
+    writer.close.assert_called_once()
+    keys: dict[int, set[str]] = {number: set() for number in range(1, 6)}
+    for written in writer.add_scalar.call_args_list:
+        name, _, step = written.args
+        keys[step].add(name)
     assert keys == {1: set(), 2: PUBLIC, 3: set(), 4: PUBLIC, 5: PUBLIC | HELD_OUT}
 
 

@@ -63,36 +63,20 @@ def collate(records: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 def bert(dropout: float = 0.1) -> Any:
     torch.manual_seed(0)
-    config: Any = BertConfig
+    sizes: Any = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes |= {"vocab_size": 10, "max_position_embeddings": 8, "num_hidden_layers": 1}
+    sizes |= {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     model: Any = BertForSequenceClassification
-    return model(
-        config(
-            vocab_size=10,
-            max_position_embeddings=8,
-            hidden_size=8,
-            num_attention_heads=2,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-        )
-    )
+    return model(BertConfig(**sizes))
 
 
 def trainer(
     folder: Path, model: Any = None, seed: int = 0, kind: Any = PrivateTrainer, **options: Any
 ) -> Any:
     """A trainer of 8 steps: two epochs of 60 records in batches of 15."""
-    settings = {
-        "per_device_train_batch_size": 15,
-        "num_train_epochs": 2,
-        "learning_rate": 0.01,
-        "save_strategy": "no",
-        "logging_steps": 4,
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-    }
+    settings: dict[str, Any] = {"per_device_train_batch_size": 15, "num_train_epochs": 2}
+    settings |= {"learning_rate": 0.01, "save_strategy": "no", "logging_steps": 4}
+    settings |= {"report_to": [], "use_cpu": True, "disable_tqdm": True}
     args = TrainingArguments(str(folder), **settings | options.pop("args", {}))
     if "epsilon" not in options:
         options.setdefault("plan", PLAN)
@@ -179,9 +163,8 @@ def test_a_resumed_run_goes_on_bit_for_bit_and_pays_once(tmp_path: Path) -> None
 
     # the checkpoint holds what is charged, and the key of the noise is not in it
     name = json.loads((folder / "checkpoint-8" / "private_step.json").read_text())
-    assert name == {"run": resumed.private_step.run, "steps": 8} | {
-        "ledger": resumed.private_step.ledger.identity
-    }
+    step = resumed.private_step
+    assert name == {"run": step.run, "steps": 8, "ledger": step.ledger.identity}
     secret = step_file(folder / "ledger.jsonl")
     key = checkpoint.load(secret)[f"{name['run']}/8"]["step"]["generator"].numpy().tobytes()
     assert key in secret.read_bytes(), "the search is not idle"
@@ -217,9 +200,8 @@ def test_an_adapter_is_saved_reloaded_and_really_changed(tmp_path: Path) -> None
             logits = [each.eval()(**inputs).logits for each in (reloaded, model, lora())]
         assert torch.equal(logits[0], logits[1])
         assert not torch.allclose(logits[0], logits[2], atol=1e-3)
-    assert run.private_step.dimension == sum(
-        value.numel() for value in model.parameters() if value.requires_grad
-    )
+    sizes = [value.numel() for value in model.parameters() if value.requires_grad]
+    assert run.private_step.dimension == sum(sizes)
     frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
     assert all(torch.equal(model.get_parameter(name), lora().get_parameter(name)) for name in frozen)
 
@@ -392,15 +374,8 @@ def test_settings_of_a_trainer_are_tuned(tmp_path: Path) -> None:
         return trained.model, -settings["learning_rate"]  # a public score
 
     ledger = hush.Ledger()
-    tuned = hush.tune(
-        fit,
-        {"learning_rate": hush.Uniform(0.1, 0.2)},
-        plan=PLAN,
-        steps=2,
-        budget=hush.Budget(epsilon=8.0, delta=1e-3),
-        mean=1.5,
-        ledger=ledger,
-    )
+    space, budget = {"learning_rate": hush.Uniform(0.1, 0.2)}, hush.Budget(epsilon=8.0, delta=1e-3)
+    tuned = hush.tune(fit, space, plan=PLAN, steps=2, budget=budget, mean=1.5, ledger=ledger)
     assert 7 < tuned.guarantee.epsilon.upper <= 8
     (charged,) = ledger.counts
     assert isinstance(charged.release, hush.BestOf)
