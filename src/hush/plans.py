@@ -32,7 +32,6 @@ class NamedPlan:
 
     @property
     def summary(self) -> str:
-        """The method in one line."""
         return (inspect.getdoc(self.make) or "").partition("\n")[0]
 
 

@@ -27,8 +27,6 @@ _FEW_CANARIES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Options of `hush audit`."""
-
     run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run of `hush train`.")]
     canaries: Annotated[int | None, about("Number of canaries; at most 256 by default.")] = None
     kind: Annotated[
@@ -132,7 +130,6 @@ def audit(asked: Audit) -> None:
 def _lower_bound(
     asked: Audit, experiment: Experiment, plan: Plan, steps: int, done: Callable[[], None]
 ) -> "tuple[CanaryBound, CanaryRun, int]":
-    """The bound from training as a run did, the last training, and its number of canaries."""
     import torch
 
     from hush.audit.canaries import directions_for, mislabelled, run_with_canaries

@@ -51,7 +51,6 @@ class Settings(Value):
 
     @property
     def relation(self) -> Neighbours:
-        """Adjacency relation of the run."""
         return Neighbours(self.neighbours or Neighbours.ZERO_OUT)
 
     @classmethod

@@ -58,5 +58,4 @@ for name in sorted({"claims", "reproduce", "tune-selective"} - _COMMANDS.keys())
 
 
 def main() -> None:
-    """Run the command line."""
     run_app(app)

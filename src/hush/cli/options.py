@@ -131,8 +131,6 @@ def refuse_together(**options: object) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Sampling rate and number of steps."""
-
     rate: Rate = None
     batch_size: BatchSize = None
     steps: Steps = None

@@ -69,5 +69,4 @@ def _file_error(error: OSError) -> str:
 
 
 def print_error(message: object) -> None:
-    """Print one message of hush on standard error, short enough to read."""
     print(f"hush: {shorten(str(message))}", file=sys.stderr)

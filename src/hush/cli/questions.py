@@ -20,8 +20,6 @@ from hush.sampling import FullBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Question(opt.Work):
-    """Steps of a plan, by their options."""
-
     noise: opt.Noise = None
     records: opt.Records = None
     plan: opt.PlanName = None
@@ -37,7 +35,6 @@ class Question(opt.Work):
 
     @property
     def adjacency(self) -> Adjacency:
-        """Adjacency relation of the guarantee."""
         return Adjacency(group=self.group, neighbours=self.neighbours or RECORD.neighbours)
 
     def start(self) -> Plan:
@@ -50,8 +47,6 @@ class Question(opt.Work):
 
 @dataclass(frozen=True, kw_only=True)
 class Charged(Question):
-    """Steps of a plan, or the charges on a ledger."""
-
     run_dir: Annotated[Path | None, typer.Argument(help="Folder of a run.")] = None
     ledger: Annotated[Path | None, about("Ledger of a run.")] = None
     delta: opt.ReportedDelta = None
@@ -85,7 +80,6 @@ class _Charges:
 
 
 def _charges(asked: Charged) -> _Charges:
-    """The charges that the options name, and their guarantee."""
     from hush.accounting.epsilon import compose
 
     if source := asked.run_dir or asked.ledger:

@@ -33,8 +33,6 @@ _EPOCHS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Training(opt.Work):
-    """Options of `hush train` and `hush tune`."""
-
     data: opt.Data = "digits"
     data_dir: opt.DataDir = None
     features: opt.Features = None
@@ -51,8 +49,6 @@ class Training(opt.Work):
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Training):
-    """Options of `hush train`."""
-
     noise: opt.Noise = None
     clip: Annotated[float | None, opt.privacy("Clipping norm; 1 by default.")] = None
     plan: opt.PlanName = None
@@ -118,7 +114,6 @@ class Run(Training):
         )
 
     def settings(self, model: str) -> Settings:
-        """Settings of the run that are not in its plan."""
         same = {each.name: getattr(self, each.name) for each in fields(Settings)}
         if self.neighbours is Neighbours.ZERO_OUT:  # a resumed run may spell out the default
             same["neighbours"] = None
@@ -299,7 +294,6 @@ def tune(
     loss = torch.nn.CrossEntropyLoss()
 
     def fit(chosen: dict[str, Any], trial: "TuningTrial") -> "tuple[nn.Module, float]":
-        """Training and score of one trial."""
         generator = None
         if trial.generator is not None:
             seed = trial.generator.initial_seed()
@@ -380,7 +374,6 @@ def _quantiles(values: Any) -> str:
 
 
 def _dimension(option: str, text: str, allowed: Range) -> "Uniform | Choice":
-    """The range or choice in the text of an option."""
     from hush.training.trial import Choice, LogUniform
 
     ends = text.split(":")

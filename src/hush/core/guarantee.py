@@ -120,7 +120,6 @@ class Adjacency(Value):
 
     @property
     def unit(self) -> str:
-        """Unit of privacy, in words."""
         if self.per_unit is None:
             return "one record" if self.group == 1 else f"{self.group} records together"
         owner = "one user" if self.group == 1 else f"{self.group} users together"

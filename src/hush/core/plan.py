@@ -142,7 +142,6 @@ def write_plan(plan: Plan, path: Path) -> None:
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan as TOML."""
     tables = []
     for name, part in plan.to_plain().items():
         settings = (f"{key} = {_toml(value)}" for key, value in part.items())

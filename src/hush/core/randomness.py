@@ -173,9 +173,8 @@ def source_for(
 def substream(source: RandomSource) -> Stream:
     """An independent stream under a key drawn from the source."""
     if isinstance(source, Stream):
-        nonce = source.reserve(_KEY_BYTES // 8)
-        parent = Stream(source.device, source.key)
-        return Stream(source.device, lambda: parent.at(nonce, _KEY_BYTES // 8).tobytes())
+        nonce, key, device = source.reserve(_KEY_BYTES // 8), source.key, source.device
+        return Stream(device, lambda: Stream(device, key).at(nonce, _KEY_BYTES // 8).tobytes())
     return Stream(source.device, random_words(_KEY_BYTES // 8, source).tobytes())
 
 

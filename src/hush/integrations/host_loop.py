@@ -100,7 +100,6 @@ class HostLoop:
 
     @property
     def done(self) -> bool:
-        """Whether all steps are done, or the budget is used up."""
         return self.step is not None and self.step.steps >= self._end
 
     def spent(self, delta: float | None = None) -> Guarantee:
@@ -175,7 +174,6 @@ class BatchLoss(nn.Module):
         self._loss_of_batch = loss_of_batch
 
     def forward(self, batch: Any) -> Tensor:
-        """Losses, one per record."""
         rows = torch.arange(len(next(tree_leaves(batch)))).split(1)
         records = [batch]
         if len(rows) > 1:

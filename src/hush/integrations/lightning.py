@@ -89,7 +89,6 @@ class PoissonLoader(HostLoop):
         self.physical_batch = physical_batch
 
     def __len__(self) -> int:
-        """Number of steps per epoch."""
         return max(1, round(1 / self.plan.sampling.participation))
 
     def __iter__(self) -> Iterator[int]:
@@ -134,7 +133,6 @@ class PrivateModule(LightningModule):
             )
 
     def configure_optimizers(self) -> Any:
-        """The module's own optimizer and schedules."""
         configured = super().configure_optimizers()
         parts = list(_parts(configured))
         optimizers = [part for part in parts if isinstance(part, torch.optim.Optimizer)]
@@ -210,7 +208,6 @@ class PrivateModule(LightningModule):
         return None
 
     def on_train_epoch_end(self) -> None:
-        """Step the schedules that run per epoch."""
         super().on_train_epoch_end()
         self._step_schedules("epoch", self.current_epoch + 1)
 
@@ -227,7 +224,6 @@ class PrivateModule(LightningModule):
             checkpoint[_CHECKPOINT] = self._loader().save()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Read the name of the step's state."""
         super().on_load_checkpoint(checkpoint)
         self._checkpoint = checkpoint.get(_CHECKPOINT)
 

@@ -33,7 +33,6 @@ class MetricsLogger:
         self.write(step, {**metrics, **sensitive})
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Write values of a step to the log, by key."""
         raise NotImplementedError
 
 
@@ -51,13 +50,11 @@ class TensorBoardLogger(MetricsLogger):
         self._writer: Any = tensorboard.SummaryWriter(str(directory))
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Write one scalar per key and flush."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the event file."""
         self._writer.close()
 
 
@@ -75,5 +72,4 @@ class MLflowLogger(MetricsLogger):
         self._run_id = run_id
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Log all keys in one call."""
         self._mlflow.log_metrics(values, step=step, run_id=self._run_id)

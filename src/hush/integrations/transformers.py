@@ -181,7 +181,6 @@ class PrivateTrainer(Trainer):
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **options: Any
     ) -> Tensor:
-        """Run one private step when accumulation ends. The returned loss is zero."""
         if self.private_step is None:
             self._begin()
         if self.accelerator.sync_gradients:
@@ -237,7 +236,6 @@ class PrivateTrainer(Trainer):
         return _plan_of(self._plan, self._records, batch, self.args.max_grad_norm)
 
     def _begin(self) -> None:
-        """Make the step with the current weights and optimizer, resumed or new."""
         plan, optimizer, model, steps = self._check(), self.optimizer, self.model, self.state.max_steps
         if self._plan is None:
             assert self._budget is not None
@@ -268,7 +266,6 @@ class PrivateTrainer(Trainer):
         )
 
     def _loss_of_record(self, batch: dict[str, Any]) -> Any:
-        """Result of compute_loss for a batch of one record."""
         before = _contents(self)
         self._recording = True
         try:
@@ -287,8 +284,6 @@ class PrivateTrainer(Trainer):
 
 
 class _SaveStep(TrainerCallback):
-    """Saves the private step with each checkpoint."""
-
     def __init__(self, loop: HostLoop) -> None:
         self._loop = loop
 
@@ -352,7 +347,6 @@ def _plan_of(plan: Plan | None, records: int, batch: int, clip_norm: float | Non
 
 
 def _check_arguments(args: Any) -> None:
-    """Raise for TrainingArguments that a private step cannot honour."""
     optimizer = str(getattr(args.optim, "value", args.optim))
     fused = optimizer in _FUSED_BACKWARD or optimizer.endswith("_layerwise")
     rejected = {

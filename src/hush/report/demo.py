@@ -68,8 +68,6 @@ SOURCES = {
 
 @dataclass(kw_only=True)
 class Row:
-    """Results of a method over the seeds."""
-
     accuracies: list[float] = field(default_factory=list)
     epsilon: float = 0.0
     noise: str = "-"
@@ -144,7 +142,6 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
 
 
 def _private(plan: Plan, steps: int, data: Pair, test: Pair, seed: int, folder: Path | None) -> Run:
-    """One private run of a method."""
     model, (x, y) = _initial_model(seed), data
     checkpoints, options = Checkpoints(), dict[str, Any]()
     if folder is not None:
@@ -203,7 +200,6 @@ def _plain(x: Tensor, y: Tensor, test: Pair, seed: int, steps: int) -> float:
 
 
 def _initial_model(seed: int) -> nn.Module:
-    """The classifier, with the same initial weights for every method."""
     torch.manual_seed(seed)
     return build("logistic", classes=10, shape=(1, 8, 8))
 
@@ -250,7 +246,6 @@ def _own_number(plan: Plan, run: Run) -> str:
 
 
 def _draw(rows: dict[str, Row], path: Path) -> None:
-    """Draw each method's accuracies: a dot for each seed, a bar for their mean."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 3.4), layout="constrained")

@@ -90,7 +90,6 @@ class RunFacts:
 
     @property
     def one(self) -> str:
-        """Unit of privacy in a word: "record" or "user"."""
         return "record" if self.adjacency.per_unit is None else "user"
 
     @property
@@ -106,7 +105,6 @@ class RunFacts:
         return self.measured[-1][1] if self.measured else None
 
     def to_plain(self) -> dict[str, Any]:
-        """The facts as plain data; numbers that are not finite become None."""
         kept = ("name", "kind", "metrics", "settings", "tuned", "finished", "audit")
         plain: dict[str, Any] = {name: getattr(self, name) for name in kept}
         plain |= {"hush": __version__, "sensitive": self.audit is not None, "ledger_notes": self.notes}

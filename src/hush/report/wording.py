@@ -162,7 +162,6 @@ def for_engineers(facts: RunFacts) -> str:
 
 
 def mechanism(plan: Plan) -> str:
-    """A plan in a few words: its parts and their settings."""
     short = re.sub(r"\d+\.\d{4,}(e-?\d+)?", lambda found: f"{float(found[0]):.4g}", str(plan)[5:-1])
     return short.removesuffix(", release=Always()")
 
@@ -229,7 +228,6 @@ def caveats(facts: RunFacts) -> list[Item]:
 
 
 def _public_data(facts: RunFacts) -> str:
-    """Data that were used without protection."""
     used = []
     count, features = facts.settings.get("public_records"), facts.settings.get("features")
     if isinstance(count, int) and count > 0:
@@ -291,5 +289,4 @@ def model_card(facts: RunFacts) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The text with a capital first letter."""
     return text[:1].upper() + text[1:]

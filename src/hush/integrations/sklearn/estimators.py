@@ -56,8 +56,6 @@ _RESAMPLING = ("sklearn.ensemble._bagging", "sklearn.ensemble._weight_boosting")
 
 @dataclass(repr=False, eq=False)
 class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """Parameters and fit that both estimators share."""
-
     schema: Schema | None = None
     epsilon: float = field(default=1.0, kw_only=True)
     delta: float | None = field(default=None, kw_only=True)

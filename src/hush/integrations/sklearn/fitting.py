@@ -238,7 +238,6 @@ def _gradient_descent(inputs: Array, targets: Targets, descent: Descent, spendin
 
 
 def _features(encoded: Encoded, interval: Interval) -> Array:
-    """Feature matrix of encoded columns, in [-1, 1]."""
     return np.hstack([interval.scale(encoded.numeric), encoded.categorical])
 
 
