@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hush.cli import experiment as made
+from hush.cli import experiment as experiments
 from hush.cli import options as opt
 from hush.cli.experiment import Settings, build_experiment, folder_of
 from hush.cli.output import counted, print_error, print_run
@@ -176,7 +176,7 @@ def train(asked: Run) -> None:
         adjacency = Adjacency(neighbours=settings.relation)
         charged = dimension if grows_with_dimension(private) else None
         private = calibrate(private, budget, steps, charged, adjacency=adjacency)
-    if steps and (ratio := made.signal_to_noise(private, units, steps, dimension)) < 1:
+    if steps and (ratio := experiments.signal_to_noise(private, units, steps, dimension)) < 1:
         print_error(
             f"the noise is larger than the signal: over {steps} steps the records can move the "
             f"{dimension} parameters {ratio:.2g} times as far as the noise does, and only if all "
@@ -268,9 +268,9 @@ def tune(
     MEAN["range"].check("--trials", trials)
     folder = folder_of(asked.run_dir, f"{asked.data}-tuned")
     space = {
-        "learning_rate": _dimension("--lr", learning_rate, made.LEARNING_RATE),
+        "learning_rate": _dimension("--lr", learning_rate, experiments.LEARNING_RATE),
         "clip": _dimension("--clip", clip, _CLIP),
-        "momentum": _dimension("--momentum", momentum, made.MOMENTUM),
+        "momentum": _dimension("--momentum", momentum, experiments.MOMENTUM),
     }
     settings = Settings(
         data=asked.data,

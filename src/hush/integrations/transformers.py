@@ -233,7 +233,33 @@ class PrivateTrainer(Trainer):
         _check_evaluation(self.eval_dataset, self.train_dataset)
         _check_arguments(self.args)
         batch = self.get_total_train_batch_size(self.args)
-        return _plan_of(self._plan, self._records, batch, self.args.max_grad_norm)
+        plan, records, clip_norm = self._plan, self._records, self.args.max_grad_norm
+        if batch > records:
+            raise InvalidValue(
+                f"the batch of the TrainingArguments is {batch} and there are {records} records: a rate "
+                "is at most 1. Lower per_device_train_batch_size or gradient_accumulation_steps."
+            )
+        if plan is None:
+            if not clip_norm or clip_norm < 0:
+                raise InvalidValue(
+                    f"max_grad_norm={clip_norm} must be > 0: it is the clipping norm of each record's "
+                    "gradient. Leave it at 1.0, or pass plan=."
+                )
+            noise = Gaussian(multiplier=1.0)
+            return Plan(sampling=Poisson(rate=batch / records), clipping=L2(norm=clip_norm), noise=noise)
+        expected = check_kind("plan", plan, Plan).sampling.expected(records)
+        if abs(expected - batch) >= 0.5:
+            raise InvalidValue(
+                f"the plan draws {expected:g} of {records} records on average, and the batch of the "
+                f"TrainingArguments is {batch} (per device, times accumulation and processes). Pass "
+                f"sampling=hush.Poisson(rate={batch} / {records}), or other arguments."
+            )
+        if clip_norm not in (None, 0, getattr(plan.clipping, "norm", None)):
+            raise InvalidValue(
+                f"max_grad_norm={clip_norm} and the plan clips by {plan.clipping}: a noisy gradient is "
+                "not clipped again. Pass TrainingArguments(max_grad_norm=0), or the plan's norm."
+            )
+        return plan
 
     def _begin(self) -> None:
         plan, optimizer, model, steps = self._check(), self.optimizer, self.model, self.state.max_steps
@@ -313,37 +339,6 @@ def _charged(metrics: dict[str, float]) -> dict[str, float]:
     """Metrics that a charge covers: no losses of training records and no training times."""
     kept = (name for name in metrics if name not in _NOT_CHARGED and not name.startswith("train_"))
     return {name: metrics[name] for name in kept}
-
-
-def _plan_of(plan: Plan | None, records: int, batch: int, clip_norm: float | None) -> Plan:
-    """The plan that was passed, verified to agree with TrainingArguments, or theirs with noise of 1."""
-    if batch > records:
-        raise InvalidValue(
-            f"the batch of the TrainingArguments is {batch} and there are {records} records: a rate "
-            "is at most 1. Lower per_device_train_batch_size or gradient_accumulation_steps."
-        )
-    if plan is None:
-        if not clip_norm or clip_norm < 0:
-            raise InvalidValue(
-                f"max_grad_norm={clip_norm} must be > 0: it is the clipping norm of each record's "
-                "gradient. Leave it at 1.0, or pass plan=."
-            )
-        noise = Gaussian(multiplier=1.0)
-        return Plan(sampling=Poisson(rate=batch / records), clipping=L2(norm=clip_norm), noise=noise)
-    expected = check_kind("plan", plan, Plan).sampling.expected(records)
-    if abs(expected - batch) >= 0.5:
-        raise InvalidValue(
-            f"the plan draws {expected:g} of {records} records on average, and the batch of the "
-            f"TrainingArguments is {batch} (per device, times accumulation and processes). Pass "
-            f"sampling=hush.Poisson(rate={batch} / {records}), or other arguments."
-        )
-    if clip_norm not in (None, 0, getattr(plan.clipping, "norm", None)):
-        raise InvalidValue(
-            f"max_grad_norm={clip_norm} and the plan clips each record's gradient by {plan.clipping}: a "
-            "noisy gradient is not clipped again. Pass TrainingArguments(max_grad_norm=0), or the "
-            "plan's norm."
-        )
-    return plan
 
 
 def _check_arguments(args: Any) -> None:

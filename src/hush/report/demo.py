@@ -70,7 +70,7 @@ SOURCES = {
 class Row:
     accuracies: list[float] = field(default_factory=list)
     epsilon: float = 0.0
-    noise: str = "-"
+    noise: Sequence[float] = ()
     own: str = ""
 
 
@@ -117,7 +117,7 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
                 run = _private(plan, count, (x, y), test, seed, folder)
                 row = rows[name]
                 row.accuracies.append(run.metrics[-1]["accuracy"])
-                row.epsilon, row.noise = run.guarantee.epsilon.upper, _noise(plan)
+                row.epsilon, row.noise = run.guarantee.epsilon.upper, _multipliers(plan)
                 row.own = row.own or _own_number(plan, run)
                 progress.advance()
             _teach(rows[_PATE], (x, y), (x_test[:_QUERIES], y_test[:_QUERIES]), test, seed, out)
@@ -128,7 +128,8 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
     header, cells = ["method", "epsilon", "accuracy", "noise", "own number"], []
     for name, row in rows.items():
         epsilon = f"{row.epsilon:.3f}" if row.epsilon else "infinite"
-        cells.append([name, epsilon, f"{mean(row.accuracies):.1%}", row.noise, row.own])
+        noise = ", ".join(f"{number:.2f}" for number in row.noise) or "-"
+        cells.append([name, epsilon, f"{mean(row.accuracies):.1%}", noise, row.own])
     text = (
         f"{Table(header=header, rows=cells).markdown()}\n\nEpsilon at delta {BUDGET.delta:g}, one "
         f"record; accuracy on digits that were not trained on, mean of {seeds} seeds. Noise in units of "
@@ -184,7 +185,7 @@ def _teach(row: Row, data: Pair, public: Pair, test: Pair, seed: int, out: Path)
         generator=torch.Generator().manual_seed(seed),
     )
     row.accuracies.append(run.student_accuracy)
-    row.epsilon, row.noise = run.guarantee.epsilon.upper, _noise(query.plan)
+    row.epsilon, row.noise = run.guarantee.epsilon.upper, _multipliers(query.plan)
     row.own = row.own or f"{_QUERIES} answers, {run.label_accuracy:.0%} right"
 
 
@@ -204,12 +205,8 @@ def _initial_model(seed: int) -> nn.Module:
     return build("logistic", classes=10, shape=(1, 8, 8))
 
 
-def _noise(plan: Plan) -> str:
-    """Noise of a plan in units of the clipping norm, one number a block."""
-    return ", ".join(f"{number:.2f}" for number in _multipliers(plan))
-
-
 def _multipliers(plan: Plan) -> Sequence[float]:
+    """Noise of a plan in units of the clipping norm, one number a block."""
     if isinstance(plan.noise, BlockGaussian):
         return plan.noise.multipliers
     if isinstance(plan.noise, Truncated):

@@ -253,16 +253,15 @@ def _utility(facts: RunFacts) -> str:
 
 def reporting_lists(facts: RunFacts) -> list[Item]:
     """Answers to the reporting lists: a sentence, or the section of the report with the answer."""
-    drawn = " ".join(dict.fromkeys(_sampling(charge.plan) for charge in facts.plans))
-    values = {"sampling": drawn, "version": __version__, "utility": _utility(facts)}
+    drawn = []
+    for charge in facts.plans:
+        share = charge.plan.sampling.participation
+        each = f"Each record takes part in a step with probability {share:.4g}, independently."
+        full = isinstance(charge.plan.sampling, FullBatch)
+        drawn.append("Every record takes part in every step." if full else each)
+    sampling = " ".join(dict.fromkeys(drawn))
+    values = {"sampling": sampling, "version": __version__, "utility": _utility(facts)}
     return [Item(term, text.format(**values)) for term, text in _REPORTING.items()]
-
-
-def _sampling(plan: Plan) -> str:
-    if isinstance(plan.sampling, FullBatch):
-        return "Every record takes part in every step."
-    share = plan.sampling.participation
-    return f"Each record takes part in a step with probability {share:.4g}, independently."
 
 
 def model_card(facts: RunFacts) -> str:
