@@ -157,15 +157,10 @@ def _dominating_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step
     """Steps with a dominating pair that dominate the change of these; None if one is not known."""
     dominating: Counter[Step] = Counter()
     for step, count in steps.items():
-        pair: Step | None
-        if adjacency.slots == 1:
-            pair = step.dominating_step_of_one
-        else:
-            whole = step.dominating_step
-            pair = None if whole is None else _group_step(whole, adjacency)
+        pair = step.dominating_step_of_one if adjacency.slots == 1 else step.dominating_step
         if pair is None:
             return None
-        dominating[pair] += count
+        dominating[_group_step(pair, adjacency)] += count
     return dict(dominating)
 
 
@@ -237,8 +232,8 @@ def _step_rdp(step: ComposableStep, orders: tuple[float, ...]) -> Array:
     return step.rdp(np.array(orders))
 
 
-def _group_step(step: PairedStep, adjacency: Adjacency) -> Step:
-    if adjacency.slots == 1:
+def _group_step(step: Step, adjacency: Adjacency) -> Step:
+    if adjacency.slots == 1 or not isinstance(step, PairedStep):
         return step
     if step.rate == 1:
         return step.divided(adjacency.slots)

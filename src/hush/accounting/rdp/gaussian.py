@@ -36,8 +36,7 @@ def renyi_divergence(step: "SampledGaussian", orders: npt.ArrayLike) -> Array:
     """
     order_array = np.atleast_1d(np.asarray(orders, dtype=float))
     moments = np.array([_log_moment(step, order) for order in order_array.flat])
-    # Rounding: the sums have positive terms, each off by the error of log-factorials; and a moment
-    # of almost no information may come out below zero.
+    # The sums have positive terms, each off by the error of log-factorials.
     outward = OUTWARD + 16 * UNIT * gammaln(order_array + 1)
     return np.asarray(np.maximum(outward * moments.reshape(order_array.shape) / (order_array - 1), 0.0))
 
@@ -47,11 +46,8 @@ def epsilon(
 ) -> float:
     """The least epsilon at `delta` that Rényi divergences at `orders` give for all steps composed."""
     order = np.asarray(orders, dtype=float)
-    total = np.zeros(len(order))
-    for step, count in steps.items():
-        if count:
-            total = total + count * renyi_divergence(step, order)
-    return rdp_to_epsilon(total, order, delta)
+    costs = (count * renyi_divergence(step, order) for step, count in steps.items() if count)
+    return rdp_to_epsilon(sum(costs, np.zeros(len(order))), order, delta)
 
 
 def _log_moment(step: "SampledGaussian", order: float) -> float:
