@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from scipy.stats import binom
-
 from hush.accounting.numerics import OUTWARD
 from hush.accounting.pld.jump_diffusion import KILLING, JumpDiffusionLaw, best_jump, dominating_diffusion
 from hush.core.parts import SensitivitySet
@@ -90,6 +88,8 @@ def _of_even_change(
     blocks: NormalBlocks, spread: float, rate: float, coordinate_rate: float
 ) -> list[tuple[float, float]]:
     """Steps that a change of equal coordinates in each block dominates, one for each quantile."""
+    from scipy.stats import binom  # importing it takes long
+
     units, counts = [], []  # squared change of a coordinate over the deviation, number of coordinates
     for ball, deviation in blocks:
         movable = (ball.norm / ball.max_entry) ** ball.p if ball.p < math.inf else math.inf
