@@ -238,8 +238,7 @@ class Risk(Value):
     @property
     def max_gain(self) -> float:
         """Limit on the gain of an attack over a guess without the release."""
-        limits = (self.tpr, self.advantage, self.posterior)
-        return next(limit for limit in limits if limit is not None) - self._baseline
+        return (self.tpr or self.advantage or self.posterior or 0.0) - self._baseline
 
     def attained(self, attack: AttackBounds) -> float:
         """Upper bound on the limited rate, advantage or posterior."""

@@ -1,7 +1,7 @@
 """Rényi differential privacy of the Poisson-subsampled Gaussian mechanism."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,13 +41,10 @@ def renyi_divergence(step: "SampledGaussian", orders: npt.ArrayLike) -> Array:
     return np.asarray(np.maximum(outward * moments.reshape(order_array.shape) / (order_array - 1), 0.0))
 
 
-def epsilon(
-    steps: Mapping["SampledGaussian", int], delta: float, *, orders: Sequence[float] | Array = ORDERS
-) -> float:
-    """The least epsilon at `delta` that Rényi divergences at `orders` give for all steps composed."""
-    order = np.asarray(orders, dtype=float)
-    costs = (count * renyi_divergence(step, order) for step, count in steps.items() if count)
-    return rdp_to_epsilon(sum(costs, np.zeros(len(order))), order, delta)
+def epsilon(steps: Mapping["SampledGaussian", int], delta: float) -> float:
+    """The least epsilon at `delta` that Rényi divergences give for all steps composed."""
+    costs = (count * renyi_divergence(step, ORDERS) for step, count in steps.items() if count)
+    return rdp_to_epsilon(sum(costs, np.zeros(len(ORDERS))), ORDERS, delta)
 
 
 def _log_moment(step: "SampledGaussian", order: float) -> float:

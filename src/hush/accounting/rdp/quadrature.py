@@ -76,7 +76,12 @@ class Integrand:
         slope = b * (self.side * x ** (b - 1) - u ** (b - 1))
         turn = np.abs(slope) * reach + bend * reach**2 / 2
         log_ratio = self.log_ratio(u)
-        factor = _modulus_factor(q, log_ratio, turn)
+        # |1 - q + q r| >= (1 - q + q |r|) / factor on the disc: the angle of r is small, or one of the
+        # two terms outweighs the other; else infinite
+        narrow = np.where(turn <= 1, 1 / np.cos(np.minimum(turn, 1.0) / 2), np.inf)
+        odds = (1 - q) / q * np.exp(turn - log_ratio)
+        outweighed = np.where(odds < 0.5, (1 + odds) / (1 - np.minimum(odds, 0.5)), np.inf)
+        factor = np.minimum(narrow, outweighed)
         posterior = _posterior_weight(q, log_ratio)
         second = bend_x + a * bend
         if q < 1:
@@ -99,13 +104,8 @@ class Integrand:
         inverse = np.log(factor) - _log_mixture_ratio(q, log_ratio - turn)
         above = np.log(factor) + np.maximum(0.0, _log_mixture_ratio(q, log_ratio + turn))
         stretch = np.where(a >= 2, (a - 2) * np.maximum(inverse, 0.0), (2 - a) * above)
-        step = (
-            factor
-            * np.exp(turn)
-            * _posterior_weight(q, log_ratio + turn)
-            * np.minimum(log_ratio + turn, 2.0)
-        )
-        step = np.minimum(step, 1 + np.exp(inverse))
+        step = factor * np.exp(turn) * _posterior_weight(q, log_ratio + turn)
+        step = np.minimum(step * np.minimum(log_ratio + turn, 2.0), 1 + np.exp(inverse))
         quadratic = np.log(a * (a - 1) / 2) + 2 * np.log(step) + stretch
         plain = np.logaddexp(0.0, np.logaddexp(np.log1p(a) + a * inverse, np.log(a) + (a - 1) * inverse))
         return np.asarray(np.minimum(quadratic, plain))
@@ -123,16 +123,6 @@ class Integrand:
         return np.asarray(np.minimum(quadratic, plain))
 
 
-def _modulus_factor(rate: float, log_ratio: Array, turn: Array) -> Array:
-    """A factor with |1 - q + q r| >= (1 - q + q |r|) / factor where L is within `turn` of `log_ratio`.
-
-    Either the angle of r is small, or one of the two terms outweighs the other. Infinite otherwise.
-    """
-    narrow = np.where(turn <= 1, 1 / np.cos(np.minimum(turn, 1.0) / 2), np.inf)
-    odds = (1 - rate) / rate * np.exp(turn - log_ratio)
-    return np.minimum(narrow, np.where(odds < 0.5, (1 + odds) / (1 - np.minimum(odds, 0.5)), np.inf))
-
-
 def _power_bound(centre: Array, reach: Array, power: float) -> Array:
     """The largest |z|^power on the disc around a positive centre."""
     return np.asarray((centre + reach if power >= 0 else centre - reach) ** power)
@@ -147,10 +137,8 @@ def _posterior_weight(rate: float, log_ratio: Array) -> Array:
     """q exp(log_ratio) / (1 - q + q exp(log_ratio)): the slope of `_log_mixture_ratio`."""
     if rate == 1:
         return np.ones_like(log_ratio)
-    posterior: Array = np.exp(
-        np.minimum(np.log(rate) + log_ratio - _log_mixture_ratio(rate, log_ratio), 0.0)
-    )
-    return posterior
+    log_weight = np.log(rate) + log_ratio - _log_mixture_ratio(rate, log_ratio)
+    return np.asarray(np.exp(np.minimum(log_weight, 0.0)))
 
 
 def _log_convex_remainder(order: Array, rate: float, log_ratio: Array) -> Array:
@@ -189,13 +177,11 @@ def log_moment_minus_one(beta: float, rate: float, orders: Array, shifts: Array)
     to it. **Guarantee.** Never below the true value, and above it by 1e-10 or so; infinite where
     powers overflow. docs/guarantees/coordinate-wise.md, "Quadrature".
     """
-    log_integrals = []
+    chunks = [slice(first, first + _CHUNK) for first in range(0, len(orders), _CHUNK)]
     with np.errstate(all="ignore"):
-        for first in range(0, len(orders), _CHUNK):
-            chunk = slice(first, first + _CHUNK)
-            log_integrals.append(
-                _AdaptiveQuadrature(beta, rate, orders[chunk], shifts[chunk]).log_upper()
-            )
+        log_integrals = [
+            _AdaptiveQuadrature(beta, rate, orders[c], shifts[c]).log_upper() for c in chunks
+        ]
     value = np.concatenate(log_integrals) - math.log(2) - gammaln(1 + 1 / beta)
     return np.where(np.isnan(value), np.inf, value)
 
