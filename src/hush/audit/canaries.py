@@ -25,8 +25,7 @@ from hush.training.units import UnitTable
 
 ORDINARY = -1
 """Mark of a record that is no canary."""
-_QUIET_RECORDS = 512
-"""Number of records whose gradients decide which coordinates are quiet."""
+_QUIET_RECORDS = 512  # number of records whose gradients decide which coordinates are quiet
 Example = tuple[Tensor, Tensor]
 
 

@@ -19,10 +19,8 @@ UnitNumbers = npt.NDArray[np.int64]
 LEVEL = 1e-6
 """Significance level of a check: it fails by chance once in a million."""
 _DRAWS = 400
-_LAGS = 200
-"""Number of distances at which pairs of units are compared, beside half of the units."""
-_FAR = 1.5
-"""Deviations from the mean beyond which a count is far: twice the variance shows best there."""
+_LAGS = 200  # number of distances at which pairs of units are compared, beside half of the units
+_FAR = 1.5  # deviations from the mean beyond which a count is far: twice the variance shows best there
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,7 @@ Array = npt.NDArray[np.float64]
 CONFIDENCE = Range(
     above=0, below=1, why="it is the probability that the interval holds: never certain", example=0.95
 )
-_OUTWARD = 1e-12
-"""The ends are moved outwards by more than the error of betaincinv, about 1e-14."""
+_OUTWARD = 1e-12  # the ends are moved outwards by more than the error of betaincinv, about 1e-14
 _FEWEST_RUNS = 8
 _STEP, _STRIDE, _LARGEST = 0.01, 50, 30.0
 """Grid of epsilons and separations, finer than the statistical error of any such bound."""

@@ -38,8 +38,7 @@ from hush.training.methods.selective import Trials
 from hush.training.rehearsal import rehearsal
 from hush.training.step import PrivateStep
 
-_NUMBERS = 1000
-"""Numbers of noise to observe: enough for a scale that is off by a fifth."""
+_NUMBERS = 1000  # numbers of noise to observe: enough for a scale that is off by a fifth
 _MOST_NUMBERS, _COINS, _VERDICTS = 2**18, 2_000_000, 200
 _LENGTHS = (1.0, 1e4, 1e8)
 """Factors of the losses, in clipping norms: rules must also hold for far outliers."""

@@ -27,13 +27,10 @@ from hush.gradients.tree import tree_map
 from hush.training.data import Batch
 from hush.training.step import PrivateStep
 
-_ROUNDING = 1e-4
-"""Relative distance of two sums of the same records beyond which forward passes draw."""
+_ROUNDING = 1e-4  # relative distance of two sums of the same records beyond which forward passes draw
 _ORDERS = (2.0, 4.0, 8.0, 16.0, 32.0)
-_FAILURE = 1e-6
-"""Probability that an eigenvalue exceeds the number added for it."""
-_ENTRIES = 2**20
-"""Entries of clipped gradients that are held at a time."""
+_FAILURE = 1e-6  # probability that an eigenvalue exceeds the number added for it
+_ENTRIES = 2**20  # entries of clipped gradients that are held at a time
 
 
 class PerInstance:

@@ -17,12 +17,9 @@ if TYPE_CHECKING:
 
 _HOST_BOUND = 0.1
 """Share of a batch's time that a batch of two records takes, below which the GPU hardly waits."""
-_GAIN = 0.98
-"""Share of the time without a graph that a replay may take to be worth its memory."""
-_FEWEST_STEPS = 32
-"""Steps that pay for the measurement and the capture, which take about as long as ten."""
-_MEMORY_SHARE = 0.5
-"""Share of the free memory of a GPU that a graph may keep."""
+_GAIN = 0.98  # share of the time without a graph that a replay may take to be worth its memory
+_FEWEST_STEPS = 32  # steps that pay for the measurement and the capture, which take about as long as ten
+_MEMORY_SHARE = 0.5  # share of the free memory of a GPU that a graph may keep
 
 
 def check_replay(step: "PrivateStep") -> None:

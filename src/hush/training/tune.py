@@ -37,8 +37,7 @@ from hush.training.progress import Progress
 from hush.training.run_folder import ANCHOR
 from hush.training.trial import Outcome, Settings, TuningTrial, check_space, outcome
 
-_CHECKED = 20
-"""Settings whose mechanism is compared in addition to those of the trials."""
+_CHECKED = 20  # settings whose mechanism is compared in addition to those of the trials
 _STATE = "unfinished.secret"
 
 TrainingFunction = Callable[[Settings, TuningTrial], tuple[Any, float]]

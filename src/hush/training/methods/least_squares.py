@@ -26,8 +26,7 @@ Array = npt.NDArray[np.float64]
 _AT_ONCE = 1024
 _PRIORS = np.concatenate([[0.0], np.geomspace(1e-8, 1e4, 97)])
 """Variances of the coefficients to choose from, in squared target norms."""
-_RESIDUALS = np.geomspace(1e-8, 1.0, 25)
-"""Residual variances to choose from, in squared target norms."""
+_RESIDUALS = np.geomspace(1e-8, 1.0, 25)  # residual variances to choose from, in squared target norms
 _NORM = number(
     at_least=1e-3,
     at_most=1e3,

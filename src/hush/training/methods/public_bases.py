@@ -28,16 +28,14 @@ from hush.gradients.tree import Loss, tree_map
 from hush.training.data import Data, count, own_randomness, take
 from hush.training.methods.statistics import QUANTILE
 
-_ROWS_AT_ONCE = 4096
-"""Rows of a basis that are in double precision at a time."""
+_ROWS_AT_ONCE = 4096  # rows of a basis that are in double precision at a time
 _GRADIENTS_AT_ONCE = {"cpu": 64, "cuda": 256}
 """Records per pass with per-sample gradients; a GPU needs more to be busy."""
 _PERTURBATIONS = (1e-7, 1e-5)
 """Relative random perturbations of each column, tried in turn: the smallest that gives columns which
 depend on each other, or on the basis, a Cholesky factor in double precision."""
 _TINY = float(torch.finfo(torch.float32).tiny)
-_FOR_BASES = 0.6
-"""Share of the public records that the basis of `public_thresholds` is computed from."""
+_FOR_BASES = 0.6  # share of the public records that the basis of `public_thresholds` is computed from
 
 
 class BasisSchedule:

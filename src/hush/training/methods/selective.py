@@ -24,8 +24,7 @@ from hush.training.release import EveryUpdate
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
 
-_MAX_HIDDEN_TRIALS = 1_000_000
-"""Hidden trials for one update beyond which a run may never end."""
+_MAX_HIDDEN_TRIALS = 1_000_000  # hidden trials for one update beyond which a run may never end
 PhysicalBatches = Sequence[tuple[Any, Any, Tensor | None, Tensor | None]]
 
 
