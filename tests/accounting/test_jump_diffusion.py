@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from scipy.stats import norm, poisson
 
-from hush.accounting.coordinates import dominating_jump_diffusion
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
 from hush.accounting.pld.jump_diffusion import (
@@ -17,6 +16,7 @@ from hush.accounting.pld.jump_diffusion import (
     best_jump,
     dominates,
     dominating_diffusion,
+    dominating_jump_diffusion,
 )
 from hush.accounting.pld.lattice import pessimistic
 from hush.accounting.pld.privacy_loss import Direction

@@ -15,12 +15,11 @@ from dp_accounting.pld import privacy_loss_distribution as peer
 from scipy.special import ndtr
 
 import hush
-from hush.accounting.coordinates import dominating_jump_diffusion
 from hush.accounting.epsilon import delta as charged_delta
 from hush.accounting.epsilon import upper_epsilon
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.pld.jump_diffusion import _components
+from hush.accounting.pld.jump_diffusion import _components, dominating_jump_diffusion
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.accounting.steps import SampledGaussian
 

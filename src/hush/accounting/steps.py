@@ -3,13 +3,14 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, Self
 
 import numpy as np
+from scipy.stats import binom
 
-from hush.accounting.coordinates import NormalBlocks, dominated_gaussian, dominating_jump_diffusion
-from hush.accounting.numerics import Array
-from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw
+from hush.accounting.numerics import OUTWARD, Array
+from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw, dominating_jump_diffusion
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
 from hush.accounting.pld.privacy_loss import SampledPair
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
@@ -96,6 +97,8 @@ class Composition:
 
 Mechanism = ComposableStep | Composition
 """Mechanism of one step of a plan."""
+NormalBlocks = tuple[tuple[SensitivitySet, float], ...]
+"""Sensitivity set and noise deviation of each block of coordinates."""
 
 
 class PairedStep(SampledPair, ComposableStep):
@@ -281,3 +284,63 @@ def ellipsoid(rate: float, blocks: NormalBlocks) -> SampledGaussian:
     is isotropic: docs/guarantees/poisson-gaussian.md, step 1.
     """
     return SampledGaussian(rate, 1 / math.hypot(*(ball.l2_radius / scale for ball, scale in blocks)))
+
+
+# Quantiles of the number of coordinates that take part, one candidate each.
+_QUANTILES = (1e-6, 1e-3, 0.05, 0.2, 0.5, 0.8, 0.95, 0.999, 1 - 1e-6)
+_INWARD = 1 - 1e-9
+# Numbers of coordinates of a spread change, relative to the number at the cap.
+_SPREADS = (1.0, 1e2, 1e4, 1e8)
+# A record may always move fewer than it could, and SciPy counts up to here.
+_MAX_COORDINATES = 1e15
+
+
+@lru_cache(maxsize=1024)  # called at every point of a curve
+def dominated_gaussian(blocks: NormalBlocks, rate: float, coordinate_rate: float) -> tuple[float, float]:
+    """Rate and multiplier of a plain sampled Gaussian step: its epsilon is a lower bound for this one's.
+
+    **Guarantee.** docs/guarantees/twice-sampling.md, step 4: a sum of m coordinates that move by c each
+    dominates a step with the shift c k, at the probability that k or more take part. The result is the
+    best of some m and k by chi-square.
+    """
+    movable = tuple((ball, deviation) for ball, deviation in blocks if ball.max_entry > 0)
+    candidates = [(rate * coordinate_rate, deviation / ball.max_entry) for ball, deviation in movable]
+    for moved in [*((block,) for block in movable), movable]:
+        for spread in _SPREADS:
+            candidates += _of_even_change(moved, spread, rate, coordinate_rate)
+    return max(candidates, key=_chi_square)
+
+
+def _of_even_change(
+    blocks: NormalBlocks, spread: float, rate: float, coordinate_rate: float
+) -> list[tuple[float, float]]:
+    """Steps that a change of equal coordinates in each block dominates, one for each quantile."""
+    units, counts = [], []  # squared change of a coordinate over the deviation, number of coordinates
+    for ball, deviation in blocks:
+        movable = (ball.norm / ball.max_entry) ** ball.p if ball.p < math.inf else math.inf
+        limit = min(movable * spread, ball.dimension or math.inf, _MAX_COORDINATES)
+        count, change = max(1, math.floor(limit * OUTWARD)), ball.max_entry
+        if count > movable * OUTWARD:
+            change = min(ball.max_entry, ball.norm * count ** (-1 / ball.p))
+        units.append((change / deviation) ** 2 if deviation > change * 1e-150 else math.inf)
+        counts.append(count)
+    whole = math.sqrt(sum(unit * count for unit, count in zip(units, counts, strict=True)))
+    steps = []
+    for quantile in _QUANTILES:
+        probability, shift = 1.0, 0.0
+        for unit, count in zip(units, counts, strict=True):
+            k = max(1.0, float(binom.ppf(quantile, count, coordinate_rate)))
+            probability *= float(binom.sf(k - 1, count, coordinate_rate)) * _INWARD
+            shift += unit * k
+        if math.isfinite(shift) and shift > 0:
+            steps.append((rate * probability, whole / shift / _INWARD))
+    return steps
+
+
+def _chi_square(step: tuple[float, float]) -> float:
+    """The logarithm of the chi-square divergence of a sampled Gaussian step."""
+    rate, multiplier = step
+    if rate == 0:
+        return -math.inf
+    power = max(multiplier, 700**-0.5) ** -2  # avoids overflow of the exponential
+    return 2 * math.log(rate) + math.log(math.expm1(power)) if power > 0 else -math.inf

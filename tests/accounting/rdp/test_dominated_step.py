@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from hush.accounting.coordinates import dominated_gaussian
 from hush.accounting.numerics import Array
+from hush.accounting.steps import dominated_gaussian
 from hush.core.parts import SensitivitySet
 
 
