@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Literal, Self
 
 import numpy as np
-from scipy.stats import binom
 
 from hush.accounting.numerics import OUTWARD, Array
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw, dominating_jump_diffusion
@@ -325,6 +324,8 @@ def _of_even_change(
         units.append((change / deviation) ** 2 if deviation > change * 1e-150 else math.inf)
         counts.append(count)
     whole = math.sqrt(sum(unit * count for unit, count in zip(units, counts, strict=True)))
+    from scipy.stats import binom  # importing it takes long
+
     steps = []
     for quantile in _QUANTILES:
         probability, shift = 1.0, 0.0
