@@ -241,17 +241,32 @@ class Risk(Value):
         return (self.tpr or self.advantage or self.posterior or 0.0) - self._baseline
 
     def attained(self, attack: AttackBounds) -> float:
-        """Upper bound on the limited rate, advantage or posterior."""
+        """Upper bound on the limited rate, advantage or posterior.
+
+        Args:
+            attack: Bounds on every test of the releases.
+        """
         if self.fpr is not None:
             return attack.true_positive_rate(self.fpr)
         return attack.advantage if self.prior is None else attack.posterior(self.prior)
 
     def gain(self, attack: AttackBounds) -> float:
-        """Upper bound on the gain of an attack over a guess without the release."""
+        """Upper bound on the gain of an attack over a guess without the release; at most `max_gain`.
+
+        Args:
+            attack: Bounds on every test of the releases.
+        """
         return max(0.0, self.attained(attack) - self._baseline)
 
     def budget(self, delta: float) -> Budget:
-        """The budget of the largest epsilon at `delta` that implies this limit for every mechanism."""
+        """The largest epsilon at `delta` that implies this limit for every mechanism.
+
+        Args:
+            delta: Delta of the budget.
+
+        Returns:
+            The budget.
+        """
 
         def kept(epsilon: float) -> bool:
             return self.gain(ApproximateDP([(epsilon, delta)])) <= self.max_gain

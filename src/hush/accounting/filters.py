@@ -89,11 +89,19 @@ class RenyiFilter:
         return admitted
 
     def restore(self, spent: npt.ArrayLike) -> None:
-        """Continue with RDP that the records have spent: the `odometer` of an equal filter."""
+        """Continue with RDP that the records have spent.
+
+        Args:
+            spent: Result of `odometer` of an equal filter.
+        """
         self._spent = np.array(spent, dtype=float)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """The guarantee of all releases under the filter, past and future."""
+        """The guarantee of all releases under the filter, past and future.
+
+        Args:
+            delta: Delta of the guarantee.
+        """
         delta, dp = DELTA["range"].check("delta", delta), self.knows == "record"
         return Guarantee(
             epsilon=Bound(lower=0.0, upper=rdp_to_epsilon(self.budget, self.orders, delta)),

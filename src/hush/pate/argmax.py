@@ -57,13 +57,22 @@ class NoisyMax(Value):
 
     @classmethod
     def of_votes(cls, *, noise: Noise, neighbours: Neighbours = Neighbours.REPLACE) -> Self:
-        """Noisy argmax of vote counts: replacing a vote moves two counts by 1, adding one moves one."""
+        """Noisy argmax of vote counts: replacing a vote moves two counts by 1, adding one moves one.
+
+        Args:
+            noise: Additive noise; its multiplier is in votes.
+            neighbours: Adjacency relation: replace, or add/remove, one vote.
+        """
         changed = 2 if neighbours is Neighbours.REPLACE else 1
         return cls(noise=noise, moved=Entries(changed=changed), neighbours=neighbours, unit="one vote")
 
     @classmethod
     def of_teachers(cls, *, noise: Noise) -> Self:
-        """Noisy argmax of teachers on disjoint records: a record changes one vote, so two counts."""
+        """Noisy argmax of teachers on disjoint records: a record changes one vote, so two counts.
+
+        Args:
+            noise: Additive noise; its multiplier is in votes.
+        """
         return cls(noise=noise, moved=Entries(changed=2), neighbours=Neighbours.ADD_REMOVE)
 
     @property
@@ -77,11 +86,21 @@ class NoisyMax(Value):
         return self
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Index of the largest noisy score of each row; a row is a query, and each is charged."""
+        """Index of the largest noisy score of each row.
+
+        Args:
+            scores: Scores, one row per query (each is charged) and one column per class.
+            generator: Seed of the noise, for tests.
+        """
         return noisy(self.plan, as_scores(scores), generator).argmax(1)
 
     def guarantee(self, queries: int, delta: float) -> Guarantee:
-        """Guarantee of a number of answers, for any scores."""
+        """Guarantee of a number of answers, for any scores.
+
+        Args:
+            queries: Number of answers.
+            delta: Failure probability.
+        """
         return charged(self, {self.plan: queries}, delta)
 
 
@@ -120,16 +139,32 @@ class Confident(Value):
         return Plan(sampling=FullBatch(), clipping=moved, noise=self.noise)
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Index of the largest noisy score of each row, `NO_ANSWER` if its test fails."""
+        """Index of the largest noisy score of each row, `NO_ANSWER` if its test fails.
+
+        Args:
+            scores: Scores, one row per query and one column per class (sensitive).
+            generator: Seed of the noise, for tests.
+        """
         checked = as_scores(scores)
         return self.vote(checked, generator).where(self.passes(checked, generator), NO_ANSWER)
 
     def passes(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Whether the largest score of each row reaches the threshold after noise."""
+        """Whether the largest score of each row reaches the threshold after noise.
+
+        Args:
+            scores: Scores, one row per query and one column per class (sensitive).
+            generator: Seed of the noise, for tests.
+        """
         return noisy(self.test, scores.amax(1), generator) >= self.threshold
 
     def guarantee(self, queries: int, delta: float, answers: int | None = None) -> Guarantee:
-        """Guarantee of queries with at most `answers` answers (None: all), for any scores."""
+        """Guarantee of a number of queries, for any scores.
+
+        Args:
+            queries: Number of tests.
+            delta: Failure probability.
+            answers: Largest number of answers; None: all.
+        """
         counts = planned(self, queries, queries if answers is None else answers)
         return charged(self.vote, counts, delta)
 

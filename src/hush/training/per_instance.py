@@ -80,7 +80,11 @@ class PerInstance:
         self.information: Array = np.zeros(0)
 
     def epsilons(self, delta: float) -> Array:
-        """Epsilon of each watched record's accumulated charge (sensitive; an odometer, no guarantee)."""
+        """Epsilon of each watched record's accumulated charge (sensitive; an odometer, no guarantee).
+
+        Args:
+            delta: Delta of the conversion from Rényi divergences.
+        """
         return np.array([rdp_to_epsilon(charge, self.orders, delta) for charge in self.charges])
 
     def losses(self) -> Array:
@@ -88,7 +92,11 @@ class PerInstance:
         return np.sqrt(self.information)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """Guarantee of the guard's budget, for every record; it may be published."""
+        """Guarantee of the guard's budget, for every record; it may be published.
+
+        Args:
+            delta: Delta of the guarantee.
+        """
         if self.guard is None:
             raise Unproved(
                 "charges that depend on the records add up to no guarantee. Pass "
@@ -107,7 +115,12 @@ class PerInstance:
         return {name: torch.from_numpy(np.array(value)) for name, value in numbers.items()}
 
     def restore(self, state: Mapping[str, Tensor] | None, steps: int) -> None:
-        """Continue from the `state` of a run of so many steps; None: none was stored."""
+        """Continue from the numbers of an interrupted run.
+
+        Args:
+            state: Result of `state` of an object with the same arguments; None: none was stored.
+            steps: Number of steps of the run.
+        """
         stored = {name: value.numpy() for name, value in (state or {}).items()}
         mine = {name: value.numpy() for name, value in self.state().items()}
         same = all(np.array_equal(mine[name], stored.get(name, 0)) for name in ("orders", "slots"))
@@ -125,7 +138,12 @@ class PerInstance:
             self.guard.restore(stored["spent"])
 
     def check(self, step: PrivateStep, slots: int) -> None:
-        """Raise if the charges of a step on so many slots cannot be computed."""
+        """Raise if the step's charges cannot be computed.
+
+        Args:
+            step: Step to observe.
+            slots: Number of slots of its data.
+        """
         individual_rdp(step.plan, [0.0], self.orders)  # raises if it is not proved
         check_always_released(step.plan)
         if step.reducer.size > 1 or step.units is not None or step.gradients.views is not None:

@@ -123,11 +123,21 @@ class Source:
         return isinstance(self.pad_to, str)
 
     def take(self, slots: list[int], key: bytes | None = None) -> Rows:
-        """Inputs and targets of some slots; None as key: the program's own randomness."""
+        """Inputs and targets of some slots, a row each, read by this process.
+
+        Args:
+            slots: numbers of the slots.
+            key: key that the records' random numbers are derived from; None: the program's own.
+        """
         return _checked(self._read(slots, self._key(key), self._template))
 
     def batches(self, parts: Sequence[Tensor], key: bytes | None) -> Iterator[Rows]:
-        """Inputs and targets of physical batches, by their slots, read ahead by the workers."""
+        """Inputs and targets of physical batches, read ahead by the workers.
+
+        Args:
+            parts: slots of each physical batch.
+            key: as for `take`.
+        """
         if parts:  # a rank's own part may have no record to read shapes from
             yield from self.loader.read(parts, self._key(key))
 

@@ -25,7 +25,12 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Uniform:
-    """Numbers between two ends, uniform: a range of `hush.tune`."""
+    """Numbers between two ends, uniform: a range of `hush.tune`.
+
+    Args:
+        low: Smallest number.
+        high: Largest number.
+    """
 
     low: float
     high: float
@@ -44,7 +49,11 @@ class Uniform:
         object.__setattr__(self, "high", high)
 
     def draw(self, pick: Random) -> float:
-        """Draw a number."""
+        """Draw a number.
+
+        Args:
+            pick: Source of randomness.
+        """
         return pick.uniform(self.low, self.high)
 
     @property
@@ -55,7 +64,12 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogUniform(Uniform):
-    """Positive numbers between two ends, uniform in their logarithm: for learning rates and norms."""
+    """Positive numbers between two ends, uniform in their logarithm: for learning rates and norms.
+
+    Args:
+        low: Smallest number, above 0.
+        high: Largest number.
+    """
 
     least: ClassVar[float] = 0.0
 
@@ -66,7 +80,11 @@ class LogUniform(Uniform):
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values (numbers or strings), each as likely as the other."""
+    """One of several values, each as likely as the other.
+
+    Args:
+        values: The values, as numbers or strings.
+    """
 
     values: tuple[Any, ...]
 
@@ -76,7 +94,11 @@ class Choice:
             raise InvalidValue("Choice() has no value. Pass e.g. hush.Choice(0.5, 1.0).")
 
     def draw(self, pick: Random) -> Any:
-        """Draw one of the values."""
+        """Draw one of the values.
+
+        Args:
+            pick: Source of randomness.
+        """
         return pick.choice(self.values)
 
     @property

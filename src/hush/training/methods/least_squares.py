@@ -77,7 +77,11 @@ class NoisyLeastSquares(Value):
         return Plan(sampling=FullBatch(), clipping=clipping, noise=noise)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """(epsilon, delta) guarantee of the release, on its own."""
+        """(epsilon, delta) guarantee of the release, on its own.
+
+        Args:
+            delta: Failure probability.
+        """
         return epsilon(self.plan, 1, delta)
 
     def __call__(

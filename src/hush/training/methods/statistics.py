@@ -135,6 +135,11 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
     """Per-instance guarantee of `mean` for these records and any one added or removed (sensitive).
 
     **Guarantee** (per-instance). docs/guarantees/bounded.md; for full batches.
+
+    Args:
+        records: A row of finite numbers each.
+        plan: Full-batch plan of the mean.
+        delta: Delta of the guarantee.
     """
     rows = _mean_rows(records, plan)
     delta = check_delta(delta, len(rows))
@@ -227,12 +232,21 @@ class NoisyQuantile(Value):
         return (ends[0] + (ends[1] - ends[0]) * shares).exp()
 
     def plan(self, blocks: int) -> Plan:
-        """Plan of the noisy histogram for so many norms per record, as charged to a ledger."""
+        """Plan of the noisy histogram, as charged to a ledger.
+
+        Args:
+            blocks: Number of norms per record.
+        """
         noise = Gaussian(multiplier=self.multiplier)
         return Plan(sampling=FullBatch(), clipping=Entries(changed=blocks), noise=noise)
 
     def guarantee(self, blocks: int, delta: float) -> Guarantee:
-        """(epsilon, delta) guarantee of the quantiles of all blocks together, on their own."""
+        """(epsilon, delta) guarantee of the quantiles of all blocks together, on their own.
+
+        Args:
+            blocks: Number of norms per record.
+            delta: Failure probability.
+        """
         return epsilon(self.plan(blocks), 1, delta)
 
     def _counts(self, norms: Tensor) -> Tensor:
