@@ -1,6 +1,6 @@
 """Broken versions of a step that protects owners of several records, or whose length is private."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,8 +37,9 @@ def records_drawn_instead_of_units(patch: pytest.MonkeyPatch) -> None:
 def records_clipped_one_by_one(patch: pytest.MonkeyPatch) -> None:
     """The clipped gradients of a unit's records are added up."""
 
-    def layout(self: Batch) -> Iterator[tuple[Tensor, None]]:
-        yield from ((slots, None) for slots, _ in LAYOUT(self))
+    def layout(self: Batch) -> tuple[Sequence[Tensor], list[None]]:
+        parts, _ = LAYOUT(self)
+        return parts, [None] * len(parts)
 
     patch.setattr(Batch, "_layout", layout)
 
@@ -79,11 +80,11 @@ def rows_for_the_number_of_units(patch: pytest.MonkeyPatch) -> None:
 def units_cut_at_physical_batches(patch: pytest.MonkeyPatch) -> None:
     """A unit whose records are in two physical batches is clipped in each."""
 
-    def layout(self: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def layout(self: Batch) -> tuple[Sequence[Tensor], list[Tensor]]:
         assert self.counts is not None
         unit = self.counts.new_tensor(range(len(self.counts))).repeat_interleave(self.counts)
-        parts = zip(self.indices.split(self.physical), unit.split(self.physical), strict=True)
-        for slots, owners in parts:
-            yield slots, owners.unique_consecutive(return_counts=True)[1]
+        owners = unit.split(self.physical)
+        counts = [each.unique_consecutive(return_counts=True)[1] for each in owners]
+        return self.indices.split(self.physical), counts
 
     patch.setattr(Batch, "_layout", layout)

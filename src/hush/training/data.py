@@ -67,8 +67,12 @@ def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> t
     if (pair := pair_of(data)) is None:
         key = None if source is None else substream(source).key
         return as_source(data).take(indices.tolist(), key)
-    inputs, targets = (tree_map(part, partial(rows_at, slots=indices)) for part in pair)
-    return inputs, targets
+    return _rows(pair, indices)
+
+
+def _rows(pair: Sequence[Any], slots: Tensor) -> tuple[Any, Any]:
+    read = partial(rows_at, slots=slots)
+    return tree_map(pair[0], read), tree_map(pair[1], read)
 
 
 def made_up_record(data: Data) -> tuple[Any, Any]:
@@ -105,9 +109,10 @@ def data_digest(data: Data, slots: int) -> str | None:
 def pair_of(data: Data) -> Sequence[Any] | None:
     """Inputs and targets, if all of them are tensors in memory."""
     pair = data.tensors if isinstance(data, TensorDataset) else data
-    if isinstance(pair, (tuple, list)) and len(pair) == 2 and has_leaves(pair, Tensor):
-        return pair
-    return None  # a `Source` reads rows of arrays
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        return None
+    both = isinstance(pair[0], Tensor) and isinstance(pair[1], Tensor)
+    return pair if both or has_leaves(pair, Tensor) else None  # a `Source` reads rows of arrays
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,28 +142,32 @@ class Batch:
         The last two are None if all slots hold a record, and if every slot is a unit. No unit is split.
         `source` is the randomness of data sets that draw; None: the program's own.
         """
-        layout = list(self._layout()) if len(self) else []
-        rows: Iterable[tuple[Any, Any]] = (take(self.data, slots) for slots, _ in layout)
-        if pair_of(self.data) is None:
+        parts, counts = self._layout()
+        rows: Iterable[tuple[Any, Any]]
+        if (pair := pair_of(self.data)) is None:
             key = None if source is None else substream(source).key
-            rows = as_source(self.data).batches([slots for slots, _ in layout], key)
-        for (slots, counts), (inputs, targets) in zip(layout, rows, strict=True):
-            yield inputs, targets, None if self.present is None else self.present[slots.cpu()], counts
+            rows = as_source(self.data).batches(parts, key)
+        else:
+            rows = map(partial(_rows, pair), parts)
+        for slots, several, (inputs, targets) in zip(parts, counts, rows, strict=True):
+            yield inputs, targets, None if self.present is None else self.present[slots.cpu()], several
 
     __iter__ = physical_batches
 
-    def _layout(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+    def _layout(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
         """Slots of each physical batch, and how many of them each unit has."""
         if self.counts is None:
-            yield from ((slots, None) for slots in self.indices.split(self.physical))
-            return
-        ends = self.counts.cumsum(0)
+            slots = self.indices.split(self.physical) if self.indices.shape[0] else ()
+            return slots, [None] * len(slots)
+        ends, parts, counts = self.counts.cumsum(0), [], []
         unit = slot = 0
         while unit < len(ends):
             room = slot + self.physical
             last = max(unit + 1, int(torch.searchsorted(ends, room, right=True)))
-            yield self.indices[slot : int(ends[last - 1])], self.counts[unit:last]
+            parts.append(self.indices[slot : int(ends[last - 1])])
+            counts.append(self.counts[unit:last])
             unit, slot = last, int(ends[last - 1])
+        return parts, counts
 
 
 def same_slots(drawn: Batch, like: Batch) -> Batch:

@@ -22,18 +22,19 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
     Integer arithmetic wraps and does not depend on the order of additions, so all devices agree. The
     hash detects accidents, not forgery.
     """
-    flat = [tensor.detach().reshape(-1) for tensor in tensors]
-    hashes: list[Any] = [_hash(tensor) for tensor in flat]
+    tensors = list(tensors)
+    hashes: list[Any] = list(map(_hash, tensors))
     if hashes and isinstance(hashes[0], Tensor):
         hashes = torch.stack(hashes).tolist()  # waits once for a GPU
     total = 0
-    for tensor, part in zip(flat, hashes, strict=True):
+    for tensor, part in zip(tensors, hashes, strict=True):
         total = (total * _STRIDE + int(part) + tensor.numel() + 1) % 2**64
     return f"{total:016x}"
 
 
-def _hash(flat: Tensor) -> Any:
+def _hash(tensor: Tensor) -> Any:
     """Sum of the 64-bit words, each times the weight of its place in a block and of the block."""
+    flat = tensor.detach().reshape(-1)
     short = -flat.numel() % (8 // flat.element_size())
     words = (functional.pad(flat, (0, short)) if short else flat).view(torch.int64)
     blocks, rest = divmod(words.numel(), _BLOCK)

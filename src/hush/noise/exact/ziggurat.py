@@ -13,6 +13,7 @@ double precision cannot decide are resolved by `exact_draw.exact_sum`, from the 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -115,7 +116,7 @@ class PendingDraws:
     compared: list[tuple[Integers, Integers]] = field(default_factory=list)
     """Indices of draws that needed a height, and four words of each: a height, a strip of the tail, a
     place in it, and the next proposal. The last words of an index count."""
-    undecided: Integers = field(default_factory=lambda: np.empty(0, np.int64))
+    undecided: Integers = field(default_factory=partial(np.arange, 0))
     """Indices of draws with a height too close to the curve for double precision."""
 
     def add_to(
