@@ -40,13 +40,13 @@ class Dataset:
         for part, (x, y) in parts.items():
             if y.ndim != 1 or x.ndim < 2 or not len(x) == len(y) > 0:
                 raise DataError(
-                    f"{self.name}: {part} inputs {x.shape} and labels {y.shape} do not belong "
-                    "together. Pass one row of inputs and one label per record."
+                    f"{self.name}: {part} inputs {x.shape} and labels {y.shape} do not belong together. "
+                    "Pass one row of inputs and one label per record."
                 )
             if y.min() < 0 or y.max() >= self.classes:
                 raise DataError(
-                    f"{self.name}: {part} labels go from {y.min()} to {y.max()}, "
-                    f"but {self.classes} classes are numbered 0 to {self.classes - 1}."
+                    f"{self.name}: {part} labels go from {y.min()} to {y.max()}, but {self.classes} "
+                    f"classes are numbered 0 to {self.classes - 1}."
                 )
 
     @property

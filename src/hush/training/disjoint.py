@@ -31,11 +31,11 @@ _PROBED, _READS = 4, 6
 _LIBRARIES = {"torch", "datasets", "pandas", "numpy"}
 """Packages whose data sets read one record an item."""
 
-_ARROW = object()
-"""Holder of all rows that are named by addresses."""
+_MEMORY = object()
+"""Holder of all rows that are numbered by their addresses."""
 
 Rows = tuple[Any, npt.NDArray[np.int64] | None]
-"""Data set, tensor or array, and the numbers of its rows (None: all)."""
+"""Data set or memory, and the numbers of the rows in it (None: all)."""
 
 
 def check_held_out(evaluation: Data, data: Data) -> None:
@@ -182,20 +182,27 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
     """
     if not hasattr(data, "__getitem__") or isinstance(data, (str, bytes)):
         return  # equal values may be one object
+    if isinstance(data, (Tensor, np.ndarray)):
+        start = stride = 0
+        if isinstance(data, np.ndarray):
+            start, stride = data.ctypes.data, data.strides[0] if data.ndim else 0
+        elif data.layout == torch.strided and not data.is_meta and data.ndim:
+            start, stride = data.data_ptr(), data.stride(0) * data.element_size()
+        if start and 0 not in data.shape and (stride or data.shape[:1] == (1,)):  # not one row, expanded
+            yield _MEMORY, start + stride * np.arange(len(data))
+        return
     yield data, None
-    if isinstance(data, (Tensor, np.ndarray)) or depth == 0:
+    if depth == 0:
         return
     if isinstance(data, Subset):
         chosen = np.asarray(data.indices, dtype=np.int64)
         for held, rows in _holders(data.dataset, depth - 1):
             yield held, chosen if rows is None else rows[chosen]
-    elif isinstance(data, TensorDataset):
-        yield data.tensors[0], None
     elif isinstance(data, ConcatDataset):
         for part in data.datasets:
             yield from _holders(part, depth - 1)
-    elif isinstance(data, (tuple, list)):
-        for part in leaves(data[:1]):
+    elif isinstance(data, (TensorDataset, tuple, list)):
+        for part in leaves((data.tensors if isinstance(data, TensorDataset) else data)[:1]):
             yield from _holders(part, depth - 1)
     elif isinstance(data, Source):
         yield from _holders(data.dataset, depth)
@@ -206,7 +213,7 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
             if pairs and all(each and each.size >= part.offset + len(part) for part, each in pairs):
                 places = [each.address + part.offset + np.arange(len(part)) for part, each in pairs]
                 order = slice(None) if data._indices is None else data._indices.column(0).to_numpy()
-                yield _ARROW, np.concatenate(places)[order]
+                yield _MEMORY, np.concatenate(places)[order]
     elif hasattr(data, "__len__") and hasattr(data, "__dict__"):
         for part in vars(data).values():
             if _has_rows(part, len(data)):
@@ -221,27 +228,7 @@ def _has_rows(value: Any, rows: int) -> bool:
 
 def _share_records(first: Any, second: Any) -> bool:
     """Whether two data sets hold a record in common."""
-    for (ours, our_rows), (theirs, their_rows) in product(_holders(first), _holders(second)):
-        if isinstance(ours, Tensor | np.ndarray) and isinstance(theirs, Tensor | np.ndarray):
-            common = np.intersect1d(_addresses(ours, our_rows), _addresses(theirs, their_rows))
-        elif ours is not theirs:
-            continue
-        elif our_rows is None or their_rows is None:
-            return True
-        else:
-            common = np.intersect1d(our_rows, their_rows)
-        if len(common):
-            return True
-    return False
-
-
-def _addresses(held: Any, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
-    """Memory addresses of the rows of a tensor or array."""
-    sparse = isinstance(held, Tensor) and (held.layout != torch.strided or held.is_meta)
-    if sparse or held.ndim == 0 or 0 in held.shape:
-        return np.zeros(0, dtype=np.int64)
-    if isinstance(held, Tensor):
-        start, stride = held.data_ptr(), held.stride(0) * held.element_size()
-    else:
-        start, stride = held.ctypes.data, held.strides[0]
-    return np.asarray(start + stride * (np.arange(len(held)) if rows is None else rows))
+    return any(
+        ours is theirs and (rows is None or others is None or len(np.intersect1d(rows, others)) > 0)
+        for (ours, rows), (theirs, others) in product(_holders(first), _holders(second))
+    )
