@@ -23,11 +23,9 @@ def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) 
     the state of the model.
     """
     try:
-        count(evaluation)
+        evaluate(model, loss, evaluation)
     except DataError as error:
         raise DataError(f"evaluation: {error}") from error
-    try:
-        evaluate(model, loss, evaluation)
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         reason = str(error).split("\n", maxsplit=1)[0]
         raise DataError(
@@ -82,12 +80,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _all_buffers_restored(model: nn.Module) -> Iterator[None]:
-    before = [
-        (module._buffers, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    tables = [module._buffers for module in model.modules()]
+    held = [(table, name, value) for table in tables for name, value in table.items()]
+    before = [(table, name, value, value.clone()) for table, name, value in held if value is not None]
     try:
         yield
     finally:
