@@ -1,9 +1,7 @@
 """Neighbours that differ by one slot's record, run through the step itself: what one record can move."""
 
-import random
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -387,36 +385,3 @@ def test_what_is_said_of_rounding_does_not_depend_on_the_records() -> None:
         step = run(step_of(Ways(), plan_of(), 20), (inputs, targets))
         statements.append(step.spent(1e-5).arithmetic)
     assert statements == ["assumed", "assumed"]
-
-
-class Augmented:
-    """A data set whose records draw when they are asked for: each as much as its text is long."""
-
-    def __init__(self, inputs: Tensor, targets: Tensor, lengths: list[int]) -> None:
-        self.inputs, self.targets, self.lengths = inputs, targets, lengths
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        for _ in range(self.lengths[index]):
-            shift = torch.rand(()) + np.random.rand() + random.random()  # noqa: NPY002
-        return self.inputs[index] + shift, self.targets[index]
-
-
-def test_what_a_data_set_draws_for_one_record_moves_no_other() -> None:
-    torch.manual_seed(0)
-    model, inputs = nn.Linear(5, 3), torch.randn(12, 5)
-    targets = torch.randint(0, 3, (12,))
-    sums = []
-    for present, length in ((None, 9), (all_but(12, 0), 1)):
-        data = Augmented(inputs, targets, [length] + [1] * 11)
-        step = step_of(model, plan_of(), 12)
-        batch = next(step.batches(data, present=present))
-        torch.manual_seed(7)
-        before = torch.get_rng_state(), random.getstate()
-        sums.append(step.clipped_sum(batch).clone())
-        assert torch.equal(torch.get_rng_state(), before[0])
-        assert random.getstate() == before[1]
-    assert float((sums[0] - sums[1]).norm()) <= 1 + step.rounding
-    assert float((sums[0] - sums[1]).norm()) > 1e-3

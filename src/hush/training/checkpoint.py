@@ -111,20 +111,6 @@ def _digest(plain: str, tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def save_run(
-    folder: RunFolder,
-    step: "PrivateStep",
-    scheduler: Scheduler | None,
-    origin: dict[str, Any],
-    per_instance: "PerInstance | None",
-) -> None:
-    """Write the run's checkpoint: step, scheduler, and the origin that is verified on resuming."""
-    moving = None if scheduler is None else scheduler.state_dict()
-    watched = None if per_instance is None else per_instance.state()
-    state = {"step": step.state_dict(), "scheduler": moving, "per_instance": watched, "origin": origin}
-    save(folder.checkpoint, state)
-
-
 def resume_run(
     folder: RunFolder | None,
     step: "PrivateStep",

@@ -12,7 +12,7 @@ from typing import Any, Literal, Unpack
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hush.accounting.calibrate import max_steps
 from hush.accounting.epsilon import compose
@@ -23,7 +23,7 @@ from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta
 from hush.core.plan import Plan
 from hush.core.value import check_count, check_kind
 from hush.training import checkpoint
-from hush.training.checkpoint import Scheduler, resume_run, save_run
+from hush.training.checkpoint import Scheduler, resume_run
 from hush.training.data import Data, prepare
 from hush.training.disjoint import check_held_out
 from hush.training.distributed.process_group import reducer_of
@@ -174,6 +174,14 @@ def train(
             origin, metrics = resume_run(
                 folder, step, scheduler, data, randomness, per_instance, reseed=checkpoints.reseed
             )
+
+        def save() -> None:
+            assert folder is not None
+            moving = None if scheduler is None else scheduler.state_dict()
+            watched = None if per_instance is None else per_instance.state()
+            state = {"step": step.state_dict(), "scheduler": moving, "per_instance": watched}
+            checkpoint.save(folder.checkpoint, {**state, "origin": origin})
+
         if checkpoints.reseed:
             step.reseed()
         end, stopped = last_step(step, budget, requested)
@@ -189,7 +197,7 @@ def train(
             per_instance.check(step, ranks.place(data).slots)
         if folder and not folder.checkpoint.exists():
             folder.begin(plan, ledger)
-            save_run(folder, step, scheduler, origin, per_instance)
+            save()
         ledger.store_delta(budget.delta)
         visible = logging.progress and not ranks.rank
         with Progress("training", end, done=step.steps, visible=visible) as bar:
@@ -199,8 +207,7 @@ def train(
                 moved = step(batch)
                 measured = StepMetrics(step, batch)  # before the schedule moves the learning rate
                 bar.advance()
-                stepwise = not isinstance(scheduler, ReduceLROnPlateau)
-                if moved and stepwise and isinstance(scheduler, LRScheduler):
+                if moved and not isinstance(scheduler, ReduceLROnPlateau | None):
                     scheduler.step()
                 measured.add(dict(step.rule.describe()))
                 if step.steps % period == 0 or step.steps == end:
@@ -218,7 +225,7 @@ def train(
                     metrics.append(newest)
                     if folder:
                         folder.add_metrics(newest)
-                        save_run(folder, step, scheduler, origin, per_instance)
+                        save()
                     ledger.compact(step.run, step.steps)  # no resumed run begins before the checkpoint
                 for on_step in () if ranks.rank else logging.callbacks:
                     on_step(step.steps, measured)

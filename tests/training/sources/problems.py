@@ -32,8 +32,9 @@ class Items(Dataset[Any]):
 
 
 def noisy(index: int) -> tuple[Tensor, int]:
-    """Record to which each generator that people use adds something."""
-    draws = [float(torch.rand(())), np.random.rand(), random.random()]  # noqa: NPY002
+    """Record to which each generator that people use adds something; some draw more than others."""
+    for _ in range(1 + index % 3):
+        draws = [float(torch.rand(())), np.random.rand(), random.random()]  # noqa: NPY002
     return torch.tensor([index, *draws]), index % 2
 
 
