@@ -121,10 +121,7 @@ def resume_run(
     *,
     reseed: bool,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Origin of a run and its metrics up to the last checkpoint, which is loaded if there is one.
-
-    Rank 0 of several has the folder, and reads the checkpoint for all.
-    """
+    """Origin of a run and its metrics up to the last checkpoint, which rank 0 loads if there is one."""
     generator, secure = randomness.generator, randomness.secure
 
     def read() -> dict[str, Any]:

@@ -61,8 +61,8 @@ def held_slots(data: Data) -> int:
 def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> tuple[Any, Any]:
     """Inputs and targets of some slots, a row each.
 
-    Data sets that draw (augmentation) have a stream of the randomness per slot, so a record does not
-    depend on the draws of others. None: the program's own randomness.
+    Data sets that draw (augmentation) have a stream of `source` per slot, independent of other slots;
+    None: the program's own randomness.
     """
     if (pair := pair_of(data)) is None:
         key = None if source is None else substream(source).key

@@ -48,10 +48,7 @@ def check_held_out(evaluation: Data, data: Data) -> None:
 
 
 def check_public(public: Data, private: Data) -> None:
-    """Raise if public and private data share records, or two of them have equal inputs.
-
-    Inputs are compared exactly, as single-precision numbers.
-    """
+    """Raise if public and private data share records, or inputs that are equal in single precision."""
     problem = ""
     if _share_records(public, private):
         problem = "the public data is the private data itself, or a part of it"

@@ -19,8 +19,7 @@ _BATCH = 1024
 def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) -> None:
     """Raise if the model cannot be evaluated: before the first charge, on all records.
 
-    Messages may describe records of the evaluation data, which have no protection. The caller restores
-    the state of the model.
+    Messages describe evaluation records, which have no protection. The caller restores the model.
     """
     try:
         evaluate(model, loss, evaluation)

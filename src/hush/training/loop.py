@@ -249,8 +249,7 @@ def last_step(
 ) -> tuple[int, Literal["steps", "budget"]]:
     """Last step of a run, and whether the requested steps or the budget end it.
 
-    Charged steps after the checkpoint are repeated without a charge, so they always fit. Warns if the
-    budget covers fewer steps than requested.
+    Charged steps after the checkpoint are repeated without a charge. Warns if the budget covers fewer.
     """
     adjacency, plan = step.adjacency, step.plan
     charged = max(step.ledger.last_step(step.run), step.steps)
@@ -302,8 +301,8 @@ def _check_arguments(
         holders = [kind.__name__ for kind in _HOLDERS if name in kind.__dataclass_fields__]
         ways = [f"Pass {holder.lower()}=hush.{holder}({name}=...)." for holder in holders]
         ways += [f"Did you mean {near!r}?" for near in get_close_matches(name, known, 1)]
-        ways += ["Its arguments are on the page docs/reference/training.md."]
-        raise InvalidValue(f"hush.train has no argument {name!r}. {ways[0]}", key=name)
+        way = (*ways, "Its arguments are on the page docs/reference/training.md.")[0]
+        raise InvalidValue(f"hush.train has no argument {name!r}. {way}", key=name)
     directory = checkpoints.directory
     if (checkpoints.resume and directory is None) or (checkpoints.reseed and not checkpoints.resume):
         raise CheckpointError(

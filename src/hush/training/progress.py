@@ -18,17 +18,10 @@ _SECONDS = 10.0
 
 
 class Progress:
-    """Context manager that shows the progress of one task.
+    """Context manager that shows the progress of one task: `done` of `total` items, named by `unit`.
 
     On a terminal it is a bar with the latest metrics and the time left, elsewhere a line every ten
     seconds. A thread prints the lines: some tasks are a single call.
-
-    Args:
-        task: Name of the task.
-        total: Number of items, if it is known.
-        done: Number of items that are done already.
-        unit: Name of the items, in the plural.
-        visible: Whether to show anything.
     """
 
     def __init__(

@@ -223,10 +223,7 @@ def row_of(
 def _choose(
     record: Any, convert: Callable[[str, Any], Any], inputs: Columns, targets: Columns
 ) -> tuple[Any, Any]:
-    """Inputs and targets of a record or table by columns; the default inputs are all other columns.
-
-    `convert` makes a tensor of a column's name and value.
-    """
+    """Inputs (by default all other columns) and targets by columns; `convert` makes tensors of them."""
     names = list(record)
 
     def pick(columns: Any) -> Any:

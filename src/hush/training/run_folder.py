@@ -28,10 +28,7 @@ _PATE = "of a PATE run, whose answers are on the ledger alone, so that the newes
 
 
 def step_file(ledger: Path) -> Path:
-    """File of the secret step states that checkpoints of another library refer to.
-
-    Uploads leave out names with an underscore.
-    """
+    """File of secret step states for another library's checkpoints; uploads leave out such names."""
     return ledger.with_name(f"_{ledger.name}.secret")
 
 
@@ -98,10 +95,7 @@ class RunFolder:
 
     @contextmanager
     def cleanup_on_failure(self) -> Iterator[None]:
-        """Remove the locked ledger and the folders of a run that failed before its plan was written.
-
-        Such a ledger has no charge.
-        """
+        """Remove the locked ledger, which has no charge, if a run fails before its plan is written."""
         try:
             yield
         except BaseException:
@@ -217,8 +211,7 @@ def check_anchor(anchor: Path, identity: str) -> None:
 def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
     """Ledger of a run, read-only, and notes on its comparison with the other files of the run.
 
-    `path` is the folder of a run, or the file of a ledger. Raises if the ledger is missing or
-    inconsistent with another file.
+    `path` is a folder or the file of a ledger. Raises if the ledger is missing or inconsistent.
     """
     folder, file = (path, path / _LEDGER) if path.is_dir() else (path.parent, path)
     if not file.is_file():

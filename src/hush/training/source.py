@@ -214,10 +214,7 @@ class Source:
 
 @contextmanager
 def global_randomness() -> Iterator[Callable[[bytes], None]]:
-    """Context that restores the global generators of torch (CPU), numpy and Python.
-
-    Yields a function that seeds all three from a key.
-    """
+    """Context that restores the generators of torch (CPU), numpy and Python; yields their seeding."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
     def seed(key: bytes) -> None:

@@ -48,11 +48,7 @@ class UnitTable:
         reduction: Reduction = "mean",
         neighbours: Neighbours = Neighbours.ZERO_OUT,
     ) -> "UnitTable":
-        """Units of a list of owners, with at most `per_unit` records of each in a step.
-
-        Under `ADD_REMOVE` the owners are private, and `per_unit` is not compared with their largest
-        number of records.
-        """
+        """Units of a list of owners (private under `ADD_REMOVE`), with `per_unit` records in a step."""
         if reduction not in ("mean", "sum"):
             text = (
                 f'gradient={reduction!r} must be "mean" or "sum" of the gradients of a unit\'s records.'
@@ -134,7 +130,7 @@ def adjacency_of(units: UnitTable | None, neighbours: Neighbours) -> Adjacency:
 
 def public_count(records: int | None, units: UnitTable | None, neighbours: Neighbours) -> int:
     """Public number of units of privacy, which divides the update."""
-    if records is None and units is not None and neighbours is not Neighbours.ADD_REMOVE:
+    if units is not None and neighbours is not Neighbours.ADD_REMOVE and records in (None, len(units)):
         return len(units)
     if records is None:
         raise InvalidValue(
@@ -142,13 +138,10 @@ def public_count(records: int | None, units: UnitTable | None, neighbours: Neigh
             "ADD_REMOVE a public constant near it. Pass e.g. records=60_000.",
             key="records",
         )
-    number = check_count("records", records, "the divisor of the update is a public number", 1)
-    if units is not None and neighbours is not Neighbours.ADD_REMOVE and number != len(units):
-        raise InvalidValue(
-            f"records={number} and the ids are of {len(units)} units. Leave records out.",
-            key="records",
-        )
-    return number
+    if units is not None and neighbours is not Neighbours.ADD_REMOVE:
+        text = f"records={records} and the ids are of {len(units)} units. Leave records out."
+        raise InvalidValue(text, key="records")
+    return check_count("records", records, "the divisor of the update is a public number", 1)
 
 
 def check_length(slots: int, records: int, units: UnitTable | None, neighbours: Neighbours) -> None:
