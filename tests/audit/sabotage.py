@@ -20,6 +20,22 @@ from hush.training.methods.selective import Trials
 from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
 
+Sabotage = Callable[[pytest.MonkeyPatch], None]
+
+
+def replaces(*target: Any) -> Callable[[Callable[..., Any]], Sabotage]:
+    """Make of a function the sabotage that puts it in place of a function of hush."""
+
+    def made(function: Callable[..., Any]) -> Sabotage:
+        def sabotage(patch: pytest.MonkeyPatch) -> None:
+            setter: Any = patch.setattr
+            setter(*target, function)
+
+        sabotage.__name__, sabotage.__doc__ = function.__name__, function.__doc__
+        return sabotage
+
+    return made
+
 
 def plan_of(
     sampling: Sampling | None = None,
@@ -45,11 +61,11 @@ RESTORE, CHARGE, VERDICT = Snapshot.restore, Ledger.charge, Trials.noisy_verdict
 WEIGHTS, DRAWS = lp.clipping_weights, ziggurat.pending_draws
 
 
-def a_quarter_of_the_noise(patch: pytest.MonkeyPatch) -> None:
-    def privatize(self: hush.Gaussian, location: Tensor, *, norm: float, generator: Any) -> Tensor:
-        return PRIVATIZE(self, location, norm=norm / 4, generator=generator)
-
-    patch.setattr(hush.Gaussian, "privatize", privatize)
+@replaces(hush.Gaussian, "privatize")
+def a_quarter_of_the_noise(
+    self: hush.Gaussian, location: Tensor, *, norm: float, generator: Any
+) -> Tensor:
+    return PRIVATIZE(self, location, norm=norm / 4, generator=generator)
 
 
 def _noise_per_part(patch: pytest.MonkeyPatch, parts: Callable[[Batch], list[Tensor]]) -> None:
@@ -71,25 +87,21 @@ def noise_per_rank(patch: pytest.MonkeyPatch) -> None:
     _noise_per_part(patch, lambda batch: [batch.indices[::2], batch.indices[1::2]])
 
 
-def clipping_after_averaging(patch: pytest.MonkeyPatch) -> None:
-    def clip(self: hush.L2, tape: Any, thin: Any = None) -> ClippedSum:
-        everyone = torch.ones(tape.records)
-        total = tape.weighted_sum(everyone)
-        length = math.sqrt(sum(float(part.square().sum()) for part in total.values())) / len(everyone)
-        share = min(1.0, self.norm / max(length, 1e-30))
-        return ClippedSum(
-            total={name: share * part for name, part in total.items()}, skipped=torch.tensor(0)
-        )
-
-    patch.setattr(hush.L2, "clip", clip)
+@replaces(hush.L2, "clip")
+def clipping_after_averaging(self: hush.L2, tape: Any, thin: Any = None) -> ClippedSum:
+    everyone = torch.ones(tape.records)
+    total = tape.weighted_sum(everyone)
+    length = math.sqrt(sum(float(part.square().sum()) for part in total.values())) / len(everyone)
+    share = min(1.0, self.norm / max(length, 1e-30))
+    return ClippedSum(
+        total={name: share * part for name, part in total.items()}, skipped=torch.tensor(0)
+    )
 
 
-def divided_by_who_came(patch: pytest.MonkeyPatch) -> None:
-    def private(self: PrivateStep, batch: Batch) -> Tensor:
-        expected = self.plan.sampling.expected(self.records)
-        return PRIVATE(self, batch) * expected / max(1, len(batch))
-
-    patch.setattr(PrivateStep, "private_gradient", private)
+@replaces(PrivateStep, "private_gradient")
+def divided_by_who_came(self: PrivateStep, batch: Batch) -> Tensor:
+    expected = self.plan.sampling.expected(self.records)
+    return PRIVATE(self, batch) * expected / max(1, len(batch))
 
 
 def _seeds_in_turn(patch: pytest.MonkeyPatch, period: int) -> None:
@@ -116,16 +128,15 @@ def a_cycle_of_thirty_seeds(patch: pytest.MonkeyPatch) -> None:
     _seeds_in_turn(patch, 30)
 
 
-def noise_that_repeats_along_the_numbers(patch: pytest.MonkeyPatch) -> None:
+@replaces("hush.noise.exact.ziggurat.pending_draws")
+def noise_that_repeats_along_the_numbers(
+    beta: float, count: int, units: float, source: Any
+) -> ziggurat.PendingDraws:
     """The same 65,536 draws over and over, as of a buffer that is filled once."""
-
-    def pending_draws(beta: float, count: int, units: float, source: Any) -> ziggurat.PendingDraws:
-        drawn = DRAWS(beta, min(count, 2**16), units, source)
-        cycle = np.arange(count) % 2**16
-        drawn.start, drawn.words = drawn.start[cycle], drawn.words[cycle]
-        return drawn
-
-    patch.setattr("hush.noise.exact.ziggurat.pending_draws", pending_draws)
+    drawn = DRAWS(beta, min(count, 2**16), units, source)
+    cycle = np.arange(count) % 2**16
+    drawn.start, drawn.words = drawn.start[cycle], drawn.words[cycle]
+    return drawn
 
 
 def _noise_times(patch: pytest.MonkeyPatch, factor: Callable[[float], float]) -> None:
@@ -174,32 +185,24 @@ def drawn_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hush.Poisson, "draw", lambda self, *options: draw(self, *options).repeat_interleave(2))
 
 
-def records_drawn_in_pairs(patch: pytest.MonkeyPatch) -> None:
+@replaces(hush.Poisson, "draw")
+def records_drawn_in_pairs(self: hush.Poisson, records: int, generator: Any) -> Tensor:
     """Each at the rate charged, and always with its neighbour."""
-
-    def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
-        tossed = bernoulli((records + 1) // 2, self.rate, generator)
-        return tossed.repeat_interleave(2)[:records].nonzero().squeeze(1)
-
-    patch.setattr(hush.Poisson, "draw", draw)
+    tossed = bernoulli((records + 1) // 2, self.rate, generator)
+    return tossed.repeat_interleave(2)[:records].nonzero().squeeze(1)
 
 
-def records_drawn_in_hidden_pairs(patch: pytest.MonkeyPatch) -> None:
+@replaces(hush.Poisson, "draw")
+def records_drawn_in_hidden_pairs(self: hush.Poisson, records: int, generator: Any) -> Tensor:
     """The same for pairs that stand at no fixed distance."""
-
-    def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
-        order = torch.randperm(records, generator=torch.Generator().manual_seed(5))
-        tossed = bernoulli((records + 1) // 2, self.rate, generator)
-        return order[tossed.repeat_interleave(2)[:records]]
-
-    patch.setattr(hush.Poisson, "draw", draw)
+    order = torch.randperm(records, generator=torch.Generator().manual_seed(5))
+    tossed = bernoulli((records + 1) // 2, self.rate, generator)
+    return order[tossed.repeat_interleave(2)[:records]]
 
 
-def batches_of_one_size(patch: pytest.MonkeyPatch) -> None:
-    def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
-        return uniform(records, generator).argsort()[: round(records * self.rate)]
-
-    patch.setattr(hush.Poisson, "draw", draw)
+@replaces(hush.Poisson, "draw")
+def batches_of_one_size(self: hush.Poisson, records: int, generator: Any) -> Tensor:
+    return uniform(records, generator).argsort()[: round(records * self.rate)]
 
 
 def shuffled_epochs(patch: pytest.MonkeyPatch) -> None:
@@ -213,35 +216,27 @@ def shuffled_epochs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hush.Poisson, "draw", draw)
 
 
-def one_mask_for_all_numbers(patch: pytest.MonkeyPatch) -> None:
-    def masked(self: Sampling, values: Tensor, generator: Any) -> Tensor:
-        flat = values.view(len(values), -1)
-        return flat.mul_(MASKED(self, torch.ones(len(values), 1), generator)).view_as(values)
-
-    patch.setattr(Sampling, "mask_coordinates", masked)
+@replaces(Sampling, "mask_coordinates")
+def one_mask_for_all_numbers(self: Sampling, values: Tensor, generator: Any) -> Tensor:
+    flat = values.view(len(values), -1)
+    return flat.mul_(MASKED(self, torch.ones(len(values), 1), generator)).view_as(values)
 
 
-def one_mask_for_all_records(patch: pytest.MonkeyPatch) -> None:
-    def masked(self: Sampling, values: Tensor, generator: Any) -> Tensor:
-        return values.mul_(MASKED(self, torch.ones(1, values.shape[1]), generator))
-
-    patch.setattr(Sampling, "mask_coordinates", masked)
+@replaces(Sampling, "mask_coordinates")
+def one_mask_for_all_records(self: Sampling, values: Tensor, generator: Any) -> Tensor:
+    return values.mul_(MASKED(self, torch.ones(1, values.shape[1]), generator))
 
 
-def a_rate_a_fifth_too_high(patch: pytest.MonkeyPatch) -> None:
-    def masked(self: Sampling, values: Tensor, generator: Any) -> Tensor:
-        return MASKED(hush.Coordinate(1.2 * self.coordinate_participation), values, generator)
-
-    patch.setattr(Sampling, "mask_coordinates", masked)
+@replaces(Sampling, "mask_coordinates")
+def a_rate_a_fifth_too_high(self: Sampling, values: Tensor, generator: Any) -> Tensor:
+    return MASKED(hush.Coordinate(1.2 * self.coordinate_participation), values, generator)
 
 
-def momentum_kept(patch: pytest.MonkeyPatch) -> None:
-    def restore(self: Snapshot) -> None:
-        momentum = {key: dict(state) for key, state in self.optimizer.state.items()}
-        RESTORE(self)
-        self.optimizer.state.update(momentum)
-
-    patch.setattr(Snapshot, "restore", restore)
+@replaces(Snapshot, "restore")
+def momentum_kept(self: Snapshot) -> None:
+    momentum = {key: dict(state) for key, state in self.optimizer.state.items()}
+    RESTORE(self)
+    self.optimizer.state.update(momentum)
 
 
 def stale_loss(patch: pytest.MonkeyPatch) -> None:
@@ -257,52 +252,40 @@ def stale_loss(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Trials, "bounded_rise", number)
 
 
-def no_clipping_far_out(patch: pytest.MonkeyPatch) -> None:
+@replaces(lp, "clipping_weights")
+def no_clipping_far_out(norm: float, norms: Tensor, **_: bool) -> Tensor:
     """Gradients longer than a thousand norms are added as they are."""
-
-    def weights(norm: float, norms: Tensor, **_: bool) -> Tensor:
-        return torch.where(norms > 1e3 * norm, torch.ones_like(norms), WEIGHTS(norm, norms))
-
-    patch.setattr(lp, "clipping_weights", weights)
+    return torch.where(norms > 1e3 * norm, torch.ones_like(norms), WEIGHTS(norm, norms))
 
 
-def every_second_step_uncharged(patch: pytest.MonkeyPatch) -> None:
-    def charge(self: Ledger, plan: hush.Plan, *, step: int, **options: Any) -> None:
-        if step % 2:
-            CHARGE(self, plan, step=step // 2 + 1, **options)
-
-    patch.setattr(Ledger, "charge", charge)
+@replaces(Ledger, "charge")
+def every_second_step_uncharged(self: Ledger, plan: hush.Plan, *, step: int, **options: Any) -> None:
+    if step % 2:
+        CHARGE(self, plan, step=step // 2 + 1, **options)
 
 
-def a_bare_number_in_a_buffer(patch: pytest.MonkeyPatch) -> None:
+@replaces(PrivateStep, "private_gradient")
+def a_bare_number_in_a_buffer(self: PrivateStep, batch: Batch) -> Tensor:
     """A number of the sum before noise, in a buffer that is published with the weights."""
-
-    def private(self: PrivateStep, batch: Batch) -> Tensor:
-        self.model.register_buffer("largest", self.clipped_sum(batch).max().clone())
-        return PRIVATE(self, batch)
-
-    patch.setattr(PrivateStep, "private_gradient", private)
+    self.model.register_buffer("largest", self.clipped_sum(batch).max().clone())
+    return PRIVATE(self, batch)
 
 
-def a_bare_number_in_an_attribute(patch: pytest.MonkeyPatch) -> None:
-    def private(self: PrivateStep, batch: Batch) -> Tensor:
-        self.model.largest = [self.clipped_sum(batch).max().clone()]  # type: ignore[assignment]
-        return PRIVATE(self, batch)
-
-    patch.setattr(PrivateStep, "private_gradient", private)
+@replaces(PrivateStep, "private_gradient")
+def a_bare_number_in_an_attribute(self: PrivateStep, batch: Batch) -> Tensor:
+    self.model.largest = [self.clipped_sum(batch).max().clone()]  # type: ignore[assignment]
+    return PRIVATE(self, batch)
 
 
 def tested_on_the_training_batch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Trials, "draw_test", lambda self, batch: batch)
 
 
-def a_quarter_of_the_noise_in_the_test(patch: pytest.MonkeyPatch) -> None:
-    def passes(self: Trials, number: Tensor) -> bool:
-        with pytest.MonkeyPatch.context() as inside:
-            a_quarter_of_the_noise(inside)
-            return VERDICT(self, number)
-
-    patch.setattr(Trials, "noisy_verdict", passes)
+@replaces(Trials, "noisy_verdict")
+def a_quarter_of_the_noise_in_the_test(self: Trials, number: Tensor) -> bool:
+    with pytest.MonkeyPatch.context() as inside:
+        a_quarter_of_the_noise(inside)
+        return VERDICT(self, number)
 
 
 def an_empty_slot_that_counts(patch: pytest.MonkeyPatch) -> None:
@@ -316,6 +299,3 @@ def an_empty_slot_that_counts(patch: pytest.MonkeyPatch) -> None:
         return ClippedSum(total=total, skipped=clipped.skipped)
 
     patch.setattr(hush.L2, "clip", rounded)
-
-
-Sabotage = Callable[[pytest.MonkeyPatch], None]

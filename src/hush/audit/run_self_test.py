@@ -177,15 +177,8 @@ def length_hidden(step: PrivateStep, data: Data) -> Check:
     The update of an empty batch with the same noise is compared, bit for bit, on data without the last
     unit.
     """
-    source, units = step.generator, step.units
-    private = step.adjacency.neighbours is Neighbours.ADD_REMOVE
-    if not private or isinstance(source, SystemSource) or number_of_units(step, data) < 2:
-        raise Unsupported(
-            "This check repeats the noise of a step on data of one unit less. Pass a step with "
-            "neighbours=ADD_REMOVE and without secure=True, and data of at least two units."
-        )
+    units, pair = step.units, pair_of(data)
     rows = count(data) - (1 if units is None else int(units.counts[-1]))
-    pair = pair_of(data)
     first: Any = Subset(data, range(rows))  # type: ignore[arg-type]
     if pair is not None:
         first = tree_map(tuple(pair), lambda values: values[:rows])

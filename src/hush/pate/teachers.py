@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.core.errors import CheckpointError, DataError, Unsupported
+from hush.core.errors import DataError, Unsupported
 from hush.core.value import Value, check_count, count, number
 from hush.training import checkpoint
 from hush.training.units import Owners, owner_ids
@@ -164,13 +164,7 @@ def predictions(folder: Path, network: Network, teachers: int, inputs: Tensor) -
         model = copy.deepcopy(network())
     predicted = []
     for teacher in range(teachers):
-        file = _file(folder, teacher)
-        try:
-            model.load_state_dict(checkpoint.load(file)["weights"])
-        except (RuntimeError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{file} is not a teacher of this run ({error}). Remove the file to train it again."
-            ) from None
+        model.load_state_dict(checkpoint.load(_file(folder, teacher))["weights"])
         predicted.append(predict(model, inputs))
     return torch.stack(predicted)
 

@@ -107,7 +107,10 @@ class Choice:
         return self.values[0]
 
 
-def check_space(space: object) -> Mapping[str, Uniform | Choice]:
+Dimension = Uniform | Choice
+
+
+def check_space(space: object) -> Mapping[str, Dimension]:
     """The space; raise unless it is a dictionary of declared ranges."""
     if not isinstance(space, Mapping) or not space:
         raise InvalidValue(
@@ -117,13 +120,18 @@ def check_space(space: object) -> Mapping[str, Uniform | Choice]:
             key="space",
         )
     for name, dimension in space.items():
-        if not isinstance(name, str) or not isinstance(dimension, Uniform | Choice):
+        if not isinstance(name, str) or not isinstance(dimension, Dimension):
             raise InvalidValue(
                 f"space[{short_repr(name)}]={short_repr(dimension)} must be a range under a name. Pass "
                 "hush.Uniform, hush.LogUniform or hush.Choice.",
                 key="space",
             )
     return space
+
+
+def draw_settings(space: Mapping[str, Dimension], pick: Random) -> Settings:
+    """Independent draws of the settings of one trial."""
+    return {name: dimension.draw(pick) for name, dimension in space.items()}
 
 
 @dataclass(kw_only=True, eq=False)

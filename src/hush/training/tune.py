@@ -35,7 +35,7 @@ from hush.training import checkpoint
 from hush.training.fingerprint import fingerprint
 from hush.training.progress import Progress
 from hush.training.run_folder import ANCHOR
-from hush.training.trial import Outcome, Settings, TuningTrial, check_space, outcome
+from hush.training.trial import Outcome, Settings, TuningTrial, check_space, draw_settings, outcome
 
 _CHECKED = 20  # settings whose mechanism is compared in addition to those of the trials
 _STATE = "unfinished.secret"
@@ -177,7 +177,7 @@ def tune(
         number = draw_trials(trial_count(release), secrets.randbelow if seed is None else pick.randrange)
         # more than the trials, so the check does not depend on their draws
         picks = [*[pick] * number, *map(Random, range(_CHECKED))]
-        drawn = [{name: each.draw(source) for name, each in ranges.items()} for source in picks]
+        drawn = [draw_settings(ranges, each) for each in picks]
         for settings in drawn:
             if mechanism(_plan_of(plan, settings)) != mechanism(reference):
                 raise Unproved(

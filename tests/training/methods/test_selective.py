@@ -23,6 +23,7 @@ from hush.training.fingerprint import fingerprint
 from hush.training.methods.selective import Trials, trials_of
 from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
+from tests.audit import sabotage
 from tests.training import helpers
 from tests.training.helpers import plan_of, randomness, run, seeded
 
@@ -156,14 +157,7 @@ def test_after_a_rejection_it_goes_on_as_if_it_had_never_been() -> None:
 
 
 def test_momentum_kept_on_rejection_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    restore = Snapshot.restore
-
-    def forgetful(self: Snapshot) -> None:
-        momentum = {key: dict(held) for key, held in self.optimizer.state.items()}
-        restore(self)
-        self.optimizer.state.update(momentum)
-
-    monkeypatch.setattr(Snapshot, "restore", forgetful)
+    sabotage.momentum_kept(monkeypatch)
     assert not same(*after_a_rejection())
 
 
