@@ -5,10 +5,8 @@ Teachers are not private. Their files are as secret as the records.
 
 import copy
 import hashlib
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 
 from hush.core.errors import DataError, Unsupported
 from hush.core.value import Value, check_count, count, number
+from hush.gradients.recording import draws_from
 from hush.training import checkpoint
 from hush.training.units import Owners, owner_ids
 
@@ -66,24 +65,9 @@ class Lesson(Value):
     rate: float = field(default=5e-3, metadata=_RATE)
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch, Python and NumPy for a block, and restore them after it."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-
-
 def new_network(network: Network) -> nn.Module:
     """A new network; raises `Unsupported` if networks share trainable parameters."""
-    with seeded(0):
+    with draws_from(0):
         first, second = network(), network()
     others = {id(parameter) for parameter in second.parameters()}
     for name, parameter in first.named_parameters():
@@ -99,7 +83,7 @@ def new_network(network: Network) -> nn.Module:
 def trained(network: Network, inputs: Tensor, targets: Tensor, lesson: Lesson, seed: int) -> nn.Module:
     """A copy of a new network, trained without privacy from its own seed; untrained without records."""
     generator, loss = torch.Generator().manual_seed(seed), nn.CrossEntropyLoss()
-    with seeded(seed):
+    with draws_from(seed):
         model = copy.deepcopy(network()).train()
         optimizer = torch.optim.Adam(model.parameters(), lr=lesson.rate)
         for _ in range(lesson.epochs):
@@ -160,7 +144,7 @@ def _train(
 
 def predictions(folder: Path, network: Network, teachers: int, inputs: Tensor) -> Tensor:
     """Predicted classes, one row per teacher and one column per input."""
-    with seeded(0):
+    with draws_from(0):
         model = copy.deepcopy(network())
     predicted = []
     for teacher in range(teachers):

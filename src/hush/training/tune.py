@@ -28,13 +28,13 @@ from hush.core.atomic_files import check_folder, make_folder, replace_file
 from hush.core.errors import CheckpointError, EarlierRun, LedgerError, Unproved
 from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.parts import Always
-from hush.core.plan import Plan, write_plan
+from hush.core.plan import Plan
 from hush.core.release import BestOf, TrialLaw
 from hush.core.value import check_count, check_kind, finite_or_none
 from hush.training import checkpoint
 from hush.training.fingerprint import fingerprint
 from hush.training.progress import Progress
-from hush.training.run_folder import ANCHOR
+from hush.training.run_folder import RunFolder
 from hush.training.trial import Outcome, Settings, TuningTrial, check_space, draw_settings, outcome
 
 _CHECKED = 20  # settings whose mechanism is compared in addition to those of the trials
@@ -268,12 +268,10 @@ def _release(
         charged.charge(selection, run=state.run, step=1, release=release, **best.charged)
         charged.store_delta(budget.delta)
         guarantee = charged.epsilon(budget.delta)
-        anchor = {"ledger": charged.identity}
     if best.charged["records"] is not None:
         check_delta(budget.delta, best.charged["records"], best.charged["adjacency"].unit)
     if folder is not None:
-        replace_file(folder / ANCHOR, (json.dumps(anchor) + "\n").encode())
-        write_plan(selection, folder / "plan.toml")
+        RunFolder(folder, selection, resume=True).begin(selection, charged)
         result = {"settings": best.settings, "score": best.score, "guarantee": guarantee.to_plain()}
         replace_file(folder / "tuned.json", (json.dumps(finite_or_none(result)) + "\n").encode())
         if module is not None:

@@ -14,6 +14,7 @@ from torch.utils.data import Subset
 from hush.core.errors import DataError
 from hush.core.plan import plan_text
 from hush.core.randomness import SystemSource
+from hush.gradients.losses import criterion_of
 from hush.training.checkpoint import run_facts, settings_digest
 from hush.training.data import (
     Batch,
@@ -44,7 +45,6 @@ def step_facts(step: "PrivateStep", generator: torch.Generator | None) -> Facts:
         for name, value in step.model.named_parameters()
     ]
     public = None if step.basis_schedule is None else pair_of(step.basis_schedule.public)
-    loss = getattr(step.gradients.loss, "loss", step.gradients.loss)
     return {
         **run_facts(step),
         "hush and torch": f"{__version__}, {torch.__version__}",
@@ -54,7 +54,7 @@ def step_facts(step: "PrivateStep", generator: torch.Generator | None) -> Facts:
         "shard": step.reducer.shard,
         "model": f"{type(step.model).__name__} of {'; '.join(parameters)}",
         "the model's weights": weights_digest(step.model),
-        "loss": _describe_loss(loss),
+        "loss": _describe_loss(criterion_of(step.gradients.loss)),
         "the seed": str(generator and generator.initial_seed()).encode(),
         "public records": None if public is None else fingerprint(part.cpu() for part in public),
         "kind of device": step.device.type,

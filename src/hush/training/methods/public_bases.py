@@ -20,6 +20,7 @@ from hush.core.errors import DataError, InvalidValue
 from hush.core.parts import Clipping
 from hush.core.randomness import RandomSource, seed_from
 from hush.gradients.losses import per_sample_loss
+from hush.gradients.models import trainable
 from hush.gradients.precision import full_precision, vector_norms
 from hush.gradients.public_basis import Group, ProjectedTape, PublicBasis, webster_apportionment
 from hush.gradients.recording import NotVectorized, record
@@ -204,7 +205,7 @@ def _split_into_groups(
     model: nn.Module, public: Data, ranks: Sequence[int], principal: Principal
 ) -> tuple[list[tuple[str, ...]], list[tuple[int, ...]]]:
     """The groups of parameters and the ranks in each; raise if the records are too few for them."""
-    sizes = {name: value.numel() for name, value in model.named_parameters() if value.requires_grad}
+    sizes = {name: value.numel() for name, value in trainable(model).items()}
     dimension = sum(sizes.values())
     if len(ranks) < 2 or min(ranks) < 1 or sum(ranks) != dimension:
         raise InvalidValue(
@@ -304,7 +305,7 @@ def gradient_rows(
     model: nn.Module, loss: Loss, data: Data, names: Sequence[str] | None = None
 ) -> Tensor:
     """Per-sample gradients of the named parameters, or of all, a row each (sensitive)."""
-    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    trained = trainable(model)
     names = list(trained) if names is None else names
     dtype = functools.reduce(torch.promote_types, (v.dtype for v in trained.values()), torch.float32)
     sizes = [trained[name].numel() for name in names]
