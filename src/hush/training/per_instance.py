@@ -138,7 +138,7 @@ class PerInstance:
             self.guard.restore(stored["spent"])
 
     def check(self, step: PrivateStep, slots: int) -> None:
-        """Raise if the step's charges cannot be computed.
+        """Raise if the charges of a step cannot be computed.
 
         Args:
             step: Step to observe.

@@ -48,12 +48,7 @@ class Uniform:
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
 
-    def draw(self, pick: Random) -> float:
-        """Draw a number.
-
-        Args:
-            pick: Source of randomness.
-        """
+    def _draw(self, pick: Random) -> float:
         return pick.uniform(self.low, self.high)
 
     @property
@@ -73,7 +68,7 @@ class LogUniform(Uniform):
 
     least: ClassVar[float] = 0.0
 
-    def draw(self, pick: Random) -> float:
+    def _draw(self, pick: Random) -> float:
         value = math.exp(pick.uniform(math.log(self.low), math.log(self.high)))
         return min(max(value, self.low), self.high)
 
@@ -93,12 +88,7 @@ class Choice:
         if not values:
             raise InvalidValue("Choice() has no value. Pass e.g. hush.Choice(0.5, 1.0).")
 
-    def draw(self, pick: Random) -> Any:
-        """Draw one of the values.
-
-        Args:
-            pick: Source of randomness.
-        """
+    def _draw(self, pick: Random) -> Any:
         return pick.choice(self.values)
 
     @property
@@ -131,7 +121,7 @@ def check_space(space: object) -> Mapping[str, Dimension]:
 
 def draw_settings(space: Mapping[str, Dimension], pick: Random) -> Settings:
     """Independent draws of the settings of one trial."""
-    return {name: dimension.draw(pick) for name, dimension in space.items()}
+    return {name: dimension._draw(pick) for name, dimension in space.items()}
 
 
 @dataclass(kw_only=True, eq=False)

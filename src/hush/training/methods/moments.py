@@ -52,7 +52,11 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         return Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """(epsilon, delta) guarantee of both releases, on their own."""
+        """(epsilon, delta) guarantee of both releases, on their own.
+
+        Args:
+            delta: Failure probability.
+        """
         return epsilon(self.plan, 2, delta)
 
     @abstractmethod
