@@ -12,19 +12,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Coordinate", "FullBatch", "Poisson", "Twice"]
 
-RATE = number(
-    at_least=1e-9,
-    at_most=1,
-    why="it is the probability that a record takes part, and amplification by sampling is proved for "
-    "exactly that probability, which a double-precision draw meets",
-    example=0.01,
+_WHY = "it is the probability that a record takes part, and amplification by sampling is proved for it"
+RATE = number(at_least=1e-9, at_most=1, why=_WHY, example=0.01)
+_WHY_BYTE = (
+    "it is the probability that a coordinate of a record takes part, which one random byte decides"
 )
-_COORDINATE_RATE = number(
-    at_least=1 / 512,
-    at_most=1,
-    why="it is the probability that a coordinate of a record takes part, which one random byte decides",
-    example=0.5,
-)
+_BYTES = number(at_least=1 / 512, at_most=1, why=_WHY_BYTE, example=0.5)["check"]
+# the nearest positive multiple of 1/256, which one random byte implements exactly
+_COORDINATE_RATE = {"check": lambda name, rate: max(1, round(_BYTES(name, rate) * 256)) / 256}
 _CLIPPINGS, _NOTE = ("L2", "Linf", "L2Linf", "Box", "Subspaces"), "twice-sampling.md"
 _PROOFS = (
     Proof(clippings=_CLIPPINGS, noises=("Gaussian",), note=_NOTE),
@@ -55,15 +50,6 @@ class Poisson(Sampling):
 class FullBatch(Sampling):
     """Every record takes part in every step."""
 
-    @property
-    def participation(self) -> float:
-        return 1.0
-
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
-        import torch
-
-        return torch.arange(records, device=generator.device)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinate(Sampling):
@@ -77,20 +63,9 @@ class Coordinate(Sampling):
 
     rate: float = field(kw_only=False, metadata=_COORDINATE_RATE)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "rate", _in_bytes(self.rate))
-
-    @property
-    def participation(self) -> float:
-        return 1.0
-
     @property
     def coordinate_participation(self) -> float:
         return self.rate
-
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
-        return FullBatch().draw(records, generator)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +82,6 @@ class Twice(Sampling):
     rate: float = field(metadata=RATE)
     coordinate_rate: float = field(metadata=_COORDINATE_RATE)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "coordinate_rate", _in_bytes(self.coordinate_rate))
-
     @property
     def participation(self) -> float:
         return self.rate
@@ -121,8 +92,3 @@ class Twice(Sampling):
 
     def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
         return Poisson(self.rate).draw(records, generator)
-
-
-def _in_bytes(rate: float) -> float:
-    """The nearest positive multiple of 1/256, which one random byte implements exactly."""
-    return max(1, round(rate * 256)) / 256

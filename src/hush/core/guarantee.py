@@ -6,7 +6,7 @@ import warnings
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from hush.core.errors import InvalidValue, PrivacyWarning
 from hush.core.value import Value, check_count, count, nested, number
@@ -91,6 +91,11 @@ _WHY_GROUP = (
 )
 
 
+def _per_unit(name: str, value: Any) -> Any:
+    why = "a drawn user takes part with one record at least"
+    return value if value == "all" else check_count(name, value, why, 1, 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adjacency(Value):
     """Difference of neighbouring data sets: the relation, the unit of privacy, and the number of units.
@@ -105,18 +110,12 @@ class Adjacency(Value):
     """
 
     neighbours: Neighbours = field(default=Neighbours.ZERO_OUT, metadata=_RELATION)
-    per_unit: int | Literal["all"] | None = None
+    per_unit: int | Literal["all"] | None = field(default=None, metadata={"check": _per_unit})
     group: int = field(
         default=1,
         metadata=count(_WHY_GROUP, at_most=1000, example=5),
     )
     owners: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.per_unit is not None and self.per_unit != "all":
-            why = "a drawn user takes part with one record at least"
-            object.__setattr__(self, "per_unit", check_count("per_unit", self.per_unit, why, 1, 1))
 
     @property
     def unit(self) -> str:

@@ -78,11 +78,9 @@ class Categorical(Column):
             if records may lack one.
     """
 
-    values: Sequence[Hashable]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "values", distinct("values", self.values, ("red", "green")))
+    values: Sequence[Hashable] = field(
+        metadata={"check": lambda name, values: distinct(name, values, ("red", "green"))}
+    )
 
     def encode(self, name: str, values: npt.NDArray[Any]) -> Array:
         return np.eye(len(self.values))[indices(values, self.values, f"column {name!r}", "schema")]
