@@ -41,52 +41,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Adjacency",
-    "Always",
-    "Attacker",
-    "BestOf",
-    "Bound",
-    "Budget",
-    "Checkpoints",
-    "Choice",
-    "Confident",
-    "Distributed",
-    "Execution",
-    "Guarantee",
-    "Ledger",
-    "LogUniform",
-    "Logging",
-    "Neighbours",
-    "NoisyLeastSquares",
-    "NoisyMax",
-    "NoisyMoments",
-    "NoisyQuantile",
-    "NoisyWhitening",
-    "PerInstance",
-    "Plan",
-    "PrivacyWarning",
-    "PrivateStep",
-    "Randomness",
-    "RenyiFilter",
-    "Risk",
-    "Selective",
-    "Source",
-    "Uniform",
-    "Units",
-    "calibrate",
-    "epsilon",
-    "errors",
-    "fisher",
-    "fit_noise",
-    "individual_mean",
-    "individual_rdp",
-    "mean",
-    "public_thresholds",
-    "rdp",
-    "train",
-    "tune",
-]
+__all__ = ["Adjacency", "Always", "BestOf", "Bound", "Budget", "Guarantee", "Neighbours", "Plan"]
+__all__ += ["PrivacyWarning", "Selective", "errors"]
+__all__ += ["Attacker", "Ledger", "RenyiFilter", "Risk", "calibrate", "epsilon", "fisher", "fit_noise"]
+__all__ += ["individual_rdp", "rdp"]
+__all__ += ["Confident", "NoisyMax"]
+__all__ += ["Checkpoints", "Distributed", "Execution", "Logging", "PerInstance", "PrivateStep"]
+__all__ += ["Randomness", "Source", "Units", "train"]
+__all__ += ["Choice", "LogUniform", "Uniform", "tune"]
+__all__ += ["NoisyLeastSquares", "NoisyMoments", "NoisyQuantile", "NoisyWhitening"]
+__all__ += ["individual_mean", "mean", "public_thresholds"]
 __all__ += sampling.__all__
 __all__ += clipping.__all__
 __all__ += noise.__all__

@@ -1,19 +1,8 @@
 """The errors and warnings of hush: each states the value, the limit, the reason and the way out."""
 
-__all__ = [
-    "BudgetExceeded",
-    "CheckpointError",
-    "DataError",
-    "HushError",
-    "InvalidPlan",
-    "InvalidValue",
-    "LedgerError",
-    "PerformanceWarning",
-    "PrivacyWarning",
-    "ProcessFailed",
-    "Unproved",
-    "Unsupported",
-]
+__all__ = ["BudgetExceeded", "CheckpointError", "DataError", "HushError", "InvalidPlan", "InvalidValue"]
+__all__ += ["LedgerError", "ProcessFailed", "Unproved", "Unsupported"]
+__all__ += ["PerformanceWarning", "PrivacyWarning"]
 
 _LONGEST_VALUE = 200
 _LONGEST_MESSAGE = 2000

@@ -115,14 +115,9 @@ class Item(NamedTuple):
 
 def statements(facts: RunFacts) -> dict[str, Any]:
     """All sentences of the report by name, as plain data."""
-    return {
-        "for_lawyers": for_lawyers(facts),
-        "for_engineers": for_engineers(facts),
-        "protection": [item._asdict() for item in protection(facts)],
-        "caveats": [item._asdict() for item in caveats(facts)],
-        "reporting_lists": [item._asdict() for item in reporting_lists(facts)],
-        "model_card": model_card(facts),
-    }
+    texts = {part.__name__: part(facts) for part in (for_lawyers, for_engineers, model_card)}
+    lists = (protection, caveats, reporting_lists)
+    return {**texts, **{part.__name__: [item._asdict() for item in part(facts)] for part in lists}}
 
 
 def for_lawyers(facts: RunFacts) -> str:
