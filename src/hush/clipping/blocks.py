@@ -42,7 +42,7 @@ class Box(Clipping):
             the model's parameters; also positional.
     """
 
-    bounds: Sequence[Any] = field(kw_only=False)
+    bounds: Sequence[float | tuple[int, float]] = field(kw_only=False)
 
     def __post_init__(self) -> None:
         runs: list[tuple[int, float]] = []
@@ -58,13 +58,13 @@ class Box(Clipping):
     @property
     def reference_norm(self) -> float:
         """The largest bound."""
-        return max(float(bound) for _, bound in self.bounds)
+        runs: Any = self.bounds
+        return max(float(bound) for _, bound in runs)
 
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
-        _check_total(self, sum(size for size, _ in self.bounds), dimension)
-        return tuple(
-            SensitivitySet(p=math.inf, norm=bound, dimension=size) for size, bound in self.bounds
-        )
+        runs: Any = self.bounds
+        _check_total(self, sum(size for size, _ in runs), dimension)
+        return tuple(SensitivitySet(p=math.inf, norm=bound, dimension=size) for size, bound in runs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,52 +32,47 @@ _HIDDEN = {
 }
 _RAW = "the records, and every gradient, batch and draw of noise"
 _CAVEATS = {
-    "Unfinished": ("", "The run is not finished: this is the cost of the charges so far.", "attention"),
+    "Unfinished": ("", "The run is not finished: this is the cost of the charges so far."),
     "Sensitive": (
         "",
         "This report contains the result of an audit, which used the records and is not charged. Do not "
         "publish it. A report without --audit may be published.",
-        "attention",
     ),
     "Proof": (
         "Statement, assumptions, proof and tests: {pages}.",
         "The numbers of the published claim are for comparison only.",
-        "attention",
     ),
     "Arithmetic": (
         "Noise is sampled exactly in floating-point numbers, and the rounding of sums is part of the "
         "sensitivity. Assumptions on the matrix kernels: docs/guarantees/tape.md.",
         "Real-number arithmetic is assumed: the proof does not cover the rounding of noise or sums, so "
         "attacks on the low bits of released numbers are not excluded.",
-        "attention",
     ),
     "Randomness": (
         "Sampling and noise use {source}, not a known seed.",
         "The noise came from a given seed: the guarantee holds only while nobody knows the seed and no "
         "other run uses it. For tests.",
-        "attention",
     ),
     "Tuning": (
         "Private selection chose the hyperparameters; epsilon covers all of its trials.",
         "Epsilon covers this run alone and assumes that the hyperparameters do not depend on the "
         "private records. Earlier runs on the same records add to it (`hush tune` charges a search).",
-        "assumed",
     ),
-    "Public data": ("", "{data}", "assumed"),
+    "Public data": ("", "{data}"),
     "Delta": (
         "{delta}, below 1.",
         "{delta}, above 1, so publishing one of them outright would satisfy it.",
-        "attention",
     ),
-    "Ledger": ("{checked}.", "{checked}.", "assumed"),
+    "Ledger": ("{checked}.", "{checked}."),
     "Beyond this ledger": (
         "",
         "Other runs on the same records have their own ledgers and add to the cost. Run time, memory "
         "and power consumption are not covered.",
-        "assumed",
     ),
 }
-"""Sentence if the guarantee covers the term; sentence and state otherwise."""
+"""Sentence if the guarantee covers the term, and otherwise."""
+_ASSUMED = ("Tuning", "Public data", "Ledger", "Beyond this ledger")
+"""Terms that are assumptions if the guarantee does not cover them; others need attention."""
 _REPORTING = {
     "DP setting": "Central: a trusted curator has the records; only the listed results are released.",
     "Unit of privacy, adjacency, and final mechanism's output": "Section 'Who is protected, and who "
@@ -216,9 +211,9 @@ def caveats(facts: RunFacts) -> list[Item]:
     }
     items = []
     for term, covered in holds.items():
-        text, other, state = _CAVEATS[term]
-        if chosen := text if covered else other:
-            items.append(Item(term, chosen.format(**values), "covered" if covered else state))
+        state = "covered" if covered else "assumed" if term in _ASSUMED else "attention"
+        if text := _CAVEATS[term][not covered]:
+            items.append(Item(term, text.format(**values), state))
     return [item for item in items if item.term != "Delta" or stated.records is not None]
 
 
