@@ -26,7 +26,7 @@ from hush.sampling import Poisson
 from hush.training.evaluate import evaluate
 from hush.training.loop import train
 from hush.training.options import Randomness
-from hush.training.trial import LogUniform, TuningTrial
+from hush.training.trial import LogUniform, TuningTrial, draw_settings
 from hush.training.tune import tune
 from hush_recipes.figure import Figure
 
@@ -56,8 +56,7 @@ def tuning_fashion(*, seeds: int = 5, steps: int = STEPS, device: str = "cpu") -
     for seed in range(1, seeds + 1):
         add(["hand-picked, choice not charged", seed, *_single(data, steps, best, seed)])
     for seed in range(seeds):
-        pick = Random(seed)
-        drawn = {name: values.draw(pick) for name, values in SPACE.items()}
+        drawn = draw_settings(SPACE, Random(seed))
         add(["drawn once", seed, *_single(data, steps, drawn, seed)])
     kinds = list(dict.fromkeys(row[0] for row in rows))
     scores = {kind: [row[-1] for row in rows if row[0] == kind] for kind in kinds}

@@ -251,7 +251,7 @@ class Risk(Value):
         return attack.advantage if self.prior is None else attack.posterior(self.prior)
 
     def gain(self, attack: AttackBounds) -> float:
-        """Upper bound on the gain of an attack over a guess without the release; at most `max_gain`.
+        """Upper bound on the gain of an attack over a guess without the release.
 
         Args:
             attack: Bounds on every test of the releases.
@@ -259,13 +259,10 @@ class Risk(Value):
         return max(0.0, self.attained(attack) - self._baseline)
 
     def budget(self, delta: float) -> Budget:
-        """The largest epsilon at `delta` that implies this limit for every mechanism.
+        """The budget of the largest epsilon at `delta` that implies this limit for every mechanism.
 
         Args:
             delta: Delta of the budget.
-
-        Returns:
-            The budget.
         """
 
         def kept(epsilon: float) -> bool:
