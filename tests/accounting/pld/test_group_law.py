@@ -1,5 +1,6 @@
 """Groups and replaced records: one step against quadrature, many against dp-accounting and sampling."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -223,6 +224,33 @@ def test_extremes_are_finite_and_silent(one: One, size: int, steps: int, delta: 
         bound = accountant.epsilon({group_of(one, size, replaced): steps}, delta)
         assert not math.isnan(bound.upper)
         assert accountant.epsilon({one: steps}, delta).lower <= bound.upper * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@given(
+    rate=st.floats(-5, -0.3).map(lambda power: 10**power),
+    scale=st.floats(-0.5, 1.5).map(lambda power: 10**power),
+    beta=st.sampled_from([1.0, 1.5, 2.0, 4.0]),
+    size=st.integers(1, 6),
+    steps=st.integers(1, 300),
+)
+@settings(max_examples=4, deadline=None)
+def test_monotone(rate: float, scale: float, beta: float, size: int, steps: int) -> None:
+    one = SampledNoise(rate, beta, scale)
+
+    def charge(one: SampledNoise, size: int, replaced: bool, steps: int = steps) -> Bound:
+        return accountant.epsilon({group_of(one, size, replaced): steps}, 1e-5)
+
+    bound = charge(one, size, False)
+    dearer = [
+        charge(one, size + 1, False),
+        charge(one, size, True),
+        charge(dataclasses.replace(one, rate=1.1 * rate), size, False),
+        charge(dataclasses.replace(one, scale=scale / 1.1), size, False),
+        charge(one, size, False, 2 * steps),
+    ]
+    assert all(bound.lower <= other.upper for other in dearer)
+    assert charge(one, size, True).lower <= charge(one, size + 1, True).upper
 
 
 @pytest.mark.parametrize("one", [SampledGaussian(0.95, 7.57), SampledGaussian(0.9, 87.1)], ids=str)
