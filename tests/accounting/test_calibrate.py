@@ -5,20 +5,16 @@ from dataclasses import replace
 import pytest
 
 import hush
+from hush import plans
 from hush.accounting.calibrate import calibrate, max_rate, max_steps
 from hush.accounting.epsilon import compose, epsilon
 from hush.accounting.pld import accountant
 from hush.accounting.steps import SampledNoise
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush.noise import Gaussian
 
 
 def plan(rate: float = 0.01, multiplier: float = 1.0) -> hush.Plan:
-    return hush.Plan(
-        sampling=hush.Poisson(rate=rate),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=multiplier),
-    )
+    return plans.dpsgd(rate=rate, multiplier=multiplier)
 
 
 @pytest.mark.parametrize(
@@ -53,14 +49,11 @@ def test_the_budget_is_met_and_nearly_used_up(
 )
 def test_a_risk_that_holds_without_noise_is_refused_at_once(limit: hush.Risk, needless: bool) -> None:
     """In 3 steps at rate 0.01 a record takes part with probability 0.0297."""
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.01), clipping=hush.L2(norm=1.0), noise=Gaussian(multiplier=1.0)
-    )
     if needless:
         with pytest.raises(InvalidValue, match="holds without any noise"):
-            calibrate(plan, limit, steps=3)
+            calibrate(plan(0.01), limit, steps=3)
     else:
-        found = calibrate(plan, limit, steps=3)
+        found = calibrate(plan(0.01), limit, steps=3)
         assert limit.gain(hush.Attacker({found: 3})) <= limit.max_gain
 
 
@@ -148,9 +141,7 @@ def test_steps_of_a_plan_that_needs_the_dimension() -> None:
 
 def test_noise_after_what_was_spent_is_larger_and_together_they_fit() -> None:
     sampled, budget = plan(rate=0.3), hush.Budget(epsilon=1.0, delta=1e-5)
-    first = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=8.0)
-    )
+    first = plan(1.0, 8.0)
     alone = calibrate(sampled, budget, 20)
     after = calibrate(sampled, budget, 20, spent={first: 2})
     multipliers = [float(calibrated.noise.to_plain()["multiplier"]) for calibrated in (alone, after)]

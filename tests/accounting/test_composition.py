@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hush
+from hush import plans
 from hush.accounting import composition
 from hush.accounting.attacker import Attacker
 from hush.accounting.composition import epsilon_upper, requires_rdp
@@ -135,17 +136,9 @@ def test_a_mechanism_without_a_known_pair_is_never_left_out_of_the_charge() -> N
 
 def test_sampled_laplace_and_selective_steps_compose() -> None:
     """The RDP of subsampled Laplace noise is known at whole orders alone, that of trials at any."""
-    laplace = hush.Plan(
-        sampling=hush.Poisson(rate=0.1),
-        clipping=hush.Lp(p=1.0, norm=1.0),
-        noise=hush.Laplace(multiplier=5.0),
-    )
-    selective = hush.Plan(
-        sampling=hush.Poisson(rate=0.1),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=2.0),
-        release=hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="mean"),
-    )
+    laplace = plans.beta(beta=1.0, rate=0.1, multiplier=5.0)
+    release = hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="mean")
+    selective = replace(plans.dpsgd(rate=0.1, multiplier=2.0), release=release)
     composed = compose({laplace: 20, selective: 20}, 1e-5).epsilon.upper
     assert compose({selective: 20}, 1e-5).epsilon.upper < composed
     # basic composition: epsilons and deltas add

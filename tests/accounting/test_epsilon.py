@@ -4,16 +4,13 @@ import numpy as np
 import pytest
 
 import hush
+from hush import plans
 from hush.accounting.epsilon import compose, delta, epsilon, rdp
 from hush.core.errors import InvalidValue
 
 
 def plan(rate: float = 0.01, norm: float = 1.0, multiplier: float = 1.0) -> hush.Plan:
-    return hush.Plan(
-        sampling=hush.Poisson(rate=rate),
-        clipping=hush.L2(norm=norm),
-        noise=hush.Gaussian(multiplier=multiplier),
-    )
+    return plans.dpsgd(rate=rate, clip_norm=norm, multiplier=multiplier)
 
 
 def test_epsilon_is_a_full_statement() -> None:

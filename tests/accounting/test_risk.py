@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 import hush
+from hush import plans
 from hush.accounting.attacker import ApproximateDP, Attacker
 from hush.core.errors import BudgetExceeded
 from hush.noise import Gaussian
@@ -26,11 +27,7 @@ RISKS = [
 
 
 def plan(rate: float, multiplier: float = 1.0) -> hush.Plan:
-    return hush.Plan(
-        sampling=hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=multiplier),
-    )
+    return plans.dpsgd(rate=rate, multiplier=multiplier)
 
 
 def multiplier(private: hush.Plan) -> float:

@@ -13,6 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 import hush
+from hush import plans
 from hush.accounting.epsilon import delta
 from hush.accounting.mechanism import mechanism
 from hush.accounting.pld import accountant
@@ -32,10 +33,7 @@ from tests.accounting import selection_oracle as oracle
 from tests.accounting.selection_oracle import Array
 from tests.accounting.test_selection_bounds import LAWS, charged_law
 
-ONE = hush.Plan(
-    sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=2.0)
-)
-MANY = replace(ONE, sampling=hush.Poisson(rate=0.02), noise=hush.Gaussian(multiplier=1.5))
+ONE, MANY = plans.dpsgd(rate=1.0, multiplier=2.0), plans.dpsgd(rate=0.02, multiplier=1.5)
 
 
 def selected(plan: hush.Plan, **settings: Any) -> hush.Plan:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hush
+from hush import plans
 from hush.accounting import epsilon as charge
 from hush.accounting.pld import accountant
 from hush.accounting.rdp import gaussian
@@ -88,12 +89,8 @@ def test_the_summed_test_costs_two_gaussians_with_draws_of_their_own() -> None:
 def test_the_summed_test_against_dp_accounting() -> None:
     from dp_accounting.pld import privacy_loss_distribution as peer
 
-    chosen = hush.Plan(
-        sampling=hush.Poisson(rate=0.1),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=1.5),
-        release=hush.Selective(rate=0.05, clip=0.01, multiplier=1.0, test="summed"),
-    )
+    release = hush.Selective(rate=0.05, clip=0.01, multiplier=1.0, test="summed")
+    chosen = replace(plans.dpsgd(rate=0.1, multiplier=1.5), release=release)
     train = peer.from_gaussian_mechanism(1.5, sampling_prob=0.1, value_discretization_interval=1e-3)
     test = peer.from_gaussian_mechanism(1.0, sampling_prob=0.05, value_discretization_interval=1e-3)
     theirs = train.self_compose(40).compose(test.self_compose(40)).get_epsilon_for_delta(1e-5)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from riskcal.analysis import get_advantage_from_pld, get_bayes_risk_from_pld, ge
 from scipy.stats import norm
 
 import hush
+from hush import plans
 from hush.accounting.attacker import Attacker
 from hush.accounting.explanation import (
     MIN_ERROR_RATE,
@@ -27,11 +29,7 @@ from hush.accounting.pld.compose import compose
 
 
 def plan(rate: float, multiplier: float) -> hush.Plan:
-    return hush.Plan(
-        sampling=hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=multiplier),
-    )
+    return plans.dpsgd(rate=rate, multiplier=multiplier)
 
 
 @functools.cache  # many tests ask of the same runs
@@ -127,12 +125,7 @@ def test_many_steps_against_the_profile_of_another_library(
 
 def test_a_profile_that_is_loose_at_epsilon_zero_is_mended_by_its_other_points() -> None:
     """Of a selection nothing is known near epsilon 0, and its best attack is bounded all the same."""
-    selection = hush.Plan(
-        sampling=hush.Poisson(rate=0.2),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=6.0),
-        release=hush.BestOf(steps=100, mean=10.0),
-    )
+    selection = replace(plan(0.2, 6.0), release=hush.BestOf(steps=100, mean=10.0))
     guarantee = hush.epsilon(selection, steps=1, delta=1e-5)
     meaning, loose = explain(guarantee, {selection: 1}), Attacker({selection: 1})
     epsilons, deltas = np.array(meaning.profile.epsilons), np.array(meaning.profile.upper)
