@@ -244,7 +244,14 @@ def _row(
     found, total = _calibrated(plan, setting.budget, row.steps, setting.dimension)
     if found is not None and isinstance(found.noise, Rectified | Truncated):
         found = replace(found, noise=replace(found.noise, bound=_SUPPORT * found.noise.scale))
-        per_instance = _per_instance(found, setting)
+        # each step's sum is that of independent synthetic gradients with normal entries; the divergence
+        # is a sum over the coordinates
+        size = min(setting.dimension, _PATTERN)
+        entries = np.random.default_rng(0).standard_normal(size)
+        location = math.sqrt(setting.records) * found.clipping.reference_norm * entries
+        divergences = individual_rdp(found, location, _ORDERS) * (setting.dimension / size)
+        local = rdp_to_epsilon(setting.steps * divergences, _ORDERS, setting.budget.delta)
+        per_instance = min(local, setting.budget.epsilon)
     return replace(
         row,
         plan=found,
@@ -270,17 +277,6 @@ def _calibrated(
         assert law is not None
         squares.append(math.exp(2 * math.log(law[1]) + gammaln(3 / law[0]) - gammaln(1 / law[0])))
     return found, math.sqrt(float(np.average(squares, weights=sizes)))
-
-
-def _per_instance(plan: Plan, setting: Setting) -> float:
-    """Epsilon if each step's sum is that of independent synthetic gradients with normal entries."""
-    size = min(setting.dimension, _PATTERN)
-    entries = np.random.default_rng(0).standard_normal(size)
-    location = math.sqrt(setting.records) * plan.clipping.reference_norm * entries
-    # the divergence is a sum over the coordinates
-    total = individual_rdp(plan, location, _ORDERS) * (setting.dimension / size)
-    epsilon = rdp_to_epsilon(setting.steps * total, _ORDERS, setting.budget.delta)
-    return min(epsilon, setting.budget.epsilon)
 
 
 def typical_norm(p: float, dimension: int) -> float:

@@ -89,27 +89,21 @@ def dominates(diffusion: JumpDiffusion, coordinate_rate: float, shift: float) ->
 
     **Guarantee.** Never true otherwise: docs/guarantees/twice-sampling-pld.md, steps 4 to 6.
     """
-    lowest = _size_without_jumps(diffusion, coordinate_rate, shift)
-    if lowest == 0:
+    # the largest size with certain order for any jumps: step 6
+    excess = 8 * (math.sqrt(diffusion.variance) - coordinate_rate)
+    if excess <= 0 or diffusion.variance > coordinate_rate:
+        return False
+    lowest = min((excess / 4) ** 2, shift**2, 0.25)
+    while (root := math.sqrt(lowest)) > 0:
+        if float(ndtr(root / 2 - excess / root)) <= 0.49 * KILLING * lowest:
+            break
+        lowest /= 1.2
+    else:
         return False
     count = math.ceil(math.log(shift**2 / lowest) / math.log(_RATIO) + 1e-9)
     sizes = shift**2 * _RATIO ** -np.arange(count, dtype=float)
     chunks = (sizes[start : start + _CHUNK, None] for start in range(0, count, _CHUNK))
     return all(_ordered(diffusion, coordinate_rate, chunk) for chunk in chunks)
-
-
-def _size_without_jumps(diffusion: JumpDiffusion, rate: float, shift: float) -> float:
-    """Largest size with certain order for any jumps: step 6 of the proof. 0 if none is certain."""
-    excess = 8 * (math.sqrt(diffusion.variance) - rate)
-    if excess <= 0 or diffusion.variance > rate:
-        return 0.0
-    size = min((excess / 4) ** 2, shift**2, 0.25)
-    while size > 0:
-        root = math.sqrt(size)
-        if float(ndtr(root / 2 - excess / root)) <= 0.49 * KILLING * size:
-            return size
-        size /= 1.2
-    return 0.0
 
 
 def _ordered(diffusion: JumpDiffusion, rate: float, sizes: Array) -> bool:
