@@ -53,8 +53,8 @@ class Audit:
         if 1 < self.runs < _FEW_RUNS or (self.runs > 1 and self.canaries not in (None, 1)):
             raise InvalidValue(
                 f"--runs {self.runs} with --canaries {self.canaries or 1}: pass one run with many "
-                f"canaries, or at least {_FEW_RUNS} runs with one, because fewer refute no charge and "
-                "canaries of one run are no independent trials. One run is cheaper."
+                f"canaries, or at least {_FEW_RUNS} runs with one: fewer refute no charge, and canaries "
+                "of one run are no independent trials."
             )
 
 
@@ -74,9 +74,8 @@ def audit(asked: Audit) -> None:
     settings, plan = Settings.read(run_dir), read_plan(run_dir / "plan.toml")
     if settings.per_unit is not None:
         raise Unsupported(
-            f"{run_dir} protects one user with up to {settings.per_unit} records a step, and the "
-            "canaries are single records: their bound would be on another guarantee. Audit a run of the "
-            "same plan without --units: a record there costs as much as a user here."
+            f"{run_dir} protects users, and the canaries are single records: their bound is on another "
+            "guarantee. Audit a run of the same plan without --units, where a record costs as much."
         )
     ledger = run_dir / "ledger.jsonl"
     steps = Ledger(ledger, read_only=True).counts.get(plan, 0) if ledger.is_file() else 0

@@ -61,10 +61,10 @@ class Settings(Value):
         try:
             return cls.from_plain(json.loads((folder / SETTINGS).read_text()))
         except (OSError, ValueError, RecursionError) as error:  # HushError is a ValueError
-            raise CheckpointError(
+            text = (
                 f"{folder} has no readable {SETTINGS} ({shorten(str(error), 500)}). Name the folder of "
-                "a run of `hush train`."
-            ) from None
+            )
+            raise CheckpointError(f"{text}a run of `hush train`.") from None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,8 +122,7 @@ def build_experiment(
     if owners is not None and not set(owners[:public]).isdisjoint(owners[public:]):
         raise InvalidValue(
             f"--public-records {public} makes some records of an owner in {units} public and keeps "
-            "others private: the guarantee assumes that no owner is in both parts. Order the records by "
-            "owner, and pass a number that splits none."
+            "others private. Order the records by owner, and pass a number that splits none."
         )
     views = None
     if settings.views is not None:

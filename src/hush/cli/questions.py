@@ -85,10 +85,8 @@ def _charges(asked: Charged) -> _Charges:
     if source := asked.run_dir or asked.ledger:
         return _ledger_charges(source, asked)
     if asked.plan is None and asked.noise is None:
-        raise InvalidPlan(
-            "no charges to account for. Pass --noise with --rate and --steps, --plan with --steps, "
-            "a run's folder, or --ledger."
-        )
+        way = "Pass --noise, --rate and --steps; --plan and --steps; or a run's folder."
+        raise InvalidPlan(f"no charges to account for. {way}")
     plan, adjacency = asked.start(), asked.adjacency
     counts = {plan: asked.count(plan)}
     dimensions = {} if asked.dimension is None else {plan: asked.dimension}
@@ -205,10 +203,8 @@ def calibrate(
     if epsilon is not None and risks:
         raise InvalidPlan(f"--epsilon and --{risks[0]} are two limits, and a plan meets one. Pass one.")
     if epsilon is None and not risks:
-        raise InvalidPlan(
-            "the limit is missing. Pass --epsilon, or a risk: --tpr with --fpr, --advantage, or "
-            "--posterior with --prior."
-        )
+        way = "Pass --epsilon; --tpr with --fpr; --advantage; or --posterior with --prior."
+        raise InvalidPlan(f"the limit is missing. {way}")
     limit = Risk(**attacks) if epsilon is None else Budget(epsilon=epsilon, delta=delta)
     adjacency, dimension = asked.adjacency, asked.dimension
     if fit and (adjacency.slots > 1 or isinstance(limit, Risk)):
@@ -227,10 +223,8 @@ def calibrate(
     elif asked.rate is not None or asked.batch_size is not None:
         found = asked.start()
         if asked.steps is not None or asked.epochs is not None:
-            raise InvalidPlan(
-                "noise, rate and steps are all given, and one of them is to be found. Leave one of them "
-                "out, or compute their cost with `hush account`."
-            )
+            text = "noise, rate and steps are given, and one of them is to be found. Leave one out, or "
+            raise InvalidPlan(f"{text}compute their cost with `hush account`.")
         count = inverse.max_steps(found, limit, adjacency=adjacency)
     elif asked.steps is not None:
         count = check_count("--steps", asked.steps, "the rate is found for them", at_least=1)
@@ -352,6 +346,5 @@ def _subspaces(text: str | None) -> tuple[tuple[int, float], ...]:
         pairs = [part.split(":") for part in text.split(",")] if text else []
         return tuple((int(rank), float(norm)) for rank, norm in pairs)
     except ValueError:
-        raise InvalidValue(
-            f"--subspaces {text} must be pairs of a rank and a norm. Pass e.g. 1000:2.5,290898:1."
-        ) from None
+        way = "must be pairs of a rank and a norm. Pass e.g. 1000:2.5,290898:1."
+        raise InvalidValue(f"--subspaces {text} {way}") from None

@@ -41,11 +41,8 @@ def report(
     from hush.training.progress import Progress
 
     if out is not None and out.suffix not in (".html", ".htm"):
-        raise InvalidValue(
-            f"--out {out} must end in .html: the page goes there, and JSON of the same name beside it. "
-            "To print the facts, pass --json.",
-            key="out",
-        )
+        text = f"--out {out} must end in .html: the page goes there, and JSON beside it. To print the "
+        raise InvalidValue(f"{text}facts, pass --json.", key="out")
     page = out
     if page is None and not as_json:
         page = (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
@@ -108,17 +105,14 @@ def pate(
     x_train, y_train, x_test, y_test = tensors(dataset)
     if not 0 < queries < len(x_test):
         raise DataError(
-            f"--queries {queries} must be > 0 and below the {len(x_test)} test records: they serve as "
-            f"public inputs, and the student is measured on the rest. Pass e.g. --queries "
-            f"{len(x_test) // 2}."
+            f"--queries {queries} must be > 0 and below the {len(x_test)} test records: the student is "
+            f"measured on the rest. Pass e.g. --queries {len(x_test) // 2}."
         )
     vote = NoisyMax.of_teachers(noise=_noise(beta, 1.0 if noise is None else noise))
     query: Query = vote
     if threshold is None and test_noise is not None:
-        raise InvalidValue(
-            f"--test-noise {test_noise:g} is the noise of a test, and without --threshold there is "
-            "none. Pass both, or neither."
-        )
+        text = f"--test-noise {test_noise:g} is of a test, and without --threshold there is none. Pass "
+        raise InvalidValue(f"{text}both, or neither.")
     if threshold is not None:
         multiplier = (3.0 if test_noise is None else test_noise) * vote.noise.to_plain()["multiplier"]
         query = Confident(vote=vote, threshold=threshold, noise=_noise(beta, multiplier))

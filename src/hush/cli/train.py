@@ -83,8 +83,7 @@ class Run(Training):
         if (self.units is None) != (self.per_unit is None):
             raise InvalidValue(
                 "--units FILE names the owner of each record, --per-unit N limits the records of one "
-                "owner in a step: the guarantee depends on both. Pass both, e.g. with --per-unit 1, or "
-                "neither."
+                "owner in a step. Pass both, e.g. with --per-unit 1, or neither."
             )
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -152,9 +151,8 @@ def train(asked: Run) -> None:
             )
     for name in ("beta", "coordinate-rate", "cap", "bound"):
         if asked.plan is None and asked.hyperparameters()[name] is not None:
-            raise InvalidValue(
-                f"--{name} is a hyperparameter of a named plan. Pass --plan, see `hush plans`."
-            )
+            text = f"--{name} is a hyperparameter of a named plan. Pass --plan, see `hush plans`."
+            raise InvalidValue(text)
     settings = asked.settings(asked.model or default_model(asked.data, asked.features))
     if asked.resume and (folder / "plan.toml").exists():
         check_settings(folder, settings.to_plain())

@@ -89,17 +89,14 @@ class Subspaces(Clipping):
         super().__post_init__()
         for name, values in (("l2", self.l2), ("linf", self.linf)):
             if values is not None and len(values) != len(self.ranks):
-                raise InvalidValue(
+                text = (
                     f"{name}={short_repr(values)} must have {len(self.ranks)} numbers, one for each of "
-                    "the ranks: a subspace without a bound would not be hidden.",
-                    key=name,
                 )
+                text += "the ranks: a subspace without a bound would not be hidden."
+                raise InvalidValue(text, key=name)
         if self.bases is not None and len(self.ranks) < 2:
-            raise InvalidValue(
-                f"ranks={self.ranks} must have at least two numbers with bases: the last one is the "
-                "rank of the complement of the principal directions.",
-                key="ranks",
-            )
+            text = f"ranks={self.ranks} must have at least two numbers with bases: the last one is the "
+            raise InvalidValue(f"{text}complement of the principal directions.", key="ranks")
 
     @property
     def reference_norm(self) -> float:
@@ -121,9 +118,8 @@ class Subspaces(Clipping):
 
 def _check_total(clipping: Clipping, total: int, dimension: int | None) -> None:
     if dimension is not None and dimension != total:
-        raise InvalidValue(
+        text = (
             f"{type(clipping).__name__} bounds {total} numbers and {dimension} are trained: parameters "
-            "outside the blocks would be neither bounded nor hidden. Make the blocks add up to the "
-            "number of parameters.",
-            key="dimension",
         )
+        text += "outside the blocks would be neither bounded nor hidden. Make the numbers equal."
+        raise InvalidValue(text, key="dimension")

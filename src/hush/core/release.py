@@ -73,12 +73,11 @@ class Selective(Release):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.test == "summed" and self.accounting != "per-trial":
-            raise InvalidPlan(
+            text = (
                 f'accounting="{self.accounting}" is not proved for test="summed": a sum is not bounded, '
-                "and neither is the number of trials until it is accepted. Pass "
-                'accounting="per-trial", or test="mean".',
-                key="accounting",
             )
+            text += 'and neither are its trials. Pass accounting="per-trial", or test="mean".'
+            raise InvalidPlan(text, key="accounting")
 
     def acceptance(self, expected: float) -> tuple[float, float]:
         """Smallest and largest probability of acceptance.

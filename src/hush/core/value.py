@@ -160,11 +160,9 @@ def as_floats(values: object) -> npt.NDArray[np.float64]:
 def as_list(name: str, values: Any) -> Sequence[Any]:
     """Return `values`, or raise `InvalidValue` if they are no list or an empty one."""
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-        raise InvalidValue(
-            f"{name}={short_repr(values)} must be a non-empty list, with an entry for each block: a "
-            f"block without one would not be hidden. Pass e.g. {name}=(1, 2).",
-            key=name,
-        )
+        text = f"{name}={short_repr(values)} must be a non-empty list, with an entry for each block: a "
+        text += f"block without one would not be hidden. Pass e.g. {name}=(1, 2)."
+        raise InvalidValue(text, key=name)
     return values
 
 

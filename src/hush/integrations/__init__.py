@@ -9,17 +9,9 @@ __getattr__ = lazy_modules(__name__)
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional library, or explain how to install it.
-
-    Args:
-        module: Import name of the library.
-        extra: Extra of hush that installs it.
-    """
+    """Import an optional library, or name the extra of hush that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        raise ImportError(
-            f"{error.name} is not installed, and this part of hush needs it: pip install "
-            f"'hush[{extra}]'.",
-            name=error.name,
-        ) from error
+        text = f"{error.name} is not installed, and this part of hush needs it: "
+        raise ImportError(f"{text}pip install 'hush[{extra}]'.", name=error.name) from error

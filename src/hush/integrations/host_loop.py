@@ -143,9 +143,8 @@ class HostLoop:
         kept = states.get(f"{name['run']}/{name['steps']}")
         if kept is None:
             raise CheckpointError(
-                f"{file} has no state of step {name['steps']} of run {name['run']}: without the key of "
-                "its noise the run cannot continue. Restore the file; or load the weights alone and "
-                "begin a new run on the same ledger, which accounts for both."
+                f"{file} has no state of step {name['steps']} of run {name['run']}, and no key of its "
+                "noise. Restore the file, or begin a new run on the same ledger with the weights alone."
             )
         check_same_origin(kept["origin"], self.data, self._generator, secure=False)
         here = {"model": step.model.state_dict(), "optimizer": step.optimizer.state_dict()}

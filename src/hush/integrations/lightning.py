@@ -127,9 +127,8 @@ class PrivateModule(LightningModule):
     def automatic_optimization(self, automatic: bool) -> None:
         if not automatic:
             raise Unsupported(
-                "the module sets automatic_optimization=False: a training_step that calls the optimizer "
-                "itself updates the weights with gradients that are neither clipped nor charged. Return "
-                "the loss from training_step, and leave the optimizer to the private step."
+                "the module sets automatic_optimization=False: its training_step would apply gradients "
+                "that are neither clipped nor charged. Return the loss from training_step instead."
             )
 
     def configure_optimizers(self) -> Any:
@@ -139,8 +138,7 @@ class PrivateModule(LightningModule):
         if len(optimizers) != 1:
             raise Unsupported(
                 f"configure_optimizers returns {len(optimizers)} optimizers: a private step applies one "
-                "noisy gradient of all parameters. Return one optimizer, with a parameter group for "
-                "each group of settings."
+                "noisy gradient of all parameters. Return one optimizer, with parameter groups."
             )
         self._settings, self._monitors = settings_of(optimizers[0]), {}
         for part in parts:
@@ -328,8 +326,7 @@ def _check_trainer(trainer: "Trainer") -> None:
             if kind.__name__ in _CALLBACKS:
                 raise Unsupported(
                     f"the callback {type(callback).__name__} cannot run with a private step: "
-                    f"{_CALLBACKS[kind.__name__]}. Leave it out; docs/lightning.md shows an average of "
-                    "the weights."
+                    f"{_CALLBACKS[kind.__name__]}. Leave it out, see docs/lightning.md."
                 )
 
 

@@ -273,8 +273,7 @@ class PrivateTrainer(Trainer):
             except (OSError, ValueError) as error:
                 raise CheckpointError(
                     f"{self._resumed} is not a complete checkpoint of a private run ({error}): weights "
-                    "that were trained on these records without noise stay non-private. Resume from a "
-                    f"checkpoint with a {_NAME}, or begin with public weights."
+                    f"trained without noise stay non-private. Begin with public ones, or with a {_NAME}."
                 ) from None
         Path(str(self.args.output_dir)).mkdir(parents=True, exist_ok=True)
         vectorize_attention(model)  # type: ignore[arg-type]
@@ -303,8 +302,7 @@ class PrivateTrainer(Trainer):
         if changed:
             raise Unsupported(
                 f"compute_loss changes {', '.join(changed[:3])} of the Trainer: a metric of private "
-                "records that it stores there would be logged or saved without a charge. Compute "
-                "metrics of evaluation records, and store nothing between calls."
+                "records would be logged or saved without a charge. Store nothing between calls."
             )
         return loss
 
@@ -378,9 +376,8 @@ def _check_records(train_dataset: Any) -> None:
         )
     if isinstance(train_dataset, IterableDataset) or not hasattr(train_dataset, "__len__"):
         raise Unsupported(
-            f"train_dataset is {with_article(type(train_dataset).__name__)} without a length: a stream "
-            "returns records in its own order, and there is no sampling, no charge. Pass a map-style "
-            "data set; write a stream to disk once."
+            f"train_dataset is {with_article(type(train_dataset).__name__)} without a length: in a "
+            "stream's order there is no sampling, no charge. Pass a map-style data set."
         )
 
 

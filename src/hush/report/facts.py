@@ -177,10 +177,7 @@ def run_facts(
     folder = path if path.is_dir() else None
     ledger, notes = checked_ledger(path)
     if not ledger.counts:
-        raise LedgerError(
-            f"the ledger of {path} has no charge: there is no guarantee to report. "
-            "Name a run that has taken a step."
-        )
+        raise LedgerError(f"the ledger of {path} has no charge. Name a run that has taken a step.")
     chosen, reason = reported_delta(ledger, delta)
     settings = {} if folder is None else _read_object(folder / SETTINGS)
     pate = folder is not None and holds_pate(folder)
@@ -287,10 +284,8 @@ def audit_facts(path: Path, counts: Mapping[Plan, int]) -> dict[str, Any]:
         audit["exceeded"] = audit["lower_bound"] > audit["charge"]
         plan = Plan.from_plain(found["plan"])
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise InvalidValue(
-            f"{path} is not the result of an audit ({shorten(str(error), 200)}). Write it with "
-            "`hush audit RUN_DIR --json > audit.json`."
-        ) from None
+        text = f"{path} is not the result of an audit ({shorten(str(error), 200)}). Write it with "
+        raise InvalidValue(f"{text}`hush audit RUN_DIR --json > audit.json`.") from None
     if counts.get(plan) != audit["steps"]:
         raise InvalidValue(
             f"{path} is an audit of {audit['steps']} steps of {plan}, and this run was charged for "

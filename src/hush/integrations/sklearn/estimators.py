@@ -90,11 +90,9 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         name, why = "hidden_layer_sizes", "it is a width"
         hidden = tuple(check_count(name, size, why, 1, 16) for size in self.hidden_layer_sizes)
         if self.solver == "least_squares" and hidden:
-            raise InvalidValue(
-                f'hidden_layer_sizes={short_repr(hidden)} with solver="least_squares": sufficient '
-                'statistics are for linear models. Pass solver="sgd", or hidden_layer_sizes=().',
-                key="solver",
-            )
+            text = f'hidden_layer_sizes={short_repr(hidden)} with solver="least_squares": sufficient '
+            text += 'statistics are for linear models. Pass solver="sgd", or hidden_layer_sizes=().'
+            raise InvalidValue(text, key="solver")
         if trial is not None:
             if self.solver == "least_squares" or self.scaling == "paid":
                 raise Unsupported(
@@ -273,11 +271,11 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
 
     def _target(self) -> Numeric:
         if not isinstance(self.target, Numeric):
-            raise InvalidValue(
+            text = (
                 f"target={short_repr(self.target)} must declare the target's bounds: the largest value "
-                "among the records is private. Pass e.g. target=Numeric(low=0, high=100).",
-                key="target",
             )
+            text += "among the records is private. Pass e.g. target=Numeric(low=0, high=100)."
+            raise InvalidValue(text, key="target")
         return self.target
 
 

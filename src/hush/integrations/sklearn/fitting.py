@@ -154,14 +154,13 @@ def _check_worth_fitting(records: int, spending: Spending) -> None:
         raise BudgetExceeded(
             f"the charges on the ledger leave less than {_LEAST_LEFT:.0%} of epsilon={budget.epsilon:g} "
             f"at delta={budget.delta:g}: a fit would need {left / whole:.3g} times the noise of one "
-            "with the whole budget. Allow a larger epsilon: it limits all fits on the ledger together."
+            "with the whole budget. Allow a larger epsilon for all fits on the ledger."
         )
     if left >= records:
         raise DataError(
             f"{records} records (n_samples={records}) are too few for epsilon={budget.epsilon:g} at "
-            f"delta={budget.delta:g}: even the mean of one number in [-1, 1] would be released with "
-            f"noise of standard deviation {left / records:.2g}. Use more records, or allow a larger "
-            "epsilon."
+            f"delta={budget.delta:g}: the mean of one number in [-1, 1] would get noise of standard "
+            f"deviation {left / records:.2g}. Use more records, or allow a larger epsilon."
         )
 
 

@@ -39,17 +39,15 @@ class Numeric(Column):
 
     low: float = field(metadata=_BOUND)
     high: float = field(metadata=_BOUND)
-    log: bool = False
+    log: bool = field(default=False, metadata={"check": lambda name, log: check_kind(name, log, bool)})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_kind("log", self.log, bool)
         if not self.low < self.high:
-            raise InvalidValue(
-                f"low={self.low:g} must be below high={self.high:g}: a column is scaled by the distance "
-                "between its declared bounds.",
-                key="low",
+            text = (
+                f"low={self.low:g} must be below high={self.high:g}: a column is scaled by its bounds."
             )
+            raise InvalidValue(text, key="low")
 
     def encode(self, name: str, values: npt.NDArray[Any]) -> Array:
         return self.scale(numbers(f"column {name!r}", values))[:, None]
@@ -163,12 +161,9 @@ def distinct(name: str, values: object, example: tuple[Any, ...]) -> tuple[Any, 
     except TypeError:
         several = False
     if not several:
-        raise InvalidValue(
-            f"{name}={short_repr(values)} must be a list of at least two different values, declared in "
-            "advance: a list taken from the records would reveal which values occur. Pass e.g. "
-            f"{name}={example!r}.",
-            key=name,
-        )
+        text = f"{name}={short_repr(values)} must be a list of at least two different values: one taken "
+        text += f"from the records would reveal which values occur. Pass e.g. {name}={example!r}."
+        raise InvalidValue(text, key=name)
     return known
 
 
@@ -181,9 +176,8 @@ def indices(
         return np.fromiter((places[value] for value in values.tolist()), np.int64, len(values))
     except (KeyError, TypeError):
         raise DataError(
-            f"{what} holds a value that is not declared in {declared}= (it is private and not shown). "
-            f"Declared are {short_repr(tuple(known))}. Declare every value that may occur, or map other "
-            "values to a declared one, record by record."
+            f"{what} holds a value that is not declared in {declared}= (it is private and not shown): "
+            f"{short_repr(tuple(known))}. Declare it, or map it to a declared one, record by record."
         ) from None
 
 
