@@ -232,7 +232,7 @@ def test_a_captured_model_that_reads_a_value_is_refused_in_order() -> None:
             self.layer = nn.Linear(4, 3)
 
         def forward(self, rows: Tensor) -> Any:
-            return self.layer(rows if bool((rows < 9).all()) else -rows)
+            return self.layer(rows if bool((self.layer.weight < 9).all()) else -rows)
 
     model, batch = Reads().cuda(), (torch.randn(5, 4).cuda(), torch.zeros(5).long().cuda())
     with pytest.raises(Unsupported, match="cannot be recorded"):
