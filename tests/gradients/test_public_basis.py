@@ -55,7 +55,6 @@ def test_blocks_are_projections_of_each_record_alone(dtype: torch.dtype, entries
     expected = {name: gradients @ columns for name, columns in directions.items()}
     expected["residual"] = gradients - gradients @ whole @ whole.T
     tape = ProjectedTape(record(model, LOSS, x, y), basis)
-    assert tape.records == len(x)
     assert basis.sizes == {"subspace 0": 2, "subspace 1": 7, "residual": gradients.shape[1]}
     visits = torch.zeros(len(x))
     tolerance = 1e-6 if dtype == torch.float32 else 1e-14

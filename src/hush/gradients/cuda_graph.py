@@ -174,7 +174,7 @@ class Replay:
         else:
             self._forget_if_changed()
             if key not in self._graphs:
-                self._graphs[key] = self._capture(inputs, targets, size, mask, generator)
+                self._graphs[key] = self._capture(inputs, targets, size, mask)
             graph = self._graphs[key]
         if graph is None:
             rows, labels = tree_map((inputs, targets), lambda rows: pad(rows, size))
@@ -227,12 +227,7 @@ class Replay:
         return self._clipping.clip(MaskedTape(tape, present), mask)
 
     def _capture(
-        self,
-        inputs: Any,
-        targets: Any,
-        size: int,
-        mask: CoordinateMask | None,
-        generator: torch.Generator | None,
+        self, inputs: Any, targets: Any, size: int, mask: CoordinateMask | None
     ) -> BatchGraph | None:
         """Graph of batches of this shape; None if they are computed without one."""
         if not self._required and self._changes > _MOST_CHANGES:
@@ -264,7 +259,7 @@ class Replay:
         if self._pool is None and torch.cuda.is_available():
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            captured = self._capture_graph(work, self._pool, generator)
+            captured = self._capture_graph(work, self._pool, self._generator)
         except CaptureError as error:
             self._pool = None
             self._explain(str(error))

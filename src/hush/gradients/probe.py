@@ -239,9 +239,7 @@ def check_padding_ignored(
 
 def _keeps_state(names: list[str]) -> Unsupported:
     what = ", ".join(names[:3]) or "something"
-    way_out = (
-        "Compute it anew in every call, or use torch.nn.GroupNorm, which has no running statistics."
-    )
+    way_out = "Compute it anew in every call, or use torch.nn.GroupNorm, which keeps no statistics."
     if any("activation_post_process" in name for name in names):
         way_out = (
             "Observe the ranges of quantization on public records before, and freeze them with "
@@ -258,8 +256,7 @@ class _State:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._buffers = {name: (value, value.clone()) for name, value in model.named_buffers()}
-        self._versions = {name: value._version for name, value in model.named_buffers()}
+        self._buffers = {n: (value, value.clone(), value._version) for n, value in model.named_buffers()}
         self._tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._lists: list[tuple[list[Any], list[Any]]] = []
         for module in model.modules():
@@ -278,14 +275,13 @@ class _State:
         replaced = [name for name, value in now.items() if is_batchedtensor(value)]
         if replaced:
             raise _keeps_state(replaced)
-        return {
-            name: value.clone()
-            for name, value in now.items()
-            if name not in self._buffers
-            or value is not self._buffers[name][0]
-            or value._version != self._versions[name]  # also if it has converged
-            or not _equal(value, self._buffers[name][1])  # written through .data
-        }
+        changed = {}
+        for name, value in now.items():
+            own, copy, version = self._buffers.get(name, (None, None, 0))
+            # also if it has converged, or was written through .data
+            if value is not own or value._version != version or not _equal(value, copy):
+                changed[name] = value.clone()
+        return changed
 
     def kept(self) -> list[str]:
         """Names of the attributes that have changed, tensors first."""
@@ -301,17 +297,16 @@ class _State:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore all of it."""
         for table, before in self._tables:
             if table.keys() != before.keys() or any(table[key] is not before[key] for key in before):
                 table.clear()
                 table.update(before)
         for values, parts in self._lists:
             values[:] = parts
-        for name, (value, copy) in self._buffers.items():
+        for name, (value, copy, _) in self._buffers.items():
             if not _equal(value, copy):
                 value.copy_(copy)
-            self._versions[name] = value._version
+            self._buffers[name] = value, copy, value._version
 
 
 def _same_draws(model: nn.Module) -> AbstractContextManager[None]:

@@ -102,10 +102,6 @@ class ProjectedTape:
     basis: PublicBasis
 
     @property
-    def records(self) -> int:
-        return self.tape.records
-
-    @property
     def device(self) -> torch.device:
         return self.basis.device
 
