@@ -200,49 +200,19 @@ class Gates:
         return (grad @ self.input_weight.value if needed[0] else None,)
 
 
-def _run_layers(
-    recording: "Recording",
-    kind: str,
-    layers: "list[list[list[Weight | None]]]",
-    dropout: float,
-    batch_first: bool,
-    x: Tensor,
-    *states: Tensor,
-) -> tuple[Tensor, ...]:
-    """Outputs and last states for (records, count, steps, size) or (records, steps, count, size)."""
-    records = len(x)
-    first = x.permute(2, 0, 1, 3) if batch_first else x.transpose(0, 1)
-    flow = first.flatten(1, 2)
-    starts = [state.transpose(0, 1).flatten(1, 2) for state in states]
-    ends: list[tuple[Tensor, ...]] = []
-    for directions in layers:
-        start = [state[len(ends) : len(ends) + len(directions)] for state in starts]
-        if kind == "lstm" and not x.is_cuda:
-            scan = LSTMScan(records, [tuple(weights) for weights in directions])  # type: ignore[misc]
-            flow, cells = recording.capture(scan, flow, *start)
-            parts = flow.chunk(len(directions), dim=-1)
-            last = [part[0] if backwards else part[-1] for backwards, part in enumerate(parts)]
-            ends += zip(last, cells, strict=True)
-        else:
-            flow, own = _run_directions(recording, kind, records, directions, flow, start)
-            ends += own
-        if dropout and directions is not layers[-1]:
-            flow = functional.dropout(flow, dropout)
-    whole = flow.unflatten(1, first.shape[1:3])
-    stacked = [
-        torch.stack(part).unflatten(1, first.shape[1:3]).transpose(0, 1)
-        for part in zip(*ends, strict=True)
-    ]
-    return (whole.permute(1, 2, 0, 3) if batch_first else whole.transpose(0, 1), *stacked)
-
-
-def _run_directions(
-    recording: "Recording", kind: str, records: int, directions: Any, x: Tensor, start: list[Tensor]
+def _run_layer(
+    recording: "Recording", kind: str, directions: Any, x: Tensor, start: list[Tensor]
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """The states of a layer at all steps, and the last ones in each direction, by PyTorch's kernels."""
+    """The states of a layer at all steps, and the last ones in each direction."""
+    if kind == "lstm" and not x.is_cuda:
+        scan = LSTMScan(recording.records, [tuple(weights) for weights in directions])
+        states, cells = recording.capture(scan, x, *start)
+        parts = states.chunk(len(directions), dim=-1)
+        last = [part[0] if backwards else part[-1] for backwards, part in enumerate(parts)]
+        return states, list(zip(last, cells, strict=True))
     outputs, ends = [], []
     for backwards, weights in enumerate(directions):
-        gates, own = Gates(kind, records, *weights), [state[backwards] for state in start]
+        gates, own = Gates(kind, recording.records, *weights), [state[backwards] for state in start]
         rows = x.flip(0) if backwards else x
         inputs = recording.capture(gates, rows).unflatten(0, x.shape[:2])
         weight, bias = gates.state_weight.value, gates.state_bias
@@ -291,10 +261,23 @@ def recurrent(
     layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
 
     def work(*tensors: Tensor) -> tuple[Tensor, ...]:
+        """Outputs and last states for (records, count, steps, size) or (records, steps, count, size)."""
         # recurrences run in the weights' own precision under autocast
         first, *initial = (part.to(parameters[0].dtype) for part in tensors)
+        first = first.permute(2, 0, 1, 3) if batch_first else first.transpose(0, 1)
+        flow, sequences = first.flatten(1, 2), first.shape[1:3]
+        starts = [state.transpose(0, 1).flatten(1, 2) for state in initial]
+        ends: list[tuple[Tensor, ...]] = []
         with torch.autocast(x.device.type, enabled=False):
-            rate = dropout if train else 0.0
-            return _run_layers(recording, kind, layers, rate, batch_first, first, *initial)
+            for layer in layers:
+                start = [state[len(ends) : len(ends) + directions] for state in starts]
+                flow, last = _run_layer(recording, kind, layer, flow, start)
+                ends += last
+                if train and dropout and layer is not layers[-1]:
+                    flow = functional.dropout(flow, dropout)
+        outputs = flow.unflatten(1, sequences)
+        outputs = outputs.permute(1, 2, 0, 3) if batch_first else outputs.transpose(0, 1)
+        stacked = (torch.stack(part).unflatten(1, sequences) for part in zip(*ends, strict=True))
+        return outputs, *(part.transpose(0, 1) for part in stacked)
 
     return recording.run_batched(work, x, *(states if kind == "lstm" else (states,)))
