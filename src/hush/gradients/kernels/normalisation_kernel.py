@@ -42,13 +42,10 @@ def channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, grou
     contiguous.
     """
     images, channels = x.shape[:2]
-    positions = x.shape[2:].numel()
+    positions, rows = x.shape[2:].numel(), images * channels
     out = x.new_empty(2, images, channels, dtype=torch.float32)
-    if not out.numel():
-        return out
     run = min(_ENTRIES, triton.next_power_of_2(positions))
     high = _ENTRIES // run
-    rows = images * channels
     with torch.cuda.device(x.device):
         _channel_gradients[(triton.cdiv(rows, high),)](
             grad, x, mean, scale, out, rows, positions, channels // groups, high, run, num_warps=4
