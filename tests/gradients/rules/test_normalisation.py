@@ -10,13 +10,34 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 DTYPES = [torch.float64, torch.float32]
 
 
-def check_one_record_at_a_time(
-    model: nn.Module, sizes: tuple[int, ...], dtype: torch.dtype, where: str
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("norm", "sizes"),
+    [
+        *(
+            (nn.GroupNorm(2, 8), (8, 5, 5)),
+            (nn.GroupNorm(6, 6), (6, 7)),
+            (nn.GroupNorm(1, 48), (48, 1, 3)),
+        ),
+        *((nn.GroupNorm(3, 6), (6, 50, 50)), (nn.GroupNorm(4, 12), (12, 3))),
+        *((nn.GroupNorm(1, 96), (96, 1, 1)), (nn.LayerNorm(8), (8,)), (nn.LayerNorm(130), (7, 130))),
+        *(
+            (nn.LayerNorm((3, 50)), (17, 2, 3, 50)),
+            (nn.LayerNorm(128), (64, 128)),
+            (nn.LayerNorm(5), (1, 5)),
+        ),
+    ],
+    ids=str,
+)
+def test_gradients_are_those_of_one_record_at_a_time(
+    norm: nn.Module, sizes: tuple[int, ...], dtype: torch.dtype, where: str
 ) -> None:
-    """Gradients of a model on records of a size are those of one record at a time."""
+    """Of its scale, its shift, and through it of the shift of a norm below."""
+    torch.manual_seed(0)
+    model = nn.Sequential(copy.deepcopy(norm), nn.Tanh(), copy.deepcopy(norm)).to(where, dtype)
     for parameter in model.parameters():
         nn.init.normal_(parameter)
-    model.to(where, dtype)
     x = (torch.randn(5, *sizes) + 1).to(where, dtype)
     target = torch.randn_like(x)
     tape = record(model, lambda o, t: (o * t).flatten(1).sum(1), x, target)
@@ -28,35 +49,6 @@ def check_one_record_at_a_time(
         for ours, theirs in zip(alone.values(), expected, strict=True):
             tolerance = 1e-10 if dtype == torch.float64 else 1e-4
             assert float((ours - theirs).norm()) <= tolerance * float(theirs.norm() + 1)
-
-
-@pytest.mark.parametrize("where", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("channels", "groups", "sizes"),
-    [(8, 2, (5, 5)), (6, 6, (7,)), (48, 1, (1, 3)), (6, 3, (50, 50)), (12, 4, (3,)), (96, 1, (1, 1))],
-)
-def test_gradients_of_a_group_norm_are_those_of_one_record_at_a_time(
-    channels: int, groups: int, sizes: tuple[int, ...], dtype: torch.dtype, where: str
-) -> None:
-    """Of its scale, its shift, and through it of the shift of a norm below."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.GroupNorm(groups, channels), nn.Tanh(), nn.GroupNorm(groups, channels))
-    check_one_record_at_a_time(model, (channels, *sizes), dtype, where)
-
-
-@pytest.mark.parametrize("where", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("shape", "lead"), [((8,), ()), ((130,), (7,)), ((3, 50), (17, 2)), ((128,), (64,)), ((5,), (1,))]
-)
-def test_gradients_of_a_layer_norm_are_those_of_one_record_at_a_time(
-    shape: tuple[int, ...], lead: tuple[int, ...], dtype: torch.dtype, where: str
-) -> None:
-    """Of its scale, its shift, and through it of the shift of a norm below."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.LayerNorm(shape), nn.Tanh(), nn.LayerNorm(shape))
-    check_one_record_at_a_time(model, (*lead, *shape), dtype, where)
 
 
 @pytest.mark.parametrize("where", DEVICES)

@@ -61,17 +61,11 @@ def exact_sum(
     attempt: Callable[[int], list[int]],
     source: RandomSource,
 ) -> float:
-    """The rounded sum of a location and the draw of a number's words.
+    """The sum of a location and the draw of a number's words, rounded to a grid of spacing `step`.
 
-    Args:
-        location: Number that noise is added to.
-        beta: Exponent of the law.
-        scale: Scale of the noise.
-        step: Grid spacing, a power of two.
-        word: First proposal: layer, sign and place.
-        attempt: Words of attempt k to accept a proposal: a height, a strip of the tail, a place in it, a
-            position in the place, the next proposal, further bits of the height and of the position.
-        source: Source of further words.
+    `word` is the first proposal: layer, sign and place. `attempt(k)` returns the words of attempt k to
+    accept a proposal: a height, a strip of the tail, a place in it, a position in the place, the next
+    proposal, further bits of the height and of the position. `source` provides further words.
     """
     below = math.trunc(Fraction(location) / Fraction(step))
     rest, units = Fraction(location) / Fraction(step) - below, Fraction(scale) / Fraction(step)
