@@ -50,9 +50,9 @@ _TWICE = (
     "2309.02672"
 )
 _BETA = (
-    "Beyond Laplace and Gaussian: Exploring the Generalized Gaussian Mechanism for Private Machine "
-    "Learning, arXiv 2506.12553 (version 1, 2025; version 2, April 2026, limits DP-SGD to beta in "
-    "[1, 2])"
+    "R. Rinberg, I. Shumailov, V. Singhal, R. Cummings, N. Papernot, Beyond Laplace and Gaussian: "
+    "Exploring the Generalized Gaussian Mechanism for Private Machine Learning, arXiv 2506.12553 "
+    "(version 1, 2025; version 2, April 2026, limits DP-SGD to beta in [1, 2])"
 )
 _BOUNDED = (
     "S. Hu, S. Mahloujifar, V. Smith, K. Chaudhuri, C. Guo, Privacy Amplification for the Gaussian "

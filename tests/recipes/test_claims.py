@@ -11,7 +11,7 @@ from scipy.special import gamma
 from scipy.stats import norm
 
 from hush.accounting.pld import accountant
-from hush.accounting.steps import SampledGaussian
+from hush.accounting.steps import SampledGaussian, SampledNoise
 from hush_recipes.claims import CLAIMS
 
 
@@ -153,6 +153,34 @@ def test_sampled_histograms_miss_the_tail() -> None:
     losses = 0.5 + np.random.default_rng(0).standard_normal(100_000)
     sampled = np.mean(np.maximum(0.0, -np.expm1(epsilon - losses)))
     check(float(sampled), norm.cdf(0.5 - epsilon) - math.exp(epsilon) * norm.cdf(-0.5 - epsilon))
+
+
+def analytic(beta: float, c: float, epsilon: float, g0: float, change: float) -> float:
+    """Delta of Theorem 11 without its constant; a change of 0 in its last step is as printed."""
+    q = beta / (beta - 1)
+    root = (g0**q + 1) ** (1 / q)
+    r, s = g0 * (epsilon / c) ** (1 / beta) / root, 1 / root
+    a = (r - change) / (1 - s)
+    return math.exp(-c * a**beta) / (c * a ** (beta - 1)) if a > 0 else math.inf
+
+
+def test_the_analytic_bound_forgets_the_change() -> None:
+    check(analytic(2.0, 0.5, 1.0, 1.0, 0.0), norm.cdf(-0.5) - math.e * norm.cdf(-1.5))
+    assert analytic(2.0, 0.5, 1.0, 0.1, 0.0) < 1e-100
+
+
+@pytest.mark.parametrize(
+    ("beta", "scale", "epsilon"), [(1.5, 1.5, 2.0), (1.5, 2.0, 1.0), (2.0, 1.5, 3.0), (3.0, 2.0, 4.0)]
+)
+def test_the_corrected_analytic_bound_is_above_what_is_charged(
+    beta: float, scale: float, epsilon: float
+) -> None:
+    c = scale**-beta
+    assert epsilon > c  # so the loss exceeds epsilon on one side of 0 alone
+    bounds = [analytic(beta, c, epsilon, g0, 1.0) for g0 in np.geomspace(0.1, 1000, 500)]
+    corrected = min(bounds) / (2 * gamma(1 + 1 / beta) * scale)  # the density's constant
+    charged = accountant.delta({SampledNoise(1.0, beta, scale): 1}, epsilon).upper
+    assert corrected / 30 < charged <= corrected
 
 
 def test_the_central_limit_is_not_a_bound() -> None:
