@@ -55,7 +55,7 @@ def test_plans_survive_being_written(clipping: Any) -> None:
         (lambda: hush.Box(bounds=()), "bounds="),
         (lambda: hush.Box(bounds=(0.0, 1.0)), "bounds=0.0 must be"),
         (lambda: hush.Box(bounds=((0, 1.0),)), "whole number >= 1"),
-        (lambda: hush.Box(bounds="ab"), "must be a non-empty list"),
+        (lambda: hush.Box(bounds="ab"), "must be a non-empty list"),  # type: ignore[arg-type]
         (lambda: hush.Linf(norm=0.0), "norm=0.0"),
         (lambda: hush.L2Linf(l2=1.0, linf=math.nan), "linf=nan"),
         (lambda: hush.Subspaces(ranks=(1, 2), l2=(1.0,)), "l2=.* must have 2 numbers"),
