@@ -7,10 +7,8 @@ raises. docs/guarantees/ledger.md has the proof.
 
 import os
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn, Self, SupportsIndex, get_args
 
@@ -101,21 +99,6 @@ class Ledger:
     def counts(self) -> Mapping[Plan, int]:
         """Number of charged steps of each plan."""
         return self._journal.totals()
-
-    @property
-    def sequence(self) -> Sequence[tuple[Plan, int]]:
-        """Plans in the order of their charges, each with its number of charges in a row.
-
-        Charges without a recorded order (folded or cut short) come first. The charges of two runs that
-        took turns on one ledger are listed one run after the other.
-        """
-        charges = (plan for run in self._journal.runs.values() for plan in run.plans)
-        lengths = [(name, sum(1 for _ in group)) for name, group in groupby(charges)]
-        first = Counter(self._journal.counts)
-        for name, length in lengths:
-            first[name] -= length
-        whole = [*((name, count) for name, count in first.items() if count > 0), *lengths]
-        return [(self._journal.plans[name], count) for name, count in whole]
 
     @property
     def releases(self) -> Sequence[str]:

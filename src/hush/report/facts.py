@@ -238,11 +238,11 @@ def _planned(folder: Path, settings: Mapping[str, Any]) -> dict[Plan, int]:
 
 
 def _first_charges(ledger: Ledger) -> list[Counter[Plan]]:
-    """The first charges on a ledger, at up to `_POINTS` evenly spaced numbers of charges."""
+    """Charges of a ledger, plan after plan, at up to `_POINTS` evenly spaced numbers of charges."""
     total = sum(ledger.counts.values())
     points = sorted({max(1, round(total * k / _POINTS)) for k in range(_POINTS + 1)})
     found, counts, done = list[Counter[Plan]](), Counter[Plan](), 0
-    for plan, steps in ledger.sequence:
+    for plan, steps in ledger.counts.items():
         inside = [point for point in points if done < point <= done + steps]
         found += [counts + Counter({plan: point - done}) for point in inside]
         counts[plan] += steps

@@ -78,7 +78,7 @@ def charts(facts: RunFacts) -> dict[str, Chart]:
                 ("upper bound", "holds", [(charges, bound.upper) for charges, bound in spent]),
                 ("lower bound", "bound", lower),
             ],
-            caption="Each point composes the first charges on the ledger.",
+            caption="Each point composes the first charges on the ledger, plan after plan.",
         )
     if len(facts.measured) > 1:
         ends, baseline = (0.0, max(spent for spent, _ in facts.measured)), facts.baseline
