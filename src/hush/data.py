@@ -118,7 +118,11 @@ def with_features(
 
 
 def tensors(dataset: Dataset) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
-    """x_train, y_train, x_test and y_test as tensors that share the memory of the arrays."""
+    """x_train, y_train, x_test and y_test as tensors that share the memory of the arrays.
+
+    Args:
+        dataset: Data set, as `load` or `with_features` returns it.
+    """
     import torch
 
     arrays = dataset.x_train, dataset.y_train, dataset.x_test, dataset.y_test

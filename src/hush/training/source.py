@@ -123,11 +123,11 @@ class Source:
         return isinstance(self.pad_to, str)
 
     def take(self, slots: list[int], key: bytes | None = None) -> Rows:
-        """Inputs and targets of some slots, a row each, read by this process.
+        """Inputs and targets of some slots.
 
         Args:
-            slots: numbers of the slots.
-            key: key that the records' random numbers are derived from; None: the program's own.
+            slots: their numbers.
+            key: key of the records' random numbers; None: the program's own.
         """
         return _checked(self._read(slots, self._key(key), self._template))
 
