@@ -19,6 +19,7 @@ from hush.training.data import Batch
 from hush.training.methods.selective import Trials
 from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
+from tests.training import helpers
 
 Sabotage = Callable[[pytest.MonkeyPatch], None]
 
@@ -44,12 +45,7 @@ def plan_of(
     release: Release | None = None,
 ) -> hush.Plan:
     """A plan of DP-SGD with other parts."""
-    return hush.Plan(
-        sampling=sampling or hush.Poisson(rate=0.2),
-        clipping=clipping or hush.L2(norm=1.0),
-        noise=noise or hush.Gaussian(multiplier=1.0),
-        release=release or hush.Always(),
-    )
+    return helpers.plan_of(sampling or hush.Poisson(rate=0.2), clipping, noise or 1.0, release)
 
 
 PRIVATE, PRIVATIZE, MASKED = (

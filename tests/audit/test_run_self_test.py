@@ -17,6 +17,8 @@ from hush.core.plan import Plan
 from hush.training.loop import Run
 from tests.audit import sabotage
 from tests.audit.sabotage import plan_of
+from tests.audit.test_sabotage import MOMENTUM
+from tests.training import helpers
 
 RECORDS = 60
 SELECTIVE = hush.Selective(rate=0.5, clip=1e-2, multiplier=1.0, threshold=0.0, test="mean")
@@ -27,21 +29,12 @@ def records(seed: int = 0) -> tuple[Tensor, Tensor]:
     return 3 * torch.randn(RECORDS, 8, generator=source), torch.arange(RECORDS) % 5
 
 
-def step_of(plan: Plan, **options: Any) -> hush.PrivateStep:
+def step_of(plan: Plan) -> hush.PrivateStep:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Dropout(0.3), nn.Linear(8, 5))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    options.setdefault("randomness", hush.Randomness(generator=torch.Generator().manual_seed(1)))
-    return hush.PrivateStep(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer,
-        plan,
-        records=RECORDS,
-        execution=hush.Execution(physical_batch=16),
-        **options,
-    )
+    execution = hush.Execution(physical_batch=16)
+    return helpers.step_of(model, plan, make=MOMENTUM, seed=1, records=RECORDS, execution=execution)
 
 
 PLANS = {

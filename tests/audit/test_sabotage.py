@@ -22,8 +22,10 @@ from hush.training.step import PrivateStep
 from hush_recipes.audit.checks import masks_independent, no_change_measured, rollback_complete
 from tests.audit import sabotage
 from tests.audit.sabotage import plan_of
+from tests.training.helpers import step_of
 
 RECORDS, RATE, STEPS, NUMBERS = 40, 0.25, 16, 45
+MOMENTUM = functools.partial(torch.optim.SGD, momentum=0.9)
 SEEDS = 300
 """All caught on so many seeds: the power is above .99, or it was a chance of .05."""
 
@@ -41,22 +43,11 @@ def problem(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = model or nn.Linear(*numbers)
-        dtype = next(model.parameters()).dtype
-        data = (
-            3 * torch.randn(RECORDS, numbers[0], dtype=dtype),
-            torch.randint(0, numbers[1], (RECORDS,)),
-        )
+        inputs = 3 * torch.randn(RECORDS, numbers[0], dtype=next(model.parameters()).dtype)
+        data = inputs, torch.randint(0, numbers[1], (RECORDS,))
     plan = plan_of(sampling or hush.Poisson(rate=RATE), clipping, noise, release)
-    step = hush.PrivateStep(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        plan,
-        records=RECORDS,
-        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
-        execution=hush.Execution(physical_batch=5),
-    )
-    return step, data
+    options: Any = {"records": RECORDS, "execution": hush.Execution(physical_batch=5)}
+    return step_of(model, plan, make=MOMENTUM, seed=seed, **options), data
 
 
 MEAN_TEST = hush.Selective(rate=0.5, clip=1e-3, multiplier=1.0, test="mean")

@@ -22,6 +22,8 @@ from hush.core.errors import Unsupported
 from hush.core.parts import Release
 from tests.audit import sabotage, sabotage_units
 from tests.audit.sabotage import Sabotage, plan_of
+from tests.audit.test_sabotage import MOMENTUM, name
+from tests.training import helpers
 
 OWNERS = [owner for owner in range(30) for _ in range(1 + owner % 4)]
 ROWS, PER_UNIT = len(OWNERS), 3
@@ -41,14 +43,7 @@ def step_of(seed: int = 0, release: Release | None = None, **options: Any) -> hu
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Dropout(0.3), nn.Linear(8, 5))
     settings = {"units": UNITS, "execution": hush.Execution(physical_batch=8), **options}
-    return hush.PrivateStep(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        plan_of(release=release),
-        randomness=hush.Randomness(generator=torch.Generator().manual_seed(seed)),
-        **settings,
-    )
+    return helpers.step_of(model, plan_of(release=release), make=MOMENTUM, seed=seed, **settings)
 
 
 def one_owner(step: hush.PrivateStep) -> Check:
@@ -90,10 +85,6 @@ CAUGHT: list[tuple[Sabotage, str]] = [
     (sabotage_units.rows_for_the_number_of_units, "length of records"),
     (sabotage_units.divided_by_the_number_of_rows, "length"),
 ]
-
-
-def name(value: Any) -> str:
-    return str(getattr(value, "__name__", value))
 
 
 @functools.cache

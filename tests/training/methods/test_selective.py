@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
 from tests.audit import sabotage
 from tests.training import helpers
-from tests.training.helpers import plan_of, randomness, run, seeded
+from tests.training.helpers import plan_of, randomness, run, seeded, step_of
 
 RECORDS = 60
 NO_NOISE = 1e-12
@@ -61,23 +62,17 @@ def problem(buffer: bool = False) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 def begin(
     chosen: hush.Plan,
     make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-    loss: Any = None,
     seed: int = 1,
     buffer: bool = False,
     arithmetic: Any = "proved",
     **options: Any,
 ) -> tuple[PrivateStep, tuple[Tensor, Tensor]]:
     model, data = problem(buffer)
-    rates: dict[str, Any] = {"lr": 0.5, "momentum": 0.9} if make is torch.optim.SGD else {"lr": 0.05}
-    step = hush.PrivateStep(
-        model,
-        loss or nn.CrossEntropyLoss(),
-        make(model.parameters(), **rates),
-        chosen,
-        randomness=hush.Randomness(generator=seeded(seed), arithmetic=arithmetic),
-        **{"records": RECORDS, **options},
-    )
-    return step, data
+    options = {"records": RECORDS, **options}
+    options["randomness"] = hush.Randomness(generator=seeded(seed), arithmetic=arithmetic)
+    if make is torch.optim.SGD:
+        return step_of(model, chosen, lr=0.5, make=partial(make, momentum=0.9), **options), data
+    return step_of(model, chosen, lr=0.05, make=make, **options), data
 
 
 def everything(step: PrivateStep) -> dict[str, Any]:
@@ -161,9 +156,9 @@ def test_momentum_kept_on_rejection_is_caught(monkeypatch: pytest.MonkeyPatch) -
     assert not same(*after_a_rejection())
 
 
-def verdicts(chosen: hush.Plan, loss: Any = None, trials: int = 12) -> list[tuple[bool, float]]:
+def verdicts(chosen: hush.Plan, trials: int = 12) -> list[tuple[bool, float]]:
     """Each verdict of a run with hardly any noise, and how much the test batch's loss rose by hand."""
-    step, (inputs, targets) = begin(chosen, loss=loss)
+    step, (inputs, targets) = begin(chosen)
     tests: list[Tensor] = []
     release = chosen.release
     assert isinstance(release, hush.Selective)
