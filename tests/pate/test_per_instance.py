@@ -48,13 +48,9 @@ def divergence(log_p: Array, log_q: Array) -> Array:
     return result
 
 
-def truth(scores: Array, deviation: float, *, reverse: bool = True) -> Array:
-    """The largest divergence to a neighbour, and from one."""
-    return _truth(tuple(scores), deviation, reverse)
-
-
 @functools.cache  # two tests look at the same histograms
-def _truth(votes: tuple[float, ...], deviation: float, reverse: bool) -> Array:
+def truth(votes: tuple[float, ...], deviation: float, reverse: bool = True) -> Array:
+    """The largest divergence to a neighbour, and from one."""
     scores = np.array(votes)
     log_p = log_chances(scores, deviation)
     neighbours = [log_chances(log_q, deviation) for log_q in replaced(scores)]
@@ -88,7 +84,7 @@ def charge(scores: Array, deviation: float) -> Array:
 def test_the_charge_is_never_below_what_integration_finds_for_any_neighbour() -> None:
     below_worst = 0
     for scores, deviation in histograms(120):
-        bound, exact = charge(scores, deviation), truth(scores, deviation)
+        bound, exact = charge(scores, deviation), truth(tuple(scores), deviation)
         assert (bound >= exact * (1 - 1e-9) - 1e-12).all(), (scores, deviation)
         assert (bound <= ORDERS / deviation**2 * (1 + 1e-9)).all()
         below_worst += bool((bound < 0.5 * ORDERS / deviation**2).any())
@@ -106,14 +102,14 @@ def test_a_charge_that_forgets_half_of_the_change_is_caught() -> None:
             torch.tensor(scores[None]),
             ORDERS,
         )[0]
-        caught += bool((short < truth(scores, deviation) * (1 - 1e-6)).any())
+        caught += bool((short < truth(tuple(scores), deviation) * (1 - 1e-6)).any())
     assert caught > 20
 
 
 def test_one_direction_is_not_enough() -> None:
     scores, deviation = np.array([60.0, 5.0, 5.0]), 8.0
-    assert (truth(scores, deviation) > 1.5 * truth(scores, deviation, reverse=False)).any()
-    assert (charge(scores, deviation) >= truth(scores, deviation)).all()
+    assert (truth(tuple(scores), deviation) > 1.5 * truth(tuple(scores), deviation, reverse=False)).any()
+    assert (charge(scores, deviation) >= truth(tuple(scores), deviation)).all()
 
 
 def test_agreement_costs_almost_nothing_and_disagreement_the_worst_case() -> None:

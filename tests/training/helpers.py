@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -84,6 +85,18 @@ def train(
 def weights_of(model: nn.Module) -> Tensor:
     """A copy of all parameters, in one row."""
     return torch.cat([value.detach().reshape(-1) for value in model.parameters()])
+
+
+def released(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Values that statistics release from here on, in their order."""
+    values: list[Tensor] = []
+
+    def fingerprint(noisy: list[Tensor]) -> str:
+        values.extend(value.clone() for value in noisy)
+        return f"released {len(values)}"
+
+    monkeypatch.setattr("hush.training.methods.statistics.fingerprint", fingerprint)
+    return values
 
 
 def all_but(records: int, *slots: int) -> Tensor:

@@ -66,6 +66,11 @@ def run(module: str, ranks: int, timeout: float = 300.0) -> dict[str, list[Any]]
     return results
 
 
+def result(module: str, ranks: int, name: str) -> list[Any]:
+    """What a scenario of a module returned, or raised, by rank."""
+    return run(module, ranks)[name]
+
+
 def _start(chosen: tuple[Scenario, ...], ranks: int, timeout: float) -> dict[str, list[Any]]:
     """Start the processes, and collect what each of them has to say."""
     with tempfile.TemporaryDirectory() as folder:

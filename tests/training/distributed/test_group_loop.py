@@ -1,6 +1,7 @@
 """`hush.train` by two processes: one directory, the same result on both, and how such a run resumes."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,7 @@ def a_directory_on_rank_0_alone(folder: Path) -> None:
     train(folder, 2, **({"directory": None} if dist.get_rank() else {}))
 
 
-def result(name: str) -> list[Any]:
-    return spawned.run(__name__, 2)[name]
+result = partial(spawned.result, __name__, 2)
 
 
 def test_all_ranks_return_the_same_and_one_directory_is_written() -> None:

@@ -1,5 +1,6 @@
 """Every plan and method in four processes: sums as of one process, the same weights, or a refusal."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +115,7 @@ def a_quantile_by_rank_0(folder: Path) -> dict[str, Any]:
         return {"charges": sum(ledger.counts.values()), "epsilon": step.spent(1e-3).epsilon.upper}
 
 
-def result(name: str) -> list[Any]:
-    return spawned.run(__name__, RANKS)[name]
+result = partial(spawned.result, __name__, RANKS)
 
 
 def same(values: list[Any]) -> bool:

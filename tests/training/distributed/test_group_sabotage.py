@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -145,8 +146,7 @@ def other_draws(folder: Path) -> None:
             step(batch)
 
 
-def result(name: str) -> list[Any]:
-    return spawned.run(__name__, 2)[name]
+result = partial(spawned.result, __name__, 2)
 
 
 def test_the_checks_pass_on_the_step_as_it_is() -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -233,8 +234,7 @@ def traffic(folder: Path) -> dict[int, list[tuple[str, int]]]:
     return seen
 
 
-def result(name: str) -> list[Any]:
-    return spawned.run(__name__, 2)[name]
+result = partial(spawned.result, __name__, 2)
 
 
 def test_every_rank_has_the_weights_draws_charge_and_ledger_of_one_run() -> None:

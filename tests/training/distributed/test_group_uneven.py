@@ -1,6 +1,7 @@
 """Shares and parts of unequal size, or empty, in another order on each rank, and read by sources."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +161,7 @@ def ragged_on_rank_1(folder: Path) -> list[str]:
     return said
 
 
-def result(name: str) -> list[Any]:
-    return spawned.run(__name__, 2)[name]
+result = partial(spawned.result, __name__, 2)
 
 
 @pytest.mark.parametrize("name", ["shares", "parts"])

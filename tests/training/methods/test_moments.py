@@ -10,21 +10,9 @@ from torch import Tensor
 
 import hush
 from hush.training.methods.moments import NoisyMoments, NoisyWhitening
-from tests.training.helpers import seeded
+from tests.training.helpers import released, seeded
 
 MIXING = torch.tensor([[2.0, 0.0, 0.0], [1.9, 0.3, 0.0], [-1.0, 0.5, 0.7]])
-
-
-def released(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Values that are released, in their order."""
-    means: list[Tensor] = []
-
-    def fingerprint(values: list[Tensor]) -> str:
-        means.extend(value.clone() for value in values)
-        return f"released {len(means)}"
-
-    monkeypatch.setattr("hush.training.methods.statistics.fingerprint", fingerprint)
-    return means
 
 
 def images(records: int, channels: int = 3) -> Tensor:

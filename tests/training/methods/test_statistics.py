@@ -18,7 +18,7 @@ from hush.core.errors import DataError, LedgerError, Unsupported
 from hush.core.guarantee import Adjacency, Neighbours
 from hush.core.parts import Clipping, Noise, Sampling
 from hush.training.methods.statistics import NoisyQuantile, individual_mean
-from tests.training.helpers import plan_of, seeded
+from tests.training.helpers import plan_of, released, seeded
 
 ROWS = np.random.default_rng(0).uniform(-0.2, 1.0, size=(4000, 5))
 TRUTH = ROWS.mean(0)
@@ -168,17 +168,10 @@ def test_counts_against_numpy() -> None:
 
 def noise_of(multiplier: float, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """What is added to the counts, as it is released."""
-    released: list[Tensor] = []
-
-    def observed(values: list[Tensor]) -> str:
-        released.extend(values)
-        return "seen"
-
-    monkeypatch.setattr("hush.training.methods.statistics.fingerprint", observed)
+    noisy, norms = released(monkeypatch), torch.ones(50, 3)
     quantile = NoisyQuantile(multiplier=multiplier, bins=8000)
-    norms = torch.ones(50, 3)
     quantile(norms, 0.5, hush.Ledger(), generator=seeded())
-    return (released[0] - quantile._counts(norms)).flatten()
+    return (noisy[0] - quantile._counts(norms)).flatten()
 
 
 def test_the_noise_is_the_noise_charged(monkeypatch: pytest.MonkeyPatch) -> None:
