@@ -6,7 +6,8 @@ import pytest
 
 import hush
 from hush.accounting.mechanism import mechanism
-from hush.accounting.steps import Block, CoordinateWise, SampledGaussian, SampledNoise
+from hush.accounting.rdp.profile import CoordinateRDP
+from hush.accounting.steps import CoordinateWise, SampledGaussian, SampledNoise
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Clipping, Noise, SensitivitySet
 
@@ -47,7 +48,8 @@ def test_other_noise_is_charged_coordinate_by_coordinate(
     clipping: Clipping, noise: Noise, beta: float, p: float
 ) -> None:
     step = mechanism(plan(clipping=clipping, noise=noise))
-    assert step == CoordinateWise(0.1, (Block(beta, 2.0, SensitivitySet(p=p, norm=1.0)),))
+    ball = SensitivitySet(p=p, norm=1.0)
+    assert step == CoordinateWise(0.1, ((CoordinateRDP(beta, 2.0), ball),))
 
 
 def test_laplace_noise_in_l1_is_one_noisy_number() -> None:

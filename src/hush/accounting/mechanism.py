@@ -3,11 +3,11 @@
 import math
 from dataclasses import replace
 
+from hush.accounting.rdp.profile import CoordinateRDP
 from hush.accounting.selection import Selection, trial_count
 from hush.accounting.selective import Trial
 from hush.accounting.steps import (
     MAX_BETA,
-    Block,
     Composition,
     CoordinateWise,
     Mechanism,
@@ -78,9 +78,8 @@ def _exponential_power(plan: Plan, beta: float, scale: float, dimension: int | N
     if p == beta == 1 or (dimension == 1 and beta <= MAX_BETA):
         return SampledNoise(rate, beta, scale)
     if p == beta or (p == 2 and beta > 2):
-        return CoordinateWise(
-            rate, (Block(beta, scale, SensitivitySet(p=p, norm=1.0, dimension=dimension)),)
-        )
+        ball = SensitivitySet(p=p, norm=1.0, dimension=dimension)
+        return CoordinateWise(rate, ((CoordinateRDP(beta, scale), ball),))
     raise Unproved(
         f"{names(plan)} clips in l_{p:g} and adds noise of exponent {beta:g}: a change spread over "
         f"many coordinates is charged for p = beta, and for p = 2 with beta > 2. Clip with "

@@ -179,54 +179,51 @@ class SampledNoise(PairedStep):
         return replace(self, scale=scale)
 
     def rdp(self, orders: Array) -> Array:
-        number = Block(self.beta, self.scale, SensitivitySet(p=1.0, norm=1.0, dimension=1))
-        return CoordinateWise(self.rate, (number,)).rdp(orders)
-
-
-@dataclass(frozen=True)
-class Block:
-    """Coordinates with noise of density ~ exp(-(|x| / scale)^beta), and their sensitivity set."""
-
-    beta: float
-    scale: float
-    sensitivity: SensitivitySet
+        ball = SensitivitySet(p=1.0, norm=1.0, dimension=1)
+        return CoordinateWise(self.rate, ((CoordinateRDP(self.beta, self.scale), ball),)).rdp(orders)
 
 
 @dataclass(frozen=True)
 class CoordinateWise(ComposableStep):
-    """Poisson-subsampled noise on each coordinate of a sum, with coordinate sampling."""
+    """Poisson-subsampled noise on each coordinate of a sum, with coordinate sampling at one rate."""
 
     rate: float
-    blocks: tuple[Block, ...]
-    coordinate_rate: float = 1.0
+    blocks: tuple[tuple[CoordinateRDP, SensitivitySet], ...]
 
     needs_whole_orders = True
 
     @classmethod
     def normal(cls, rate: float, blocks: NormalBlocks, coordinate_rate: float = 1.0) -> Self:
         """The step with normal noise."""
-        noisy = (Block(2.0, math.sqrt(2) * float(deviation), ball) for ball, deviation in blocks)
-        return cls(rate, tuple(noisy), coordinate_rate)
+        scales = ((math.sqrt(2) * float(deviation), ball) for ball, deviation in blocks)
+        return cls(rate, tuple((CoordinateRDP(2.0, s, coordinate_rate), ball) for s, ball in scales))
+
+    @property
+    def coordinate_rate(self) -> float:
+        """Probability that a coordinate of a drawn record takes part."""
+        return self.blocks[0][0].rate
 
     @property
     def participation(self) -> float:
         return self.rate
 
     def divided(self, shift: float) -> "CoordinateWise":
-        return replace(self, blocks=tuple(replace(b, scale=b.scale / shift) for b in self.blocks))
+        divided = ((replace(noise, scale=noise.scale / shift), ball) for noise, ball in self.blocks)
+        return replace(self, blocks=tuple(divided))
 
     @property
     def unsampled(self) -> "CoordinateWise":
-        return replace(self, rate=1.0, coordinate_rate=1.0)
+        whole = ((replace(noise, rate=1.0), ball) for noise, ball in self.blocks)
+        return CoordinateWise(1.0, tuple(whole))
 
     @property
     def dominated_step(self) -> "PairedStep | None":
         """The step for one of the record's possible changes, if its dominating pair is known."""
-        block = max(self.blocks, key=lambda block: block.sensitivity.max_entry / block.scale)
-        if not block.sensitivity.max_entry or block.beta > MAX_BETA:
+        noise, ball = max(self.blocks, key=lambda block: block[1].max_entry / block[0].scale)
+        if not ball.max_entry or noise.beta > MAX_BETA:
             return None
-        if block.beta != 2:
-            return SampledNoise(self.rate, block.beta, block.scale / block.sensitivity.max_entry)
+        if noise.beta != 2:
+            return SampledNoise(self.rate, noise.beta, noise.scale / ball.max_entry)
         return SampledGaussian(*dominated_gaussian(self._normal, self.rate, self.coordinate_rate))
 
     @property
@@ -235,7 +232,7 @@ class CoordinateWise(ComposableStep):
 
         docs/guarantees/twice-sampling.md, step 3.
         """
-        if any(block.beta != 2 for block in self.blocks):
+        if any(noise.beta != 2 for noise, _ in self.blocks):
             return None
         return ellipsoid(self.rate, self._normal)
 
@@ -256,24 +253,20 @@ class CoordinateWise(ComposableStep):
 
     @property
     def _normal(self) -> NormalBlocks:
-        return tuple((block.sensitivity, block.scale / math.sqrt(2)) for block in self.blocks)
+        return tuple((ball, noise.scale / math.sqrt(2)) for noise, ball in self.blocks)
 
     def rdp(self, orders: Array) -> Array:
-        for block in self.blocks:
-            if block.sensitivity.dimension is None and block.sensitivity.p > 2:
+        for noise, ball in self.blocks:
+            if ball.dimension is None and ball.p > 2:
                 raise InvalidValue(
-                    f"noise of exponent beta={block.beta:g} under l_{block.sensitivity.p:g} clipping "
-                    "needs the dimension: the cost of a change spread over many coordinates has no "
+                    f"noise of exponent beta={noise.beta:g} under l_{ball.p:g} clipping needs the "
+                    "dimension: the cost of a change spread over many coordinates has no "
                     "limit. Pass dimension=, the number of parameters, or clip with L2."
                 )
         # the squares of losses would overflow
-        if any(b.sensitivity.max_entry > b.scale * _MAX_RDP_LOSS ** (1 / b.beta) for b in self.blocks):
+        if any(ball.max_entry > n.scale * _MAX_RDP_LOSS ** (1 / n.beta) for n, ball in self.blocks):
             return np.full(len(orders), np.inf)
-        profiles = [
-            (CoordinateRDP(block.beta, block.scale, self.coordinate_rate), block.sensitivity)
-            for block in self.blocks
-        ]
-        return coordinatewise_rdp(profiles, self.rate, orders)
+        return coordinatewise_rdp(self.blocks, self.rate, orders)
 
 
 def ellipsoid(rate: float, blocks: NormalBlocks) -> SampledGaussian:
