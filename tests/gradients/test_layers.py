@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 import hush
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.recording import record
-from hush.gradients.rules import RULES
+from hush.gradients.rules import RULES, recurrent
 from tests.gradients.oracle import check_tape, one_at_a_time
 
 
@@ -30,6 +30,23 @@ class Recurrent(nn.Module):
         outputs = outputs if self.batch_first else outputs.transpose(0, 1)
         states = states if isinstance(states, tuple) else (states,)
         return torch.cat([outputs.flatten(1), *(s.transpose(0, 1).flatten(1) for s in states)], dim=1)
+
+
+class Started(nn.Module):
+    """A recurrent layer whose first states are trained."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__()
+        self.layer = getattr(nn, kind)(5, 6, **options)
+        directions, states = 2 if self.layer.bidirectional else 1, 2 if kind == "LSTM" else 1
+        self.starts = nn.ParameterList(torch.randn(directions, 1, 6) for _ in range(states))
+
+    def forward(self, x: Tensor) -> Tensor:
+        starts = [start.expand(-1, len(x), -1).contiguous() for start in self.starts]
+        outputs: Tensor = self.layer(x.transpose(0, 1), tuple(starts) if len(starts) > 1 else starts[0])[
+            0
+        ]
+        return outputs.transpose(0, 1).flatten(1)
 
 
 class Attention(nn.Module):
@@ -255,6 +272,8 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "sparse embedding": (lambda: nn.Embedding(11, 40, sparse=True), None),
     "LSTM": (lambda: Recurrent("LSTM", bidirectional=True, num_layers=2), SEQUENCE),
     "LSTM, time first": (lambda: Recurrent("LSTM", batch_first=False, bias=False), SEQUENCE),
+    "LSTM, trained start": (lambda: Started("LSTM", bidirectional=True), SEQUENCE),
+    "GRU, trained start": (lambda: Started("GRU"), SEQUENCE),
     "LSTM, frozen": (lambda: frozen_recurrence("LSTM"), SEQUENCE),
     "GRU, frozen": (lambda: frozen_recurrence("GRU"), SEQUENCE),
     "GRU": (lambda: Recurrent("GRU", bidirectional=True, num_layers=2), SEQUENCE),
@@ -313,6 +332,15 @@ def test_norms_sums_and_chunks_equal_one_record_at_a_time(name: str, reduction: 
 
 def _some(shape: tuple[int, ...] | None, dtype: torch.dtype) -> Tensor:
     return torch.randn(1, *shape).to(dtype) if shape else torch.zeros(1, 6, dtype=torch.long)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "LSTM, trained start"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_an_lstm_may_take_some_steps_at_once(
+    name: str, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurrent, "_BLOCK", steps * 2 * 7 * 4 * 6)  # both directions of seven records
+    test_norms_sums_and_chunks_equal_one_record_at_a_time(name, "none")
 
 
 WITHOUT_POSITIONS: dict[str, Callable[[], nn.Module]] = {
