@@ -38,19 +38,12 @@ def test_a_run_leaves_none_behind(
     """Train with every law, look at the per-instance number, and search everything that was left."""
     caplog.set_level(logging.DEBUG)
     x, y = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
-    plan = hush.Plan(
-        sampling=hush.FullBatch(),
-        clipping=hush.Linf(norm=0.1),
-        noise=hush.Rectified(scale=3.0, bound=1.0),
-    )
+    noise = hush.Rectified(scale=3.0, bound=1.0)
+    plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=0.1), noise=noise)
     model = nn.Linear(5, 2, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hush.train(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer,
-        plan,
-        (x, y),
+        *(model, nn.CrossEntropyLoss(), optimizer, plan, (x, y)),
         budget=hush.Budget(epsilon=50.0, delta=1e-5),
         steps=2,
         evaluation=(x.clone(), y),

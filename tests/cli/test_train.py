@@ -98,10 +98,8 @@ def test_noise_that_drowns_the_records_is_said(tmp_path: Path) -> None:
     usual = ("train", "--batch-size", "200", "--steps", "2", "--run-dir")
     drowned = call(*usual, tmp_path / "a", "--epsilon", "1e-9")
     assert drowned.returncode == 0
-    assert (
-        "the noise is larger than the signal: over 2 steps the records can move the 650 "
-        in drowned.stderr
-    )
+    said = "the noise is larger than the signal: over 2 steps the records can move the 650 "
+    assert said in drowned.stderr
     assert "signal" not in call(*usual, tmp_path / "b").stderr
 
 

@@ -48,9 +48,8 @@ def test_by_default_a_batch_is_of_owners_too(tmp_path: Path, ids: Path) -> None:
 def published(folder: Path) -> dict[str, Any]:
     """Settings in the published files of a run, without noise and random names."""
     lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    charges = [
-        {name: line[name] for name in ("plan", "records", "protects") if name in line} for line in lines
-    ]
+    kept = ("plan", "records", "protects")
+    charges = [{name: line[name] for name in kept if name in line} for line in lines]
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
         "plan": (folder / "plan.toml").read_text(),

@@ -15,19 +15,12 @@ TRAINING = hush.Plan(
 )
 
 
-def charge(path: Path, *charges: tuple[hush.Plan, int], seeded: bool = False) -> Path:
+def charge(path: Path, *charges: tuple[hush.Plan, int]) -> Path:
     """A ledger with charges, in this order."""
     with hush.Ledger(path) as ledger:
         for number, (plan, steps) in enumerate(charges):
             for step in range(1, steps + 1):
-                ledger.charge(
-                    plan,
-                    run=f"run-{number}",
-                    step=step,
-                    release=f"{step}",
-                    randomness="seeded" if seeded else "secret",
-                    records=1000,
-                )
+                ledger.charge(plan, run=f"run-{number}", step=step, release=f"{step}", records=1000)
         ledger.store_delta(1e-5)
     return path
 

@@ -128,11 +128,10 @@ def test_paid_scaling_finds_narrow_columns_within_wide_bounds() -> None:
 
 def test_without_a_seed_fits_differ_and_the_guarantee_is_secret() -> None:
     rows, _, labels = numbers(500)
+    model = PrivateClassifier(UNIT, (0, 1, 7), epsilon=5.0, solver="least_squares")
+    seeds = (None, None, 5, 5)
     unseeded, again, seeded, repeated = (
-        PrivateClassifier(UNIT, (0, 1, 7), epsilon=5.0, solver="least_squares", random_state=seed).fit(
-            rows, labels
-        )
-        for seed in (None, None, 5, 5)
+        clone(model).set_params(random_state=seed).fit(rows, labels) for seed in seeds
     )
     assert not np.array_equal(unseeded.model_.layers[0][0], again.model_.layers[0][0])
     assert np.array_equal(seeded.predict_proba(rows), repeated.predict_proba(rows))
@@ -157,9 +156,8 @@ def test_fits_with_one_ledger_file_add_up(tmp_path: Path) -> None:
 def test_paid_scaling_keeps_to_what_a_ledger_leaves(tmp_path: Path) -> None:
     """A tenth of the whole epsilon is more than is left here."""
     rows, target, _ = numbers(2000)
-    first = PrivateRegressor(
-        UNIT, UNIT, epsilon=1.0, solver="least_squares", ledger=tmp_path / "ledger.jsonl"
-    ).fit(rows, target)
+    first = PrivateRegressor(UNIT, UNIT, solver="least_squares", ledger=tmp_path / "ledger.jsonl")
+    first.fit(rows, target)
     more = clone(first).set_params(epsilon=1.007, scaling="paid").fit(rows, target)
     assert sum(more.ledger_.counts.values()) == 4
     assert more.guarantee_.epsilon.upper <= 1.007
@@ -285,9 +283,7 @@ def test_settings_of_an_estimator_are_tuned() -> None:
     charged: list[Any] = []
 
     def fit(settings: dict[str, Any], trial: Any) -> tuple[Any, float]:
-        model = PrivateClassifier(
-            Numeric(low=-1, high=1), (0, 1), learning_rate=settings["learning_rate"]
-        )
+        model = PrivateClassifier(UNIT, (0, 1), learning_rate=settings["learning_rate"])
         for refused in (model.set_params(scaling="paid"), model.set_params(solver="least_squares")):
             with pytest.raises(Unsupported, match="for its steps of DP-SGD"):
                 refused.fit(x, y, trial=trial)
