@@ -19,7 +19,7 @@ HOW_TO = (
     *("command-line", "who-is-protected", "data", "plans", "own-loop", "distributed", "pate"),
     *("statistics", "mechanisms/README", "sklearn", "tune", "finetune", "logging", "lightning"),
     *("transformers", "first-steps", "concepts", "from-opacus", "from-jax-privacy", "resume"),
-    "audit",
+    *("audit", "report", "ten-minutes", "choosing"),
 )
 PEERS = {"from-opacus": "opacus", "from-jax-privacy": "jax_privacy"}
 """Pages that show a peer's code beside ours, in blocks marked `py`, which are not run."""

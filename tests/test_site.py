@@ -12,6 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 import yaml
 from markdown_it import MarkdownIt
 
@@ -20,6 +21,7 @@ import hush
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SETTINGS = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 COMMONMARK = MarkdownIt("commonmark").enable("table")
 DIRECTIVES = re.findall(
     r"^::: ([\w.]+)$",
@@ -48,7 +50,9 @@ def entries(tree: Any) -> list[str]:
 def test_every_page_is_in_the_navigation_once() -> None:
     pages = entries(SETTINGS["nav"])
     beside = {"SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"}  # added by docs/site/pages.py
-    assert set(pages) == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} | beside
+    notebooks = {f"notebooks/{path.stem}.md" for path in NOTEBOOKS}  # docs/site/notebooks.py
+    written = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert set(pages) == written | beside | notebooks
     assert len(pages) == len(set(pages))
 
 
@@ -128,6 +132,60 @@ def test_katex_renders_every_formula() -> None:
     done = subprocess.run(node, input=json.dumps(found), capture_output=True, text=True, check=True)
     assert len(found) > 2000
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_have_outputs_and_are_small(path: Path) -> None:
+    cells = json.loads(path.read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    printed = "".join("".join(output.get("text", [])) for output in outputs)
+    assert "epsilon <= " in printed
+    assert not [output for output in outputs if output["output_type"] == "error"]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    assert path.stat().st_size < 100_000
+    assert "/tmp" not in printed
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cells_of_a_notebook_run(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if path.stem == "finetune":
+        pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HUSH_FAST", "1")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    names: dict[str, object] = {}
+    threads = torch.get_num_threads()
+    try:
+        for cell in json.loads(path.read_text())["cells"]:
+            if cell["cell_type"] == "code":
+                exec("".join(cell["source"]), names)
+    finally:
+        torch.set_num_threads(threads)
+    assert "epsilon <= " in capsys.readouterr().out
+
+
+def test_the_gallery_is_what_its_script_writes() -> None:
+    gallery = load(DOCS / "site" / "gallery.py")
+    assert gallery.PAGE.read_text() == gallery.page()
+    names = {name for figures in gallery.PAPERS.values() for name in figures}
+    assert {path.stem for path in (DOCS / "gallery").glob("*.png")} == names
+    assert all(path.stat().st_size < 60_000 for path in (DOCS / "gallery").glob("*.png"))
+
+
+def test_guides_rank_above_measurements_and_proofs() -> None:
+    boost = load(DOCS / "site" / "search.py").boost
+    assert boost("own-loop.md") > boost("results/step.md") > boost("guarantees/tape.md")
+    assert boost("mechanisms/dpsur.md") == boost("first-steps.md")
+
+
+@pytest.mark.parametrize(
+    "words", ["batchnorm", "ghost clipping", "gradient accumulation", "hyperparameter", "lora", "fsdp"]
+)
+def test_a_guide_has_the_words_that_people_search_for(words: str) -> None:
+    assert [page.name for page in DOCS.glob("*.md") if words in page.read_text().lower()]
 
 
 def test_pictures_are_what_the_script_draws() -> None:

@@ -3,9 +3,10 @@
 `python docs/pictures/draw.py` writes them beside this file; curves are computed by hush.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from math import exp, gamma
+from math import exp, gamma, log
 from pathlib import Path
 
 import hush
@@ -39,7 +40,10 @@ text { font: 14px system-ui, sans-serif; fill: #24292f }
 .axis { fill: none; stroke: #8c959f }
 .curve { fill: none; stroke: #3f51b5; stroke-width: 2.5 }
 .other { fill: none; stroke: #bc4c00; stroke-width: 2; stroke-dasharray: 6 4 }
+.green { fill: none; stroke: #1a7f37; stroke-width: 2.5 }
 .curve-text { fill: #3f51b5 }
+.green-text { fill: #1a7f37 }
+.line-text { fill: #57606a }
 .other-text { fill: #bc4c00 }
 .a { fill: #3f51b5 } .b { fill: #bc4c00 } .c { fill: #1a7f37 }
 .empty { fill: none; stroke: #8c959f; stroke-width: 1.5; stroke-dasharray: 3 3 }
@@ -51,7 +55,10 @@ text { fill: #e6edf3 }
 .frame, .curve { stroke: #9fa8da }
 .line { stroke: #a3acb6 }
 .other { stroke: #f0a06a }
+.green { stroke: #7ee787 }
 .curve-text { fill: #9fa8da }
+.green-text { fill: #7ee787 }
+.line-text { fill: #a3acb6 }
 .other-text { fill: #f0a06a }
 .a { fill: #9fa8da } .b { fill: #f0a06a } .c { fill: #7ee787 }
 }
@@ -254,6 +261,35 @@ def _labelled(
     return picture(height, title, *shapes)
 
 
+def accuracy() -> str:
+    """Test accuracy against epsilon, from the table of docs/results/records.md."""
+    table = (Path(__file__).parents[1] / "results" / "records.md").read_text()
+    left, top, right, bottom = 44, 34, 330, 266
+    epsilons = (1, 3, 8)
+
+    def at(epsilon: float, percent: float) -> tuple[float, float]:
+        return left + 12 + (right - left - 24) * log(epsilon) / log(8), bottom - (bottom - top) * (
+            percent - 70
+        ) / 30
+
+    shapes = _axes(left, top, right, bottom, "epsilon, at delta 1e-05", "test accuracy, %")
+    shapes += [text(at(e, 70)[0], bottom + 16, f"{e}", "note middle") for e in epsilons]
+    shapes += [text(left - 8, at(1, y)[1] + 4, f"{y}", "note end") for y in range(70, 101, 10)]
+    for name, kind, below in (
+        ("MNIST", "line", 0),
+        ("Fashion-MNIST", "curve", -7),
+        ("IMDB", "other", 9),
+        ("CIFAR-10", "green", 0),
+    ):
+        row = next(line for line in table.splitlines() if re.match(rf"\| {name}(, no pre\w+)? \|", line))
+        cells = [re.match(r"\W*(\d+\.\d+)", cell) for cell in row.split("|")[2:5]]
+        points = [at(e, float(cell[1])) for e, cell in zip(epsilons, cells, strict=True) if cell]
+        x, y = points[-1]
+        shapes += [path(points, kind), text(x + 8, y + 4 + below, name, f"note {kind}-text")]
+        shapes += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" class="{kind}-text"/>' for x, y in points]
+    return picture(310, "Test accuracy against epsilon on four data sets", *shapes)
+
+
 def selective() -> str:
     """Epsilon of 646 accepted updates of DPSUR, by the share of trials that is accepted."""
     release = hush.Selective(rate=256 / 60000, clip=0.001, multiplier=1.3, test="mean")
@@ -374,6 +410,7 @@ def subspaces() -> str:
 
 
 PICTURES = {
+    "accuracy": accuracy,
     "selective": selective,
     "subspaces": subspaces,
     "generalized-gaussian": generalized_gaussian,

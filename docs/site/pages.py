@@ -11,17 +11,23 @@ from mkdocs.structure.files import File
 OUTSIDE = ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
 """Files beside docs/ that are pages too."""
 
+_RECIPE = re.compile(r"\]\(\.\./(recipes/[\w/]+\.py)\)")
 _ELSEWHERE = "https://unpkg.com/iframe-worker/shim"
 _log = logging.getLogger("mkdocs.hooks.pages")
 
 
 def on_files(files: Any, config: Any) -> Any:
     """All pages, with those of the repository's root."""
-    root = Path(config.config_file_path).parent
+    docs = Path(config.docs_dir)
+    root = docs.parent
     for name in OUTSIDE:
         # there a page is docs/page.md, here page.md
         content = (root / name).read_text().replace("](docs/", "](").replace("](README.md", "](index.md")
         files.append(File.generated(config, name, content=content))
+    for recipe in {
+        match[1] for file in docs.glob("*.md") for match in _RECIPE.finditer(file.read_text())
+    }:
+        files.append(File.generated(config, _code(recipe), content=(root / recipe).read_text()))
     return files
 
 
@@ -32,6 +38,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     def link(match: re.Match[str]) -> str:
         text, target, anchor = match["text"], match["target"], match["anchor"] or ""
         name = posixpath.normpath(here / target)
+        if name.startswith("../recipes/"):
+            return f"[{text}]({posixpath.relpath(_code(name), here)})"
         if name.removeprefix("../").startswith("examples/"):  # of a clone, and not of the site
             return text if text.startswith("`") else f"{text} (`{name.removeprefix('../')}`)"
         if name.lstrip("./") in OUTSIDE:  # beside docs/ there, here a page like any other
@@ -45,6 +53,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     return re.sub(
         r"\[(?P<text>[^]\n]+)\]\((?P<target>[\w./-]+\.(?:md|py))(?P<anchor>#[^)]*)?\)", link, markdown
     )
+
+
+def _code(recipe: str) -> str:
+    """Name on the site of a recipe's code, which browsers show as text."""
+    return "code/" + recipe.partition("hush_recipes/")[2].removesuffix(".py").replace("/", "-") + ".txt"
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:

@@ -13,6 +13,7 @@ from scipy.stats import norm
 from hush.accounting.pld import accountant
 from hush.accounting.steps import SampledGaussian, SampledNoise
 from hush_recipes.claims import CLAIMS
+from tests.recipes import errata
 
 
 def check(printed: float, true: float) -> None:
@@ -31,6 +32,11 @@ def test_every_claim_has_its_test() -> None:
         file, name = claim.test.split("::")
         assert file == Path(__file__).name
         assert name in globals()
+
+
+def test_the_page_of_errata_has_every_claim() -> None:
+    """`python -m tests.recipes.errata` writes the page."""
+    assert errata.PAGE.read_text() == errata.markdown()
 
 
 def test_rectified_fisher_information() -> None:

@@ -29,7 +29,7 @@ PRINTED: dict[float, tuple[float | None, float | None]] = {
 
 
 def dpsur_fig5() -> Figure:
-    """The laws of the noisy test around either end, and what of them lies below three thresholds."""
+    """Distributions of the noisy test at both ends of the clip; shares below three thresholds."""
     rows: list[list[Any]] = []
     for threshold, printed in PRINTED.items():
         harmful, helpful = _test(1.0, threshold).acceptance(256)
@@ -57,7 +57,7 @@ def dpsur_fig5() -> Figure:
 
 
 def dpsur_fig6() -> Figure:
-    """Chances of acceptance by threshold, their difference, and the cost of an accepted update."""
+    """Probabilities of acceptance by threshold, their difference, and the cost of an accepted update."""
     thresholds = np.round(np.arange(-3.5, 0.51, 0.25), 2)
     rows: list[list[Any]] = []
     for noise in NOISES:

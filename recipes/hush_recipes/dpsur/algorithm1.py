@@ -105,7 +105,7 @@ def flipped_rdp(order: float, *, sigma: float, threshold: float) -> float:
 
 
 def dpsur_algorithm1() -> Figure:
-    """What noise conditioned on acceptance costs for a fixed number, and for a chosen model."""
+    """Cost of noise conditioned on acceptance, for a fixed number and for a chosen model."""
     rows: list[list[Any]] = []
     for sigma in _NOISES:
         for threshold in _THRESHOLDS:

@@ -17,7 +17,7 @@ SCALE, ORDER = 3.0, 2.0
 
 
 def gg_dimension() -> Figure:
-    """The cost of the worst change over that of a change in one coordinate, against the dimension."""
+    """Cost of the worst change by dimension, relative to a change in one coordinate."""
     charged: dict[float, list[float]] = {}
     for beta in BETAS:
         profile = CoordinateRDP(beta=beta, scale=SCALE)

@@ -20,7 +20,7 @@ DELTA, LINE = 1e-5, 4.0
 
 
 def gg_fig2() -> Figure:
-    """The epsilon of one noisy number, and the scale that each beta needs for epsilon 4."""
+    """Epsilon of one noisy number by scale, and the scale of each beta at epsilon 4."""
     plans = {
         beta: Plan(
             sampling=FullBatch(),

@@ -22,7 +22,7 @@ BUDGET = Budget(epsilon=1.0, delta=1e-5)
 
 
 def gg_fig5() -> Figure:
-    """The chance of noise beyond a cut, by beta."""
+    """Probability of noise beyond a cut, by beta."""
     chances = {}
     for rate in RATES:
         laws = []

@@ -137,7 +137,7 @@ def histogram(gap: float, rng: np.random.Generator) -> Array:
 
 
 def gg_fig10() -> Figure:
-    """The chance that the right class wins, by gap."""
+    """Probability that the right class wins, by gap."""
     curves: dict[str, list[float]] = {}
     for order, epsilon in RENYI_SETTINGS:
         name = f"order {order:g}, epsilon {epsilon:g}"

@@ -27,7 +27,7 @@ _POINTS = 200
 
 
 def twice_fig2(data: str = "fashion-mnist", records: int = RAW_RECORDS) -> Figure:
-    """Geometry of raw records: the first ones as public, the next as private."""
+    """Geometry of raw records in the principal directions of public ones."""
     rows = torch.from_numpy(load(data).x_train[: 2 * records]).flatten(1).clone()
     measured = geometry(rows[:records], rows[records:])
     return geometry_figure(
@@ -115,6 +115,7 @@ def geometry_figure(name: str, title: str, geometry: Geometry, notes: Sequence[s
         rows=rows,
         draw=draw,
         panels=5,
+        across=3,
         summary=summary_table(geometry),
         notes=[*notes, *advice(geometry)],
     )

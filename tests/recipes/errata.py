@@ -1,0 +1,36 @@
+"""The page of errata, from the claims of the recipes; `python -m tests.recipes.errata` writes it."""
+
+from itertools import groupby
+from pathlib import Path
+
+from hush_recipes.claims import CLAIMS
+
+PAGE = Path(__file__).parents[2] / "docs" / "guarantees" / "errata.md"
+_INTRODUCTION = """# Errata
+
+Published statements that do not hold as printed, each with a case in which it fails. A test computes
+both numbers of a case again. A command of the recipes (`pip install ./recipes`) prints the list:
+
+    hush claims
+"""
+
+
+def markdown() -> str:
+    """The page."""
+    parts = [_INTRODUCTION]
+    for paper, claims in groupby(CLAIMS, key=lambda claim: claim.source.partition(",")[0]):
+        parts.append(f"\n## {paper}\n")
+        for claim in claims:
+            place = claim.source.partition(", ")[2]
+            statement = f"{place}: {claim.statement}" if place else claim.statement
+            parts.append(
+                f"\n**{statement}.**\n\n"
+                f"| | |\n|---|---|\n| case | {claim.case} |\n| as printed | {claim.printed:.4g} |\n"
+                f"| true value | {claim.true:.4g} |\n| hush charges | {claim.charged} |\n"
+                f"| test | `{claim.test}` |\n"
+            )
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(markdown())
