@@ -2,6 +2,7 @@ import random
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -81,10 +82,13 @@ def test_a_batch_is_padded_to_a_round_size_within_the_physical_batch(
 
 
 @pytest.mark.parametrize("capture", [run_again, refuse])
-def test_a_padded_sum_of_a_tree_is_the_sum_of_its_records(capture: Any) -> None:
+def test_a_padded_sum_of_a_tree_is_the_sum_of_its_records(
+    capture: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_graph, "capture_graph", capture)
     torch.manual_seed(0)
     model, clipping = Bag().eval(), hush.L2(norm=0.1)
-    replay = Replay(model, LOSS, clipping, most_records=80, required=False, capture=capture)
+    replay = Replay(model, LOSS, clipping, most_records=80, required=False)
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         for records in (1, 64, 70, 80, 3):
@@ -101,10 +105,13 @@ def test_a_padded_sum_of_a_tree_is_the_sum_of_its_records(capture: Any) -> None:
     assert all("the driver is in a mood" in str(note.message) for note in noted)
 
 
-def test_a_record_that_is_not_finite_is_computed_again_without_a_graph() -> None:
+def test_a_record_that_is_not_finite_is_computed_again_without_a_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda_graph, "capture_graph", run_again)
     torch.manual_seed(0)
     model, clipping = Bag().eval(), hush.L2(norm=0.1)
-    replay = Replay(model, LOSS, clipping, capture=run_again)
+    replay = Replay(model, LOSS, clipping)
     inputs, targets = bags(70)
     replay(inputs, targets)
     inputs["weights"][0] = torch.inf  # the first, of which the padding is made
@@ -114,11 +121,14 @@ def test_a_record_that_is_not_finite_is_computed_again_without_a_graph() -> None
     torch.testing.assert_close(flat(ours), flat(clipping.clip(record(model, LOSS, rest, targets[1:]))))
 
 
-def test_a_sum_that_cannot_be_used_is_zero_until_it_is_asked_about() -> None:
+def test_a_sum_that_cannot_be_used_is_zero_until_it_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So that noise may be added before the GPU is waited for, and what is not finite never is."""
+    monkeypatch.setattr(cuda_graph, "capture_graph", run_again)
     torch.manual_seed(0)
     model, clipping = Bag().eval(), hush.L2(norm=0.1)
-    replay = Replay(model, LOSS, clipping, capture=run_again)
+    replay = Replay(model, LOSS, clipping)
     inputs, targets = bags(70)
     good = flat(replay(inputs, targets, verify=False)).clone()
     assert not replay.failed()
@@ -136,12 +146,8 @@ def test_a_sum_that_cannot_be_used_is_zero_until_it_is_asked_about() -> None:
 
 
 def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured = []
-
-    def counted(*arguments: Any) -> Any:
-        captured.append(arguments)
-        return run_again(*arguments)
-
+    counted = mock.Mock(side_effect=run_again)
+    monkeypatch.setattr(cuda_graph, "capture_graph", counted)
     layer = nn.Linear(4, 3)
     model, batch = nn.Sequential(layer), (torch.randn(5, 4), torch.zeros(5).long())
     clipping = hush.L2(norm=0.1)
@@ -149,13 +155,13 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
     loss = per_sample_loss(weighed)
     assert isinstance(loss, PerSampleLoss)
     weighed = loss.loss
-    replay = Replay(model, loss, clipping, capture=counted)
+    replay = Replay(model, loss, clipping)
 
     def captures() -> int:
-        before = len(captured)
+        before = counted.call_count
         expected = flat(clipping.clip(record(model, loss, *batch)))
         torch.testing.assert_close(flat(replay(*batch)), expected, rtol=1e-5, atol=1e-7)
-        return len(captured) - before
+        return counted.call_count - before
 
     assert [captures(), captures()] == [1, 0]
     with torch.no_grad():
@@ -201,7 +207,7 @@ def test_a_replayed_sum_is_the_sum(clipping: Clipping) -> None:
 
 
 @needs_cuda
-def test_dropout_is_drawn_anew_and_follows_the_state() -> None:
+def test_dropout_is_drawn_anew_and_follows_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two replays differ; from the same state they, a fresh graph and the ordinary way draw the same."""
     torch.manual_seed(0)
     model, clipping = (
@@ -219,8 +225,9 @@ def test_dropout_is_drawn_anew_and_follows_the_state() -> None:
     assert not torch.equal(first, flat(replay(*batch)))
     assert torch.equal(first, seeded(replay))
     assert torch.equal(first, seeded(Replay(model, LOSS, clipping)))
+    monkeypatch.setattr(cuda_graph, "capture_graph", refuse)
     with pytest.warns(PerformanceWarning):
-        ordinary = seeded(Replay(model, LOSS, clipping, required=False, capture=refuse))
+        ordinary = seeded(Replay(model, LOSS, clipping, required=False))
     torch.testing.assert_close(first, ordinary, rtol=1e-5, atol=1e-7)
 
 

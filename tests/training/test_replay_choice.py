@@ -1,7 +1,6 @@
 """What decides whether a step is replayed; graphs themselves are in tests/gradients/test_replay.py."""
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 import hush
 from hush.core.errors import PerformanceWarning, Unsupported
 from hush.gradients import cuda_graph
-from hush.gradients.cuda_graph import CapturedGraph, CaptureError, Replay
+from hush.gradients.cuda_graph import CapturedGraph, CaptureError
 from hush.gradients.recording import record
 from hush.training import replay_choice
 from tests.training.helpers import plan_of, step_of
@@ -69,7 +68,7 @@ def as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(replay_choice, "seconds", seconds)
         monkeypatch.setattr(replay_choice, "why_not", lambda step: None)
-        monkeypatch.setattr(replay_choice, "Replay", partial(Replay, capture=capture))
+        monkeypatch.setattr(cuda_graph, "capture_graph", capture)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 100))
 
     return pretend

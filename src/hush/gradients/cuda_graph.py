@@ -103,7 +103,6 @@ class Replay:
         *,
         most_records: int | None = None,
         required: bool = True,
-        capture: Callable[..., CapturedGraph] | None = None,
     ) -> None:
         """Replay of a model's clipped sums, before the first capture.
 
@@ -112,7 +111,6 @@ class Replay:
             clipping: Clipping in one block.
             most_records: Physical batch; no batch is padded beyond it.
             required: Raise if a batch cannot be captured; otherwise warn once and compute it.
-            capture: Function that makes graphs; None: `capture_graph`.
         """
         self._model = model
         self._loss = loss
@@ -122,7 +120,6 @@ class Replay:
         self._materialise = (lambda values: values) if isinstance(clipping, (Linf, L2Linf)) else None
         self._most_records = most_records
         self._required = required
-        self._capture_graph = capture or capture_graph
         self._graphs: dict[Any, BatchGraph | None] = {}
         self._pool: Any = None  # shared by the graphs: they never run at the same time
         self._given: Any = None
@@ -259,7 +256,7 @@ class Replay:
         if self._pool is None and torch.cuda.is_available():
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            captured = self._capture_graph(work, self._pool, self._generator)
+            captured = capture_graph(work, self._pool, self._generator)
         except CaptureError as error:
             self._pool = None
             self._explain(str(error))
