@@ -14,7 +14,7 @@ import hush
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.recording import record
 from hush.gradients.rules import RULES, recurrent
-from tests.gradients.oracle import check_tape, one_at_a_time
+from tests.gradients.oracle import check_tape, flat, one_at_a_time
 
 
 class Recurrent(nn.Module):
@@ -434,3 +434,17 @@ def test_every_rule_is_run_by_a_case(monkeypatch: pytest.MonkeyPatch) -> None:
         record(model, lambda output, _: output.flatten(1).sum(1), inputs, torch.zeros(2))
     record(nn.Linear(4, 3), nn.CrossEntropyLoss(reduction="none"), torch.randn(2, 4), torch.arange(2))
     assert applied == set(RULES)
+
+
+def test_a_sparse_table_and_a_layer_without_features_have_exact_gradients() -> None:
+    torch.manual_seed(0)
+    table = nn.Sequential(nn.Embedding(10, 3, sparse=True), nn.Flatten(), nn.Linear(6, 2))
+    inputs, targets = torch.randint(0, 10, (4, 2)), torch.randint(0, 2, (4,))
+    loss = per_sample_loss(nn.CrossEntropyLoss())
+    expected = one_at_a_time(table, loss, inputs, targets, 4)
+    check_tape(record(table, loss, inputs, targets, one_by_one=True), expected, 1e-5)
+
+    empty, inputs = no_features(), torch.zeros(4, 0)
+    expected = one_at_a_time(empty, loss, inputs, targets, 4).clamp(-0.1, 0.1)
+    clamped = hush.Linf(norm=0.1).clip(record(empty, loss, inputs, targets)).total
+    torch.testing.assert_close(flat(dict(clamped), 0), expected.double().sum(0))

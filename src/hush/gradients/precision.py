@@ -96,6 +96,8 @@ def double_norms(values: Tensor, order: float) -> Tensor:
     torch converts all of the values before it adds them up: on a CPU a few rows at a time, which stay in
     the cache.
     """
+    if not values.shape[-1]:  # torch has no maximum of nothing
+        return values.new_zeros(values.shape[:-1], dtype=torch.float64)
     if values.device.type != "cpu" or values.numel() <= _CONVERTED:
         return torch.linalg.vector_norm(values, order, -1, dtype=torch.float64)  # type: ignore[no-any-return]
     parts = values.reshape(-1, values.shape[-1]).split(max(1, _CONVERTED // values.shape[-1]))

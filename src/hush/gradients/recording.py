@@ -153,7 +153,7 @@ def _record_one_by_one(
             for name, gradient in zip(trainable, gradients, strict=True):
                 if gradient is not None:
                     used.add(name)
-                    rows[name][row] = gradient
+                    rows[name][row] = gradient.to_dense()  # of a sparse table
     terms: dict[str, Term] = {name: Dense(gradients) for name, gradients in rows.items()}
     return GradientTape(terms, device, tuple(name for name in trainable if name not in used))
 

@@ -44,6 +44,8 @@ def channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, grou
     images, channels = x.shape[:2]
     positions, rows = x.shape[2:].numel(), images * channels
     out = x.new_empty(2, images, channels, dtype=torch.float32)
+    if not x.numel():
+        return out.zero_()
     run = min(_ENTRIES, triton.next_power_of_2(positions))
     high = _ENTRIES // run
     with torch.cuda.device(x.device):
