@@ -69,8 +69,9 @@ class RunFolder:
         if stored != plan:
             raise InvalidPlan(
                 f"{self._plan} is another plan than the one to resume with "
-                f"({differing_settings(stored.to_plain(), plan.to_plain())}): a run keeps its plan. "
-                f"Resume with that plan file (--plan {self._plan}), or name another directory."
+                f"({differing_settings(stored.to_plain(), plan.to_plain())}): a run keeps its plan, and "
+                "calibrated noise depends on the budget and the steps. Resume with that plan file "
+                f"(--plan {self._plan}), or name another directory."
             )
         if not self.ledger.exists():
             raise LedgerError(
