@@ -13,6 +13,7 @@ import hush
 from hush.accounting.filters import RenyiFilter
 from hush.training.methods.statistics import individual_mean
 from hush_recipes.bounded.linear import LinearDescent
+from tests.training.helpers import plan_of, train
 
 SOURCE = Path(hush.__file__).parent
 NAMES = r"\b(individual_rdp|individual_mean|sampled_rdp|odometer|FisherLoss|charges)\("
@@ -38,17 +39,9 @@ def test_a_run_leaves_none_behind(
     """Train with every law, look at the per-instance number, and search everything that was left."""
     caplog.set_level(logging.DEBUG)
     x, y = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
-    noise = hush.Rectified(scale=3.0, bound=1.0)
-    plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=0.1), noise=noise)
+    plan = plan_of(clipping=hush.Linf(norm=0.1), noise=hush.Rectified(scale=3.0, bound=1.0))
     model = nn.Linear(5, 2, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hush.train(
-        *(model, nn.CrossEntropyLoss(), optimizer, plan, (x, y)),
-        budget=hush.Budget(epsilon=50.0, delta=1e-5),
-        steps=2,
-        evaluation=(x.clone(), y),
-        checkpoints=hush.Checkpoints(directory=tmp_path / "run"),
-    )
+    train(model, plan, (x, y), steps=2, evaluation=(x.clone(), y), directory=tmp_path / "run")
     descent = LinearDescent(x, y, plan, classes=2, lr=0.1, orders=[2.0])
     list(descent.run(steps=2))
     secret = descent.charges().for_all[0]

@@ -13,6 +13,7 @@ from torch import nn
 import hush
 from hush.core.errors import InvalidValue
 from hush.integrations.logging import MLflowLogger, TensorBoardLogger
+from tests.training.helpers import plan_of, train
 
 PUBLIC = {"epsilon", "delta", "learning_rate"}
 HELD_OUT = {"evaluation/loss", "evaluation/accuracy"}
@@ -27,16 +28,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None
 def trained(logger: Any) -> None:
     torch.manual_seed(0)
     x, y, model = torch.randn(60, 4), torch.arange(60) % 3, nn.Linear(4, 3)
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=0.8), noise=hush.Gaussian(multiplier=4.0)
-    )
-    hush.train(
-        *(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.5), plan, (x, y)),
-        budget=hush.Budget(epsilon=20.0, delta=1e-3),
-        steps=5,
-        evaluation=(x + 1, y),
-        logging=hush.Logging(every=5, callbacks=[logger]),
-    )
+    plan = plan_of(hush.Poisson(rate=0.5), hush.L2(norm=0.8), 4.0)
+    train(model, plan, (x, y), lr=0.5, steps=5, evaluation=(x + 1, y), every=5, callbacks=[logger])
 
 
 def test_tensorboard_gets_public_numbers_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hush.core.errors import CheckpointError, DataError, InvalidValue, LedgerErr
 from hush.training.trial import TuningTrial
 from tests.accounting import selection_oracle as oracle
 from tests.training.helpers import plan_of as plan_with
-from tests.training.helpers import step_of
+from tests.training.helpers import step_of, train
 
 PLAN = plan_with(hush.Poisson(rate=0.25))
 BUDGET = hush.Budget(epsilon=3.0, delta=1e-3)
@@ -57,16 +57,9 @@ def plan_of(settings: Settings) -> hush.Plan:
 
 def trained(settings: Settings, trial: TuningTrial, steps: int | None = None) -> torch.nn.Module:
     model = torch.nn.Linear(3, 2)
-    hush.train(
-        model,
-        torch.nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=settings["learning_rate"]),
-        trial.plan,
-        (X[:40], Y[:40]),
-        budget=trial.budget,
-        steps=trial.steps if steps is None else steps,
-        ledger=trial.ledger,
-    )
+    options: dict[str, Any] = {"budget": trial.budget, "ledger": trial.ledger}
+    options |= {"lr": settings["learning_rate"], "steps": trial.steps if steps is None else steps}
+    train(model, trial.plan, (X[:40], Y[:40]), **options)
     return model
 
 
