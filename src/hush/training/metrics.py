@@ -1,6 +1,7 @@
 """Metrics of one step for callbacks: public or charged ones, and sensitive ones by name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -29,37 +30,34 @@ class StepMetrics(Mapping[str, float]):
 
     def __init__(self, step: PrivateStep, batch: Batch, *, delta: float | None = None) -> None:
         self._step, self._batch, self._number, self._delta = step, batch, step.steps, delta
-        self._released = {
-            "learning_rate" + f"/{number}" * (number > 0): float(group["lr"])
-            for number, group in enumerate(step.optimizer.param_groups)
-        }
-        self._epsilon: dict[str, float] = {}
+        self._released: dict[str, Any] = {"epsilon": None, "delta": None}  # composed on request
+        for number, group in enumerate(step.optimizer.param_groups):
+            self._released["learning_rate" + f"/{number}" * (number > 0)] = float(group["lr"])
 
     def add(self, released: Mapping[str, float]) -> None:
         """Add numbers that are public or charged, by name."""
         self._released.update(released)
 
     def __getitem__(self, name: str) -> float:
-        if name in self._released:
-            return self._released[name]
-        if name in _SENSITIVE:
+        if name in _SENSITIVE and name not in self._released:
             raise KeyError(
                 f"{name!r} depends on the records. Call metrics.sensitive({name!r}), and keep the "
                 "result as secret as they are."
             )
-        if name not in ("epsilon", "delta"):
+        if name not in self._released:
             raise KeyError(f"step {self._number} has no metric {name!r}; it has {', '.join(self)}.")
-        if not self._epsilon:  # composed on request: it may take longer than a step
+        if self._released[name] is None:
             self._check_newest(name)
             spent = self._step.spent(self._delta)
-            self._epsilon = {"epsilon": spent.epsilon.upper, "delta": spent.delta}
-        return self._epsilon[name]
+            self._released |= {"epsilon": spent.epsilon.upper, "delta": spent.delta}
+        value: float = self._released[name]
+        return value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("epsilon", "delta", *self._released))
+        return iter(self._released)
 
     def __len__(self) -> int:
-        return 2 + len(self._released)
+        return len(self._released)
 
     def sensitive(self, name: str) -> float:
         """Non-private metric of the training batch; never publish it.
