@@ -50,10 +50,7 @@ class UnitTable:
     ) -> "UnitTable":
         """Units of a list of owners (private under `ADD_REMOVE`), with `per_unit` records in a step."""
         if reduction not in ("mean", "sum"):
-            text = (
-                f'gradient={reduction!r} must be "mean" or "sum" of the gradients of a unit\'s records.'
-            )
-            raise InvalidValue(text, key="gradient")
+            raise InvalidValue(f'gradient={reduction!r} must be "mean" or "sum".', key="gradient")
         limit = check_count("per_unit", per_unit, "a drawn unit has one record at least", 1, 1)
         _, unit, counts = np.unique(owner_ids(owners), return_inverse=True, return_counts=True)
         if limit > counts.max() and neighbours is not Neighbours.ADD_REMOVE:
