@@ -72,7 +72,7 @@ def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Ch
                 overlap += int(np.isin(trained, numbers).sum())
     rate, units = trials.release.rate, number_of_units(step, data)
     joint = stats.binomtest(overlap, draws * units, step.plan.sampling.participation * rate).pvalue
-    p_value = bonferroni(np.array([joint, _coin_table(tested, units, rate)]))
+    p_value = bonferroni([joint, _coin_table(tested, units, rate)])
     return Check(name="draws of the test", p_value=p_value)
 
 
@@ -91,7 +91,7 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
             rises = torch.full((tries,), at, dtype=torch.float64, device=step.device)
             accepted = sum(trials.noisy_verdict(each) for each in rises)
             by_side.append(stats.binomtest(accepted, tries, float(stats.norm.cdf(-side))).pvalue)
-    return Check(name="noise of the verdict", p_value=bonferroni(np.array(by_side)))
+    return Check(name="noise of the verdict", p_value=bonferroni(by_side))
 
 
 def number_of_units(step: PrivateStep, data: Data) -> int:
@@ -139,7 +139,7 @@ def coins(table: npt.NDArray[np.bool_], rate: float) -> float:
         return float(table.all())
     number = float(stats.binomtest(int(table.sum()), table.size, rate).pvalue)
     spread = [sizes(table.sum(axis), table.shape[axis], rate) for axis in (0, 1)]
-    return bonferroni(np.array([number, *spread, joint_draws(table, rate), joint_draws(table.T, rate)]))
+    return bonferroni([number, *spread, joint_draws(table, rate), joint_draws(table.T, rate)])
 
 
 def joint_draws(table: npt.NDArray[np.bool_], rate: float) -> float:
@@ -158,7 +158,7 @@ def joint_draws(table: npt.NDArray[np.bool_], rate: float) -> float:
                 together.append(drawn_together[:, turn == first].sum())
                 pairs.append(len(table) * (turn == first).sum())
     heads, law = np.array(together), stats.binom(np.array(pairs), rate**2)
-    return bonferroni(np.array([law.cdf(heads), law.sf(heads - 1)])) if pairs else 1.0
+    return bonferroni([law.cdf(heads), law.sf(heads - 1)]) if pairs else 1.0
 
 
 def sizes(counts: Array, thrown: int, rate: float) -> float:
@@ -171,6 +171,7 @@ def sizes(counts: Array, thrown: int, rate: float) -> float:
     return float(stats.binomtest(far, len(counts), chance).pvalue)
 
 
-def bonferroni(p_values: Array) -> float:
+def bonferroni(p_values: npt.ArrayLike) -> float:
     """P-value of the smallest of several, such as both tails of a statistic, for any dependence."""
-    return min(1.0, float(p_values.size * p_values.min(initial=1.0)))
+    several = np.asarray(p_values)
+    return min(1.0, float(several.size * several.min(initial=1.0)))

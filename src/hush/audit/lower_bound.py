@@ -253,12 +253,8 @@ def refutes_curve(guesses: Guesses, level: float, inverse: InverseCurve) -> bool
 
 def approximate_dp_curve(epsilon: float, delta: float) -> InverseCurve:
     """Inverse of the trade-off curve of (epsilon, delta)-DP."""
-
-    def inverse(true: float) -> float:
-        up = (true - delta) * math.exp(-epsilon)
-        return max(0.0, up, 1 - delta - math.exp(epsilon) * (1 - true))
-
-    return inverse
+    more, less = math.exp(epsilon), math.exp(-epsilon)
+    return lambda true: max(0.0, (true - delta) * less, 1 - delta - more * (1 - true))
 
 
 def gaussian_curve(separation: float) -> InverseCurve:

@@ -79,7 +79,7 @@ def noise_scale(observed: ObservedNoise) -> Check:
     """Check the noise scale: the sum of |x|^exponent has a gamma law, exactly."""
     total = float((np.abs(observed.noise) ** observed.exponent).sum())
     law = stats.gamma(observed.noise.size / observed.exponent)
-    return Check(name="noise scale", p_value=bonferroni(np.array([law.cdf(total), law.sf(total)])))
+    return Check(name="noise scale", p_value=bonferroni([law.cdf(total), law.sf(total)]))
 
 
 def noise_at_any_size(
@@ -92,16 +92,16 @@ def noise_at_any_size(
         for size in (0, 1, units // 2, units) if sizes is None else sizes:
             batch = batch_of_units(step, size, data, physical)
             by_size.append(noise_scale(observe_proposals(step, [batch] * repeats)).p_value)
-    return Check(name="noise at any batch size", p_value=bonferroni(np.array(by_size)))
+    return Check(name="noise at any batch size", p_value=bonferroni(by_size))
 
 
 def noise_law(observed: ObservedNoise) -> Check:
     """Check the law of the noise, for each coordinate and for all together."""
     totals = (np.abs(observed.noise) ** observed.exponent).sum(0)
     law = stats.gamma(len(observed.noise) / observed.exponent)
-    by_coordinate = bonferroni(np.array([law.cdf(totals), law.sf(totals)]))
+    by_coordinate = bonferroni([law.cdf(totals), law.sf(totals)])
     pooled = float(stats.kstest(observed.noise.ravel(), stats.gennorm(observed.exponent).cdf).pvalue)
-    return Check(name="law of the noise", p_value=bonferroni(np.array([by_coordinate, pooled])))
+    return Check(name="law of the noise", p_value=bonferroni([by_coordinate, pooled]))
 
 
 def noise_fresh(observed: ObservedNoise) -> Check:
