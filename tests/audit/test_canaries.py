@@ -1,6 +1,7 @@
 """Canaries in private runs: every plan that trains, tight where it can be, and broken ones caught."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -68,7 +69,9 @@ def planted(
     seed: int = 0,
     others: bool = True,
     physical_batch: int = 16,
+    **options: Any,
 ) -> tuple[CanaryRun, Tensor]:
+    """A run with directions for canaries."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model, loss, data = nn.Linear(10, classes), nn.CrossEntropyLoss(), records(20)
@@ -90,6 +93,7 @@ def planted(
         generator=torch.Generator().manual_seed(seed + 1000),
         physical_batch=physical_batch,
         public=records(30, 7) if projected else None,
+        **options,
     )
     return run, included
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 import hush
 from hush.accounting.pld import analytic_gaussian
-from hush.audit.canaries import CanaryRun, directions_for, run_with_canaries
+from hush.audit.canaries import CanaryRun, run_with_canaries
 from hush.audit.lower_bound import CanaryBound, many_runs, one_run
 from hush.core.parts import Sampling
-from tests.audit import sabotage, sabotage_units
+from tests.audit import sabotage, sabotage_units, test_canaries
 
 DELTA, ORDINARY = 1e-5, [i // 2 for i in range(20)]
 UNITS = 10
@@ -24,37 +24,15 @@ def plan_of(multiplier: float, sampling: Sampling | None = None) -> hush.Plan:
 
 
 def planted(
-    plan: hush.Plan, *, steps: int, canaries: int, owned: int, per_unit: int = 2, **options: Any
+    plan: hush.Plan, *, canaries: int, per_unit: int = 2, **options: Any
 ) -> tuple[CanaryRun, Tensor]:
-    """A run with directions for canaries."""
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Linear(10, max(5, canaries // 10))
-    data = torch.randn(20, 10, generator=generator), torch.arange(20) % 2
-    per_sample = nn.CrossEntropyLoss(reduction="none")
-    aimed = directions_for(plan, model, per_sample, data, canaries, generator)
-    included = torch.rand(canaries, generator=generator) < 0.5
-    settings = {
+    settings: dict[str, Any] = {
         "others": False,
         "physical_batch": 2000,
-        "units": hush.Units(owners=ORDINARY, per_unit=per_unit),
-        **options,
+        "classes": max(5, canaries // 10),
     }
-    run = run_with_canaries(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        plan,
-        data,
-        aimed,
-        included,
-        steps=steps,
-        delta=DELTA,
-        generator=torch.Generator().manual_seed(1),
-        owned=owned,
-        **settings,
-    )
-    return run, included
+    settings["units"] = hush.Units(owners=ORDINARY, per_unit=per_unit)
+    return test_canaries.planted(plan, canaries=canaries, **{**settings, **options})
 
 
 def planted_records(
