@@ -1,7 +1,4 @@
-"""Settings of a run, and the experiment that they describe: records, model, optimizer.
-
-`hush train` and `hush audit` build the same experiment.
-"""
+"""Settings of a run of `hush train`, and its experiment: records, model, optimizer."""
 
 import json
 import math
@@ -128,10 +125,8 @@ def build_experiment(
     if settings.views is not None:
         if settings.features is not None or len(dataset.shape) != 3:
             kind = settings.data if settings.features is None else f"{settings.features} features"
-            raise InvalidValue(
-                f"--views {settings.views} is for images, and {kind} are none: shifts and flips would "
-                "change the records' meaning. Leave it out."
-            )
+            text = f"--views {settings.views} is for images, and {kind} are none. Leave it out."
+            raise InvalidValue(text)
         # an eighth of the side: the usual 4 pixels of 32 would push most of 8 pixels out of sight
         views = flips_and_shifts(settings.views, shift=min(4, dataset.shape[-1] // 8))
     x, y, x_test, y_test = (part.to(device) for part in tensors(dataset))

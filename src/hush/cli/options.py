@@ -44,10 +44,10 @@ running = partial(about, panel="Run and output")
 def device_named(value: str | None) -> str | None:
     """Callback of --device, before the command imports torch."""
     if value is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
-        raise InvalidValue(
-            f"--device {value} must be cpu, cuda or cuda:N: exact noise needs double precision and a "
-            "cryptographic stream, which hush has for these alone. Pass e.g. --device cpu."
+        text = (
+            f"--device {value} must be cpu, cuda or cuda:N, which have double precision for exact noise."
         )
+        raise InvalidValue(f"{text} Pass e.g. --device cpu.")
     return value
 
 
@@ -158,10 +158,8 @@ def sampling_of(
     """Poisson sampling of units of privacy at `rate` or `batch_size` / `records`; at 1, a full batch."""
     if rate is None:
         if records is None or batch_size is None:
-            raise InvalidPlan(
-                "the probability that a record takes part is not given, and epsilon depends on it. Pass "
-                "--rate, or --records and --batch-size, or --plan."
-            )
+            way = "Pass --rate, or --records and --batch-size, or --plan."
+            raise InvalidPlan(f"the probability that a record takes part is not given. {way}")
         records = check_count("--records", records, "the rate is a share of them", at_least=1)
         rate = share_of("--batch-size", batch_size, records, unit)
     return FullBatch() if rate == 1 else Poisson(rate=rate)
@@ -265,8 +263,6 @@ def device_of(name: str | None) -> "torch.device":
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device(device_named(name) or ("cuda" if available else "cpu"))
     if device.type == "cuda" and (device.index or 0) >= available:
-        raise InvalidValue(
-            f"--device {name}: torch finds {available} CUDA device(s), numbered from 0. Pass e.g. "
-            "--device cpu, or install a torch that was built for this GPU."
-        )
+        text = f"--device {name}: torch finds {available} CUDA device(s), numbered from 0. Pass e.g. "
+        raise InvalidValue(f"{text}--device cpu, or install a torch that was built for this GPU.")
     return device

@@ -100,10 +100,8 @@ class Stream:
     def reserve(self, count: int) -> int:
         """A new nonce, for a call for `count` words."""
         if 8 * count > _MAX_BYTES:
-            raise Unsupported(
-                f"{count} random words at once are more than ChaCha20 provides for one nonce "
-                f"({_MAX_BYTES // 8}). Draw them in several parts."
-            )
+            limit = f"the {_MAX_BYTES // 8} of ChaCha20 for one nonce"
+            raise Unsupported(f"{count} random words are more than {limit}. Draw them in several parts.")
         self._calls += 1
         return self._calls - 1
 

@@ -35,10 +35,6 @@ class HostLoop:
     Checkpoints of a training library are copied, uploaded and published, so they must not contain the
     key of the noise or the number of skipped records. `save` writes these beside the ledger, in a file
     for its owner alone, and returns the public name of the state for the library's checkpoint.
-
-    Args:
-        ledger: Ledger, or path of one; None: a ledger in memory.
-        generator: Seeded source of draws and noise, for tests.
     """
 
     def __init__(

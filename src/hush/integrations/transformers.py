@@ -94,10 +94,8 @@ class PrivateTrainer(Trainer):
         _check_records(passed.get("train_dataset"))  # before Trainer asks for the max_steps of a stream
         super().__init__(*args, **options)
         if plan is None and epsilon is None:
-            raise InvalidValue(
-                "neither epsilon nor plan was passed, so the amount of noise is unknown. Pass "
-                "PrivateTrainer(..., epsilon=3.0), or plan= with noise of your own."
-            )
+            way = "Pass PrivateTrainer(..., epsilon=3.0), or plan= with noise of your own."
+            raise InvalidValue(f"neither epsilon nor plan was passed: the noise is unknown. {way}")
         self._delta = 0.1 / self._records if delta is None else delta
         self._budget = None if epsilon is None else Budget(epsilon, self._delta)
         self._check()
@@ -241,10 +239,10 @@ class PrivateTrainer(Trainer):
             )
         if plan is None:
             if not clip_norm or clip_norm < 0:
-                raise InvalidValue(
+                text = (
                     f"max_grad_norm={clip_norm} must be > 0: it is the clipping norm of each record's "
-                    "gradient. Leave it at 1.0, or pass plan=."
                 )
+                raise InvalidValue(f"{text}gradient. Leave it at 1.0, or pass plan=.")
             noise = Gaussian(multiplier=1.0)
             return Plan(sampling=Poisson(rate=batch / records), clipping=L2(norm=clip_norm), noise=noise)
         expected = check_kind("plan", plan, Plan).sampling.expected(records)

@@ -136,20 +136,18 @@ def encode(table: Any, schema: Schema | None) -> Encoded:
 
 def _declared_columns(schema: Schema | None, width: int) -> dict[str, Column]:
     """Columns of a schema by name. Those without a name are called x0, x1, ..."""
-    columns = [schema] * width if isinstance(schema, Numeric) else schema
-    declared: dict[str, Column] = {}
-    if isinstance(columns, Mapping):
-        declared = dict(columns)
-    elif isinstance(columns, Sequence):
-        declared = {f"x{place}": column for place, column in enumerate(columns)}
-    if not declared or not all(isinstance(column, Column) for column in declared.values()):
-        raise InvalidValue(
-            f"schema={short_repr(schema)} must declare every column: bounds and categories taken from "
-            'the records are not private. Pass e.g. schema={"age": Numeric(low=0, high=100), '
-            '"sex": Categorical(values=("female", "male"))}, or one Numeric for all columns.',
-            key="schema",
-        )
-    return declared
+    columns: Any = [schema] * width if isinstance(schema, Numeric) else schema
+    if isinstance(columns, Sequence):
+        columns = {f"x{place}": column for place, column in enumerate(columns)}
+    known = columns.values() if isinstance(columns, Mapping) else ()
+    if known and all(isinstance(column, Column) for column in known):
+        return dict(columns)
+    text = (
+        f"schema={short_repr(schema)} must declare every column: bounds and categories taken from the "
+    )
+    text += 'records are not private. Pass e.g. schema={"age": Numeric(low=0, high=100), "sex": '
+    text += 'Categorical(values=("female", "male"))}, or one Numeric for all columns.'
+    raise InvalidValue(text, key="schema")
 
 
 def distinct(name: str, values: object, example: tuple[Any, ...]) -> tuple[Any, ...]:
