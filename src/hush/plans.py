@@ -93,12 +93,12 @@ def dpsur(
 
     Defaults: Fashion-MNIST at epsilon 3 (Fu et al. 2024, section 6.1.3 and Table 1; batch and noise of
     training as in the authors' runs). The paper tests the mean loss; the summed test needs less noise.
+    The arguments of the test are those of `Selective`.
 
     Args:
         rate: Sampling rate of training.
         clip_norm: l2 clipping norm.
         multiplier: Noise multiplier of training.
-        test_rate, test_clip, test_multiplier, threshold, test, accounting: As in `Selective`.
     """
     release = Selective(
         rate=test_rate,
@@ -237,20 +237,25 @@ def rectified(
 def truncated(
     *, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0, bound: float = 32.0
 ) -> Plan:
-    """Truncated Gaussian noise: the noisy sum is conditioned on an interval.
+    """Truncated Gaussian noise: the noisy sum is conditioned on an interval. Defaults as in `rectified`.
 
     Args:
-        rate, clip_norm, multiplier, bound: As in `rectified`; the multiplier is before truncation.
+        rate: Sampling rate; 1 for full batches.
+        clip_norm: l-infinity clipping norm.
+        multiplier: Standard deviation before truncation, in units of `clip_norm`.
+        bound: End of the support of the noisy sum.
     """
     noise = Truncated(scale=multiplier * clip_norm, bound=bound)
     return Plan(sampling=_sampling(rate), clipping=Linf(clip_norm), noise=noise)
 
 
 def sign(*, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0) -> Plan:
-    """Stochastic sign: one bit of each coordinate of the noisy sum is released.
+    """Stochastic sign: one bit of each coordinate of the noisy sum. Defaults as in `rectified`.
 
     Args:
-        rate, clip_norm, multiplier: As in `rectified`.
+        rate: Sampling rate; 1 for full batches.
+        clip_norm: l-infinity clipping norm.
+        multiplier: Standard deviation of the noise, in units of `clip_norm`.
     """
     noise = StochasticSign(multiplier * clip_norm)
     return Plan(sampling=_sampling(rate), clipping=Linf(clip_norm), noise=noise)

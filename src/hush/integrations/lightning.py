@@ -55,8 +55,10 @@ class PoissonLoader(HostLoop):
         budget: Limit of the total cost on the ledger. Training stops when it is used up.
         ledger: Ledger, or path of one; None: a ledger in memory. Resuming from a checkpoint needs a
             ledger on disk.
-        collate_fn, workers: As in `hush.Source`; `collate_fn` is called with one record at a time.
-        pad_to, pad_value: As in `hush.Source`, for the batch as one tree.
+        collate_fn: As for a `DataLoader`; called with one record at a time.
+        workers: Number of processes that read ahead.
+        pad_to: Public length of every record, or a tree of them like the batch, as in `hush.Source`.
+        pad_value: Padding value, or a tree of them.
         physical_batch: Number of records to process at once; None: as many as fit.
         generator: Seeded source of draws and noise, for tests; the guarantee records it.
     """
