@@ -29,6 +29,7 @@ from tests.training.ordinary import (
     sequences,
     signals,
     squared,
+    step_of,
     text,
     unet,
     vectors,
@@ -419,6 +420,7 @@ MODELS: dict[str, Case] = {
     "experts, best two": (lambda: Experts(2), nn.CrossEntropyLoss(), sequences),
     "tokens without padding": (kept_tokens, nn.CrossEntropyLoss(), padded_text),
     "force field": (force_field, nn.MSELoss(), positions),
+    "classes of a force": (force_field, nn.CrossEntropyLoss(), lambda: vectors(3)),
     "gradient of a network": (transformed(torch.func.grad), nn.MSELoss(), positions),
     "jacobian of a network": (transformed(torch.func.jacrev), nn.MSELoss(), positions),
     "attention map kept": (AttentionMap, nn.CrossEntropyLoss(), vectors),
@@ -449,3 +451,11 @@ DRAWS: dict[str, Case] = {
 @pytest.mark.parametrize("name", DRAWS)
 def test_models_that_draw(name: str) -> None:
     check(DRAWS[name], draws=True)
+
+
+def test_an_attention_map_that_is_kept_is_dropped_after_the_pass() -> None:
+    model, (x, y) = AttentionMap(), vectors()
+    step = step_of(model, nn.CrossEntropyLoss())
+    for batch in step.batches((x, y), steps=1):
+        step(batch)
+    assert model.map is None

@@ -54,12 +54,14 @@ class Probed:
         one_by_one: Whether `torch.vmap` cannot run the model, which then runs one record at a time.
         host_draws: Whether a forward pass draws from NumPy's or Python's generator, which all records
             of a physical batch share.
+        kept: Names of attributes that a forward pass sets and none reads, such as an attention map.
     """
 
     unused: tuple[str, ...] = ()
     changing_buffers: tuple[str, ...] = ()
     one_by_one: bool = False
     host_draws: bool = False
+    kept: tuple[str, ...] = ()
 
 
 def probe(
@@ -104,8 +106,14 @@ def probe(
 
 
 @contextmanager
-def buffers_restored(model: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
-    """Context of forward passes after which the named buffers are restored."""
+def buffers_restored(
+    model: nn.Module, names: tuple[str, ...], kept: tuple[str, ...] = ()
+) -> Iterator[None]:
+    """Context of forward passes that restores buffers, and kept attributes that hold activations."""
+    places = [
+        (model.get_submodule(path), last) for path, _, last in (name.rpartition(".") for name in kept)
+    ]
+    values = [getattr(module, last, None) for module, last in places]
     before = {name: model.get_buffer(name) for name in names}
     copies = {name: buffer.clone() for name, buffer in before.items()}
     try:
@@ -115,6 +123,10 @@ def buffers_restored(model: nn.Module, names: tuple[str, ...]) -> Iterator[None]
             path, _, last = name.rpartition(".")
             model.get_submodule(path)._buffers[last] = buffer
             buffer.copy_(copies[name])
+        for (module, last), value in zip(places, values, strict=True):
+            now = getattr(module, last, None)
+            if isinstance(now, Tensor) and (is_batchedtensor(now) or now.requires_grad):
+                module.__dict__[last] = value
 
 
 def _probe(
@@ -148,6 +160,7 @@ def _probe(
         with _same_draws(model):
             after.append(losses(*one_view))
         kept = state.kept()
+        attributes = () if modules.sharded else tuple(kept)
         state.restore()
         if loss_state is not None:
             if loss_state.changed_buffers():
@@ -173,7 +186,7 @@ def _probe(
         if unused:
             other = recorded(*pair).unused_parameters
             unused = tuple(name for name in unused if name in other)
-    return Probed(unused, tuple(changing), one_by_one, host_draws)
+    return Probed(unused, tuple(changing), one_by_one, host_draws, attributes)
 
 
 @torch.no_grad()

@@ -283,8 +283,8 @@ class ClippedGradients:
             writes = list(map(_WRITES, self._buffers.values()))
             inputs, targets = tree_map(inputs, self.to_device), tree_map(targets, self.to_device)
             present, counts = tree_map(present, self.to_device), tree_map(counts, self.to_device)
-            changing = self.probed.changing_buffers
-            with buffers_restored(self.model, changing) if changing else nullcontext():
+            changing, kept = self.probed.changing_buffers, self.probed.kept
+            with buffers_restored(self.model, changing, kept) if changing or kept else nullcontext():
                 clipped = clip(inputs, targets, basis, present, counts)
             if writes != list(map(_WRITES, self._buffers.values())):
                 names = [
@@ -387,7 +387,7 @@ class ClippedGradients:
                 for name, buffer in self.model.named_buffers()
                 if name not in self.probed.changing_buffers
             }
-            with buffers_restored(self.model, self.probed.changing_buffers):
+            with buffers_restored(self.model, self.probed.changing_buffers, self.probed.kept):
                 one_view = first_views(self.views, *pair)
                 check_labels(self.model, criterion_of(self.loss), one_view[0], data)
                 if self.reducer.modules.sharded:  # labels of one rank may be wrong
@@ -430,7 +430,7 @@ class ClippedGradients:
             modules = self.reducer.modules
             self.probed = probe(self.model, self.loss, *pair, self.views, modules=modules)
             also(*pair)
-        with buffers_restored(self.model, self.probed.changing_buffers):
+        with buffers_restored(self.model, self.probed.changing_buffers, self.probed.kept):
             return self.record(*pair)
 
     def _warn_of_probe(self) -> None:

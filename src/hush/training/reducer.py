@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from hush.accounting.ledger import Ledger
-from hush.core.errors import Unsupported
 from hush.core.guarantee import Adjacency
 from hush.core.plan import Plan
 from hush.core.randomness import RandomSource, Stream, substream
@@ -110,17 +109,9 @@ class Local:
 
     def check_whole(self, what: str) -> None:
         """Raise if `what` needs all weights, and a rank holds a part of them."""
-        if self.modules is not None:
-            raise Unsupported(
-                f"{what} with sharded parameters: a rank holds a part of the weights alone. Loop `for "
-                "batch in step.batches(data): step(batch)` with hush.PrivateStep, and call save and "
-                "load of hush.training.distributed.sharded_checkpoint on every rank."
-            )
 
     def free_whole_weights(self) -> None:
         """Keep only this rank's shards of sharded weights: evaluation leaves some of them whole."""
-        if self.modules is not None:
-            self.modules.release()
 
     def begin(self, step: "PrivateStep", data: Data, present: Tensor | None, steps: int | None) -> int:
         """Number of slots of all ranks, after they have compared weights, data and steps to come."""

@@ -38,7 +38,6 @@ def synthetic_records(inputs: Any, targets: Any) -> tuple[Any, Any]:
     return made, tree_map(targets, partial(synthetic, draw=torch.rand))
 
 
-@torch.no_grad()
 def check_labels(model: nn.Module, loss: Any, inputs: Any, data: Data) -> None:
     """Raise if some label is no class, for data in memory: torch's error would show it."""
     pair = pair_of(data)

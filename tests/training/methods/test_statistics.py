@@ -106,6 +106,12 @@ def test_masked_entries_are_refused_and_a_mask_of_none_is_not() -> None:
     assert values[0].tolist() == values[1].tolist()
 
 
+def test_rows_that_are_not_dense_are_refused() -> None:
+    for rows in (torch.eye(3).to_sparse(), torch.ones(3, 2, device="meta")):
+        with pytest.raises(DataError, match="sparse, quantized or meta"):
+            hush.mean(rows, EVERY[0], delta=1e-5)
+
+
 def test_a_mean_is_not_charged_as_a_release_that_hides() -> None:
     always = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0))
     rarely = hush.Selective(rate=0.01, clip=1.0, multiplier=1.0, threshold=-8.0, test="mean")

@@ -43,6 +43,16 @@ class Sharded(ProcessGroup):
         super().__init__(group.processes, shard=group.shard)
         self.modules = modules
 
+    def check_whole(self, what: str) -> None:
+        raise Unsupported(
+            f"{what} with sharded parameters: a rank holds a part of the weights alone. Loop `for batch "
+            "in step.batches(data): step(batch)` with hush.PrivateStep, and call save and load of "
+            "hush.training.distributed.sharded_checkpoint on every rank."
+        )
+
+    def free_whole_weights(self) -> None:
+        self.modules.release()
+
     @contextmanager
     def probing(self, data: Data) -> Iterator[None]:
         """Context of the probe: forward passes gather weights, and every rank runs all of them."""

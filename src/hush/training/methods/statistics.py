@@ -30,6 +30,7 @@ from hush.sampling import FullBatch
 from hush.training.data import own_randomness
 from hush.training.distributed.processes import check_first_rank
 from hush.training.fingerprint import fingerprint
+from hush.training.records import check_numbers
 
 ROUNDING, MOST_RECORDS = 2.0**-16, 2**21
 """Relative rounding slack on the sensitivity of a sum in double precision, and the number of records up
@@ -185,6 +186,7 @@ def _mean_rows(records: npt.ArrayLike, plan: Plan) -> Tensor:
         raise DataError(f"records of type {type(values).__name__} {wanted}") from None
     if rows.is_complex():
         raise DataError(f"records of type {rows.dtype} {wanted}")
+    check_numbers(rows)
     rows = rows.detach().cpu().double().clone()
     rows = rows[:, None] if rows.ndim == 1 else rows
     if rows.ndim != 2 or not rows.numel() or not bool(rows.isfinite().all()):
