@@ -175,10 +175,15 @@ def share_of(option: str, batch: int, records: int, unit: str) -> float:
     return batch / records
 
 
-def plan_of(sampling: Sampling, noise: float, clip: float = 1.0, release: Release | None = None) -> Plan:
-    """The plan of DP-SGD: L2 clipping at `clip`, Gaussian noise of multiplier `noise`."""
-    noisy = Gaussian(multiplier=noise)
-    return Plan(sampling=sampling, clipping=L2(norm=clip), noise=noisy, release=release or Always())
+def plan_of(
+    sampling: Sampling,
+    noise: float | None = None,
+    clip: float | None = None,
+    release: Release = Always(),
+) -> Plan:
+    """The plan of DP-SGD: L2 clipping at `clip`, Gaussian noise of multiplier `noise`; 1 by default."""
+    clipping, law = L2(1.0 if clip is None else clip), Gaussian(1.0 if noise is None else noise)
+    return Plan(sampling=sampling, clipping=clipping, noise=law, release=release)
 
 
 HYPERPARAMETERS = {

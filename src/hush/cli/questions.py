@@ -42,7 +42,7 @@ class Question(opt.Work):
         if self.plan is not None:
             return opt.plan_at(self.plan, {})
         sampling = opt.sampling_of(self.rate, self.records, self.batch_size)
-        return opt.plan_of(sampling, 1.0 if self.noise is None else self.noise)
+        return opt.plan_of(sampling, self.noise)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +298,7 @@ def compare(
     check_count("--dimension", dimension, "it is a number of parameters", at_least=1)
     if linf_ratio is not None:
         check_cap("--linf-ratio", linf_ratio, dimension)
-    plan = opt.plan_of(opt.sampling_of(work.rate, records, work.batch_size), 1.0)
+    plan = opt.plan_of(opt.sampling_of(work.rate, records, work.batch_size))
     setting = Setting(
         records=records,
         rate=plan.sampling.participation,

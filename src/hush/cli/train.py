@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _CLIP = Range(above=0, at_most=1e15, why="without a bound no noise hides a record", example=1.0)
 _search = partial(opt.about, panel="Search")
 _RANGE = "one number, several as 0.5,1,2, or a range as 0.1:10 (uniform in the logarithm)"
+_WATCHED = "Records whose own cost is computed (sensitive); 100 if noise is bounded."
 _EPOCHS = 20
 
 
@@ -70,10 +71,7 @@ class Run(Training):
     test_clip: Annotated[float | None, opt.testing("Bound on the change of the loss.")] = None
     test_threshold: Annotated[float | None, opt.testing("Accept below so many clips; else -1.")] = None
     test: Annotated[Test | None, opt.testing("Statistic of the test; summed by default.")] = None
-    per_instance: Annotated[
-        int | None,
-        opt.running("Records whose own cost is computed (sensitive); 100 if noise is bounded."),
-    ] = None
+    per_instance: Annotated[int | None, opt.running(_WATCHED)] = None
     reseed: Annotated[bool, opt.running("Resume with new randomness and new charges.")] = False
     secure: Annotated[bool, opt.running("All randomness from the operating system.")] = False
     self_test: Annotated[bool, opt.running("Audit the step first.", "--self-test")] = False
@@ -89,11 +87,8 @@ class Run(Training):
     def hyperparameters(self) -> dict[str, Any]:
         """Values of the hyperparameters of a plan by option; rates of batch sizes are examples."""
         values = {name: getattr(self, name.replace("-", "_"), None) for name in opt.HYPERPARAMETERS}
-        if self.batch_size is not None:
-            values["rate"] = 0.5
-        if self.test_batch is not None:
-            values["test-rate"] = 0.5
-        return values
+        batches = {"rate": self.batch_size, "test-rate": self.test_batch}
+        return values | {name: 0.5 for name, size in batches.items() if size is not None}
 
     def private_plan(self, units: int, unit: str, dimension: int) -> Plan:
         """The plan for this number of units of privacy, before its noise is calibrated."""
@@ -105,12 +100,8 @@ class Run(Training):
                 values["test-rate"] = opt.share_of("--test-batch", test, units, unit)
             return opt.plan_at(self.plan, values, parameters=dimension, public=self.public_records)
         size = min(256, units) if size is None else size
-        return opt.plan_of(
-            opt.sampling_of(self.rate, units, size, unit),
-            1.0 if self.noise is None else self.noise,
-            1.0 if self.clip is None else self.clip,
-            opt.release_of(units, unit, test, values),
-        )
+        sampling = opt.sampling_of(self.rate, units, size, unit)
+        return opt.plan_of(sampling, self.noise, self.clip, opt.release_of(units, unit, test, values))
 
     def settings(self, model: str) -> Settings:
         same = {each.name: getattr(self, each.name) for each in fields(Settings)}
@@ -288,7 +279,7 @@ def tune(
     training = replace(experiment, train=(inputs[scored:], labels[scored:]))
     count = len(labels) - scored
     size = min(256, count) if asked.batch_size is None else asked.batch_size
-    private = opt.plan_of(opt.sampling_of(asked.rate, count, size), 1.0)
+    private = opt.plan_of(opt.sampling_of(asked.rate, count, size))
     loss = torch.nn.CrossEntropyLoss()
 
     def fit(chosen: dict[str, Any], trial: "TuningTrial") -> "tuple[nn.Module, float]":
