@@ -142,8 +142,8 @@ def attack_rows(meaning: Explanation) -> list[list[str]]:
     """Rates of the best attack: name, upper bound, and upper bound from epsilon and delta alone."""
     columns = (meaning.attack, meaning.from_epsilon)
     rows = [
-        ["correct guesses, from even odds", *(percent(each.posterior) for each in columns)],
-        ["advantage: true less false positive rate", *(percent(each.advantage) for each in columns)],
+        ["attacker's success, starting from 50%", *(percent(each.posterior) for each in columns)],
+        ["advantage: true minus false positive rate", *(percent(each.advantage) for each in columns)],
     ]
     for k, rate in enumerate(FALSE_POSITIVE_RATES):
         found = (percent(each.true_positive_rates[k]) for each in columns)

@@ -5,6 +5,7 @@ import math
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,8 @@ def render(facts: RunFacts) -> str:
         facts=facts,
         version=__version__,
         words=wording.statements(facts),
+        attention=[item for item in wording.caveats(facts) if item.state == "attention"],
+        day=date.today().isoformat(),
         charts=charts(facts),
         attacks=attack_rows(facts.explanation) if facts.explanation else [],
         style=(folder / "page.css").read_text(encoding="utf-8"),

@@ -90,7 +90,7 @@ _REPORTING = {
     "Utility and bias": "Accuracy {utility}. Noise and clipping may cost small groups more accuracy "
     "than large ones; this report does not measure it.",
     "Correctness of the implementation": "'Arithmetic' and 'Randomness' of the section 'Assumptions and "
-    "caveats'; section 'Audit'.",
+    "caveats'. {audited}",
     "Side channels": "Run time, memory and power are not covered. Training records are not logged.",
     "Security and access control": "Secret files must stay with the curator, who is trusted.",
 }
@@ -251,6 +251,7 @@ def reporting_lists(facts: RunFacts) -> list[Item]:
         drawn.append("Every record takes part in every step." if full else each)
     sampling = " ".join(dict.fromkeys(drawn))
     values = {"sampling": sampling, "version": __version__, "utility": _utility(facts)}
+    values["audited"] = "Section 'Audit'." if facts.audit else "This report contains no audit."
     return [Item(term, text.format(**values)) for term, text in _REPORTING.items()]
 
 
