@@ -16,7 +16,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import hush
 from hush.accounting.ledger import Ledger
@@ -25,8 +24,7 @@ from hush.training.distributed.processes import Processes
 from hush.training.fingerprint import fingerprint
 from hush.training.step import PrivateStep
 from tests.training.distributed import spawned as spawned  # decides what forks begin with
-from tests.training.distributed.problems import data_of, model_of, plan_of
-from tests.training.helpers import randomness
+from tests.training.distributed.problems import train
 
 PLACES = ("draw", "gradients", "reduction", "noise", "charge", "written", "charged", "applied")
 """Places of a step, in order; "written" is where the charge is on the disk of rank 0."""
@@ -103,20 +101,8 @@ def work(job: Job, rank: int) -> None:
         timeout=datetime.timedelta(seconds=job.timeout),
     )
     _watch(job, rank)
-    model = model_of()
-    hush.train(
-        model,
-        nn.CrossEntropyLoss(),
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-        plan_of(),
-        data_of(),
-        budget=hush.Budget(epsilon=500.0, delta=1e-3),
-        steps=job.steps,
-        checkpoints=hush.Checkpoints(directory=job.folder / "run", resume=job.resume),
-        logging=hush.Logging(every=EVERY),
-        randomness=randomness(),
-        execution=hush.Execution(physical_batch=5),
-    )
+    checkpoints = hush.Checkpoints(directory=job.folder / "run", resume=job.resume)
+    train(job.steps, checkpoints=checkpoints, logging=hush.Logging(every=EVERY))
 
 
 def _watch(job: Job, rank: int) -> None:

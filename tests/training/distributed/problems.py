@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
+from hush.training.loop import Run
 from hush.training.step import PrivateStep
 from tests.training import helpers
 
@@ -35,3 +36,23 @@ def step_of(model: nn.Module | None = None, **options: Any) -> PrivateStep:
     usual: dict[str, Any] = {"records": RECORDS, "execution": hush.Execution(physical_batch=5)}
     usual |= {"plan": plan_of(), "make": partial(torch.optim.SGD, momentum=0.9)}
     return helpers.step_of(model or model_of(), **{**usual, **options})
+
+
+def train(
+    steps: int, plan: hush.Plan | None = None, data: Any = None, epsilon: float = 500.0, **options: Any
+) -> tuple[Tensor, Run]:
+    """Weights and result of a run of `hush.train`."""
+    model = model_of()
+    trained = hush.train(
+        model,
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        plan or plan_of(),
+        data or data_of(),
+        budget=hush.Budget(epsilon=epsilon, delta=1e-3),
+        steps=steps,
+        randomness=helpers.randomness(),
+        execution=hush.Execution(physical_batch=5),
+        **options,
+    )
+    return helpers.weights_of(model), trained

@@ -14,9 +14,9 @@ from torch.utils.data import Dataset, DistributedSampler, Subset, TensorDataset
 import hush
 from hush.training.data import Batch
 from tests.training.distributed import spawned
-from tests.training.distributed.problems import RECORDS, data_of, model_of, plan_of, step_of
+from tests.training.distributed.problems import RECORDS, data_of, plan_of, step_of, train
 from tests.training.distributed.spawned import Raised
-from tests.training.helpers import randomness, seeded, weights_of
+from tests.training.helpers import seeded
 
 DRAWN = (0, 1, 2, 5, 11, RECORDS)
 """Slots of a batch, for two ranks and physical batches of 5: none, one rank's alone, uneven, all."""
@@ -73,22 +73,15 @@ def trained_in_parts(shared: Path, cut: int, plan: hush.Plan) -> dict[str, Any]:
     """A run, and the same run after a restart."""
     results = []
     for resume in (False, True):
-        model = model_of()
-        trained = hush.train(
-            model,
-            nn.CrossEntropyLoss(),
-            torch.optim.SGD(model.parameters(), lr=0.1),
+        weights, trained = train(
+            5 if resume else 3,
             plan,
             part_of(cut),
-            budget=hush.Budget(epsilon=100.0, delta=1e-3),
-            steps=5 if resume else 3,
             checkpoints=hush.Checkpoints(directory=shared / "run", resume=resume),
             logging=hush.Logging(every=2),
-            randomness=randomness(),
-            execution=hush.Execution(physical_batch=5),
             distributed=hush.Distributed(shard=True),
         )
-        results.append((weights_of(model), trained.guarantee.records))
+        results.append((weights, trained.guarantee.records))
     return {"weights": results[-1][0], "records": results[-1][1]}
 
 
