@@ -135,25 +135,17 @@ def run_with_canaries(
 ) -> CanaryRun:
     """Train with the canaries of true coins, and score all canaries.
 
-    With `units` a canary is an owner, and one coin includes all of its records.
+    With `units` a canary is an owner, and one coin includes all of its records. Arguments without words
+    here are those of `PrivateStep`, `Randomness` and `Execution`.
 
     Args:
-        model: As in `PrivateStep`.
-        loss: As in `PrivateStep`.
-        optimizer: As in `PrivateStep`.
         plan: Plan that is run and charged.
         data: Ordinary records.
         canaries: Records of the auditor, those of one owner consecutive, scored by the fall of their
             loss; or `Spikes` or `Signs`, scored by their clipped gradients in the updates.
         included: Fair coin for each canary.
-        steps: Number of steps.
         delta: Delta of the guarantee that is reported.
         others: Whether ordinary records take part; canaries are most visible without them.
-        generator: As in `Randomness`.
-        secure: As in `Randomness`.
-        physical_batch: As in `Execution`.
-        views: As in `PrivateStep`.
-        public: As in `PrivateStep`.
         units: Owners of the ordinary records.
         owned: Number of records of each canary.
         done: Function that is called after each step.

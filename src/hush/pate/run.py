@@ -195,17 +195,17 @@ def ask(
     for release in ledger.releases:
         number, _, outcome = release.partition(":")
         outcomes[int(number), outcome in ("passed", "failed")] = outcome
-    run, steps = secrets.token_hex(8), itertools.count(1)
     secrecy: Secrecy = "secret" if generator is None else "seeded"
+    charge = partial(ledger.charge, run=secrets.token_hex(8), randomness=secrecy, adjacency=adjacency)
+    steps = itertools.count(1)
 
     def released(row: int, plan: Plan, outcome: str) -> str | None:
         """The released outcome, charged if it is new; None if its plan may not run again."""
-        question, label = (row, outcome in ("passed", "failed")), f"{row}:{outcome}"
+        question = (row, outcome in ("passed", "failed"))
         if question not in outcomes:
             if ledger.counts.get(plan, 0) >= counts[plan]:
                 return None
-            charge = partial(ledger.charge, randomness=secrecy, adjacency=adjacency)
-            charge(plan, run=run, step=next(steps), release=label)
+            charge(plan, step=next(steps), release=f"{row}:{outcome}")
             outcomes[question] = outcome
         return outcomes[question]
 
