@@ -26,9 +26,7 @@ def audit(*arguments: object) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audit")
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=20.0)
-    )
+    plan = hush.plans.dpsgd(rate=1.0, clip_norm=1.0, multiplier=20.0)
     (folder / "plan.toml").write_text(plan_text(plan))
     asked = ("train", "--plan", "plan.toml", "--steps", 9, "--seed", 0, "--run-dir", "run")
     result = call(*asked, "--lr", 0.5, "--momentum", 0.5, cwd=folder)

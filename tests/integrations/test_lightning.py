@@ -28,9 +28,7 @@ pytestmark = [
 
 X = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(80) % 3
-PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=4.0)
-)
+PLAN = hush.plans.dpsgd(rate=0.25, clip_norm=1.0, multiplier=4.0)
 BUDGET = hush.Budget(epsilon=30.0, delta=1e-3)
 
 

@@ -32,9 +32,7 @@ from hush.training import checkpoint
 from hush.training.run_folder import step_file
 
 RECORDS, LENGTH = 60, 6
-PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=15 / 60), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=2.0)
-)
+PLAN = hush.plans.dpsgd(rate=15 / 60, clip_norm=1.0, multiplier=2.0)
 
 
 class Words(Dataset[Any]):

@@ -7,12 +7,8 @@ import pytest
 import hush
 from hush.report.facts import RunFacts, run_facts
 
-STATISTICS = hush.Plan(
-    sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=8.0)
-)
-TRAINING = hush.Plan(
-    sampling=hush.Poisson(rate=0.2), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=3.0)
-)
+STATISTICS = hush.plans.dpsgd(rate=1.0, clip_norm=1.0, multiplier=8.0)
+TRAINING = hush.plans.dpsgd(rate=0.2, clip_norm=1.0, multiplier=3.0)
 
 
 def charge(path: Path, *charges: tuple[hush.Plan, int]) -> Path:

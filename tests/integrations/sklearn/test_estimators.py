@@ -277,9 +277,7 @@ def test_settings_of_an_estimator_are_tuned() -> None:
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (80, 2))
     y = (x[:, 0] > 0).astype(int)
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=0.5), noise=hush.Gaussian(multiplier=1.0)
-    )
+    plan = hush.plans.dpsgd(rate=0.25, clip_norm=0.5, multiplier=1.0)
     charged: list[Any] = []
 
     def fit(settings: dict[str, Any], trial: Any) -> tuple[Any, float]:
