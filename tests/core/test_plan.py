@@ -123,6 +123,20 @@ def test_the_main_number_of_a_part_may_be_positional(kind: Any, value: Any, name
             kind(wrong)
 
 
+@pytest.mark.parametrize(
+    ("kind", "values", "way_out"),
+    [
+        (hush.GeneralizedGaussian, (1.5, 2.0), "beta=..., multiplier=..."),
+        (hush.Rectified, (1.0, 2.0), "scale=..., bound=..."),
+        (hush.L2, (1.0, 2.0), "norm=..."),
+        (hush.Plan, (1.0, 2.0, 3.0), "sampling=..., clipping=..., noise=..., release=..."),
+    ],
+)
+def test_other_arguments_are_named_in_the_error(kind: Any, values: tuple[float], way_out: str) -> None:
+    with pytest.raises(InvalidValue, match=re.escape(f"Pass {kind.__name__}({way_out}).")):
+        kind(*values)
+
+
 def test_a_budget_may_be_positional() -> None:
     assert hush.Budget(3, 1e-5) == hush.Budget(epsilon=3.0, delta=1e-5)
     with pytest.raises(InvalidValue, match="delta=2 must be"):

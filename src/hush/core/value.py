@@ -96,6 +96,15 @@ def nested(kind: "type[Value]") -> Mapping[str, Any]:
 class Value:
     """Frozen value with checked fields."""
 
+    def __new__(cls, *values: object, **named: object) -> Self:
+        if len(values) > sum(not field.kw_only for field in fields(cls)):
+            shown = ", ".join(f"{field.name}=..." for field in fields(cls))
+            raise InvalidValue(
+                f"{cls.__name__} takes its arguments by name: a number in the wrong place "
+                f"would change the privacy cost. Pass {cls.__name__}({shown})."
+            )
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for field in fields(self):
             check, value = field.metadata.get("check"), getattr(self, field.name)
