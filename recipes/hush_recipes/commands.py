@@ -13,7 +13,10 @@ from hush.noise import Gaussian
 
 
 def claims(as_json: opt.AsJson = False) -> None:
-    """Published privacy statements that do not hold, with the error and the charge of hush."""
+    """Published privacy statements that do not hold, with the error and the charge of hush.
+
+    Example: hush claims --json
+    """
     from hush_recipes.claims import CLAIMS
 
     if as_json:

@@ -100,7 +100,7 @@ def label_lines(axes: Any) -> None:
         heights.append(max([height, *(below + apart for below in heights[-1:])]))
     moved = [high - height for high, (height, _) in zip(heights, ends, strict=True)]
     centre = sum(moved) / len(moved)
-    if any(abs(by - centre) > apart for by in moved):
+    if any(abs(by - centre) > 1.4 * apart for by in moved):
         return
     legend.remove()
     for height, (_, line) in zip(heights, ends, strict=True):
