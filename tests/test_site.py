@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType, SimpleNamespace
@@ -186,6 +187,32 @@ def test_guides_rank_above_measurements_and_proofs() -> None:
 )
 def test_a_guide_has_the_words_that_people_search_for(words: str) -> None:
     assert [page.name for page in DOCS.glob("*.md") if words in page.read_text().lower()]
+
+
+@pytest.mark.skipif(shutil.which("hunspell") is None, reason="a spelling dictionary")
+def test_words_are_spelled_as_in_the_dictionary_or_the_list() -> None:
+    spelling = load(DOCS / "site" / "spelling.py")
+    assert spelling.unknown() == {}, "correct the words, or add them to docs/site/words.txt"
+
+
+@pytest.mark.parametrize("page", [*DOCS.rglob("*.md"), *ROOT.glob("*.md")], ids=lambda page: page.name)
+def test_anchors_of_links_are_headings(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text())
+    for target, anchor in links:
+        text = (page.parent / target if target else page).read_text()
+        assert anchor in anchors(text), f"{target}#{anchor}"
+
+
+def anchors(markdown: str) -> set[str]:
+    """Anchors of the headings and of the numbered equations of a page."""
+    headings = [
+        following.content
+        for token, following in pairwise(COMMONMARK.parse(markdown))
+        if token.type == "heading_open"
+    ]
+    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)|[`*$]", r"\1", heading).lower() for heading in headings]
+    slugs = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip()) for title in titles}
+    return slugs | {f"eq-{number}" for number in re.findall(r"\\tag\{(\w+)\}", markdown)}
 
 
 def test_pictures_are_what_the_script_draws() -> None:

@@ -33,7 +33,7 @@ CLAIMS = (
     ),
     Claim(
         source="Bounded-support Gaussian, Eq. 6",
-        statement="Renyi divergence of the truncated Gaussian",
+        statement="Rényi divergence of the truncated Gaussian",
         case="order 4, location .7, shift .5, scale .8, support [-1, 1]",
         printed=21.31,
         true=0.3002,
@@ -51,7 +51,7 @@ CLAIMS = (
     ),
     Claim(
         source="DPSUR, Theorem on the validation test",
-        statement="an accepted update costs the Renyi divergence of a Gaussian of multiplier sigma_v",
+        statement="an accepted update costs the Rényi divergence of a Gaussian of multiplier sigma_v",
         case="order 1.5, sigma_v .8: a record that flips the verdict on part of the proposals",
         printed=1.172,
         true=1.500,
