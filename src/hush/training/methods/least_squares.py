@@ -28,10 +28,7 @@ _PRIORS = np.concatenate([[0.0], np.geomspace(1e-8, 1e4, 97)])
 """Variances of the coefficients to choose from, in squared target norms."""
 _RESIDUALS = np.geomspace(1e-8, 1.0, 25)  # residual variances to choose from, in squared target norms
 _NORM = number(
-    at_least=1e-3,
-    at_most=1e3,
-    why="it bounds a record: scale columns by their declared bounds",
-    example=1.0,
+    at_least=1e-3, at_most=1e3, why="it bounds a record: scale columns by declared bounds", example=1.0
 )
 
 
