@@ -71,3 +71,14 @@ def test_other_losses_are_means_over_records_and_regression_has_no_accuracy() ->
     model, data = nn.Linear(4, 3), (torch.randn(7, 4), torch.randint(0, 3, (7,)))
     own = evaluate(model, nn.functional.cross_entropy, data)
     assert own == pytest.approx(evaluate(model, nn.CrossEntropyLoss(), data))
+
+
+def test_a_model_that_differentiates_in_forward_is_evaluated() -> None:
+    class Force(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(super().forward(x).square().sum(), x, create_graph=True)[0]
+
+    model, x, y = Force(3, 2), torch.randn(5, 3), torch.randn(5, 3)
+    expected = nn.MSELoss()(model(x), y).item()
+    assert evaluate(model, nn.MSELoss(), (x, y))["loss"] == pytest.approx(expected)

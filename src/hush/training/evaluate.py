@@ -50,7 +50,7 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     with evaluation_mode(model), _all_buffers_restored(model):
         for inputs, targets, _, _ in Batch(torch.arange(count(data)), data, _BATCH):
             inputs, targets = tree_map((inputs, targets), lambda rows: rows.to(device))
-            outputs = call_model(model, inputs)
+            outputs = _outputs(model, inputs)
             losses, weight = _summed(unreduced, outputs, targets)
             total_loss, total_weight = total_loss + losses, total_weight + weight
             scores = isinstance(outputs, Tensor) and outputs.dim() == 2
@@ -63,6 +63,17 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     if classified:
         result["accuracy"] = right / scored if scored else math.nan
     return result
+
+
+def _outputs(model: nn.Module, inputs: Any) -> Any:
+    """Outputs of the model, with derivatives only if its forward pass takes them (a force field)."""
+    try:
+        return call_model(model, inputs)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        with torch.enable_grad():
+            return call_model(model, inputs)
 
 
 @contextmanager
