@@ -1,15 +1,30 @@
-"""`hush claims` and `hush tune-selective`: commands about published methods."""
+"""`hush demo`, `hush claims` and `hush tune-selective`: commands about published methods."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 from hush.cli import options as opt
 from hush.cli.options import about
 from hush.cli.output import print_json
+from hush.core.atomic_files import check_folder
 from hush.core.errors import HushError
 from hush.core.guarantee import Budget
 from hush.core.plan import plan_text
 from hush.noise import Gaussian
+
+
+def demo(
+    out: Annotated[Path, about("Folder for the runs and their reports.")] = Path("runs/demo"),
+) -> None:
+    """Run the methods of four papers on bundled data at epsilon 3: table, figure and report.
+
+    Example: hush demo --out runs/demo
+    """
+    check_folder("--out", out)
+    from hush_recipes.demo import demo as run_demo
+
+    run_demo(out)
 
 
 def claims(as_json: opt.AsJson = False) -> None:

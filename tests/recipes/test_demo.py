@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 import hush
-from hush.report import demo
+from hush_recipes import demo
 
 
 def test_the_demonstration_runs_every_method_within_the_budget(
