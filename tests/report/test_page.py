@@ -125,5 +125,6 @@ def test_a_published_claim_has_no_attack_bound_and_names_the_proved_epsilon(tmp_
         assert text.replace("## Privacy", "").strip().startswith("No guarantee")
         assert f"proved epsilon of the same steps is at most {expected}" in text
     assert "certified" not in said["for_engineers"]
+    assert said["for_engineers"].startswith("As claimed and not proved, (")
     assert said["for_lawyers"] in render(facts)
     assert float(facts.proved) > float(facts.guarantee)

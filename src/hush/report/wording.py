@@ -139,14 +139,15 @@ def for_lawyers(facts: RunFacts) -> str:
 def for_engineers(facts: RunFacts) -> str:
     """The guarantee in one sentence with all of its qualifiers."""
     stated, lower, certified = facts.guarantee, facts.guarantee.epsilon.lower, ""
+    claimed = "" if facts.explanation else "As claimed and not proved, "
     if facts.explanation is not None:
         curve = facts.explanation.trade_off
         certified = f"certified: epsilon is at least {at_least(lower)}; " if lower else ""
         certified += f"{at_most(curve.mu)}-GDP for error rates of 1e-10 or more; "
     charged = "; ".join(f"{charge.steps} x {mechanism(charge.plan)}" for charge in facts.plans)
     return (
-        f"({at_most(stated.epsilon.upper)}, {stated.delta:g})-differential privacy of the composition "
-        f"of {charged}, {stated.neighbours} adjacency, unit of privacy {stated.unit}; "
+        f"{claimed}({at_most(stated.epsilon.upper)}, {stated.delta:g})-differential privacy of the "
+        f"composition of {charged}, {stated.neighbours} adjacency, unit of privacy {stated.unit}; "
         f"{certified}{stated.basis}, arithmetic {stated.arithmetic}, randomness {stated.randomness}."
     )
 
