@@ -71,6 +71,17 @@ def test_all_python_is_in_blocks_that_run() -> None:
         assert all(library in code for code in blocks(ROOT / "docs" / f"{name}.md", "py"))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_code_fit_on_a_page(page: Path) -> None:
+    lines = [
+        line
+        for mark in ("python", "py", "toml")
+        for code in blocks(page, mark)
+        for line in code.split("\n")
+    ]
+    assert [line for line in lines if len(line) > 88] == []
+
+
 def test_the_readme_is_short_and_leads_to_every_page() -> None:
     text = README.read_text()
     assert len(text.splitlines()) <= 100

@@ -409,7 +409,113 @@ def subspaces() -> str:
     )
 
 
+def pate() -> str:
+    """Private records, disjoint teachers, noisy votes, and a student on public inputs."""
+    shapes = [text(8, 20, "private records, disjoint parts", "note")]
+    for teacher, kind in enumerate("abc"):
+        top = 34 + 58 * teacher
+        shapes += [
+            *(f'<circle cx="{18 + 20 * n}" cy="{top + 20}" r="7" class="{kind}"/>' for n in range(3)),
+            arrow(74, top + 20, 96, top + 20),
+            box(96, top + 4, 78, 32),
+            text(135, top + 25, f"teacher {teacher + 1}", "note middle"),
+            arrow(174, top + 20, 204, top + 20),
+        ]
+    return picture(
+        262,
+        "PATE: teachers on disjoint records vote, and a student learns from noisy answers",
+        *shapes,
+        box(204, 38, 96, 148),
+        text(252, 88, "votes", "strong middle"),
+        text(252, 108, "+ noise", "middle"),
+        text(252, 128, "argmax", "middle"),
+        arrow(300, 112, 332, 112),
+        box(332, 88, 96, 48),
+        text(380, 108, "student", "strong middle"),
+        text(380, 126, "published", "note middle"),
+        box(204, 212, 96, 32, "plain"),
+        text(252, 233, "public inputs", "note middle"),
+        arrow(252, 212, 252, 186),
+        path([(8, 202), (188, 202)], "frame"),
+        text(8, 222, "a record reaches one teacher:", "note"),
+        text(8, 238, "it changes one vote", "note"),
+    )
+
+
+def exact_noise() -> str:
+    """A sum with a draw of noise, rounded once to a public grid."""
+    left, right, base, spacing = 20.0, 420.0, 128.0, 25.0
+
+    def density(x: float, centre: float) -> float:
+        return base - 84 * exp(-(((x - centre) / 70) ** 2))
+
+    curves = [
+        path([(x, density(x, centre)) for x in range(20, 421, 4)], kind)
+        for centre, kind in ((208.0, "curve"), (222.0, "other"))
+    ]
+    grid = [path([(x, base), (x, base + 8)], "axis") for x in _places(left, right, spacing)]
+    return picture(
+        210,
+        "Noise is drawn exactly and the noisy sum is rounded once to a public grid",
+        text(8, 20, "noisy sums of two neighbouring data sets", "note"),
+        *curves,
+        path([(left, base), (right, base)], "axis"),
+        *grid,
+        text(220, base + 26, "public grid: every point is possible for both", "note middle"),
+        arrow(262, base - 46, 270, base - 46),
+        f'<circle cx="262" cy="{base:g}" r="4" class="a"/>',
+        f'<circle cx="270" cy="{base:g}" r="4" class="c"/>',
+        text(8, base + 52, "exact draw", "curve-text"),
+        text(88, base + 52, "is rounded to the", "note"),
+        text(196, base + 52, "nearest point", "green-text"),
+        text(
+            8, base + 70, "rounding after an exact draw is post-processing: it costs no privacy", "note"
+        ),
+    )
+
+
+def _places(first: float, last: float, spacing: float) -> list[float]:
+    return [first + spacing * n for n in range(round((last - first) / spacing) + 1)]
+
+
+def tape() -> str:
+    """Per-sample gradients of a linear layer as factors, and what is computed from them."""
+    rows = (
+        ("norms", "|input| x |gradient|, one per record"),
+        ("weighted sum", "one matrix product with clipping factors"),
+        ("chunks", "full gradients of a few records at a time"),
+    )
+    shapes = [
+        box(12, 30, 120, 54, "plain"),
+        text(72, 52, "inputs", "strong middle"),
+        text(72, 70, "of the layer, B x m", "note middle"),
+        box(12, 104, 120, 54, "plain"),
+        text(72, 126, "gradients", "strong middle"),
+        text(72, 144, "of its outputs, B x n", "note middle"),
+        text(12, 18, "one pass of a linear layer", "note"),
+        text(172, 18, "gradient of a record: product of its two rows", "note"),
+        box(6, 24, 132, 140, "frame"),
+    ]
+    for number, (name, note) in enumerate(rows):
+        top = 30 + 46 * number
+        shapes += [
+            arrow(138, top + 18, 172, top + 18),
+            box(172, top, 262, 38),
+            text(182, top + 17, name, "strong"),
+            text(182, top + 32, note, "note"),
+        ]
+    return picture(
+        196,
+        "The gradient tape keeps two factors of each layer in place of per-sample gradients",
+        *shapes,
+        text(12, 186, "no matrix of B gradients with m x n entries is stored", "note"),
+    )
+
+
 PICTURES = {
+    "pate": pate,
+    "exact-noise": exact_noise,
+    "tape": tape,
     "accuracy": accuracy,
     "selective": selective,
     "subspaces": subspaces,
