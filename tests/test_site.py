@@ -78,6 +78,14 @@ def test_the_reference_has_every_exported_name() -> None:
     assert {f"hush.errors.{each.__name__}" for each in classes} <= set(DIRECTIVES)
 
 
+def test_the_summary_of_the_reference_has_every_name() -> None:
+    reference = load(DOCS / "site" / "reference.py")
+    rows = reference.table(DOCS / "reference").split("\n")[2:]
+    assert len(rows) == len(DIRECTIVES)
+    assert all(row.endswith(". |") for row in rows), "a docstring begins with a sentence"
+    assert reference.MARK in (DOCS / "reference" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", DIRECTIVES)
 def test_a_name_of_the_reference_has_a_docstring(name: str) -> None:
     assert resolve_name(name).__doc__
