@@ -14,7 +14,7 @@ from hush.accounting.numerics import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP
-from hush.accounting.shaping import BlockCost
+from hush.accounting.shaping import BlockCost, scale_to_limit
 from hush.accounting.steps import CoordinateWise, ellipsoid
 from hush.core.parts import SensitivitySet
 from hush_recipes.twice.shape import LeastVarianceNoise, charged_variance, least_variance_noise
@@ -230,6 +230,15 @@ def test_slopes(seed: int, rate: float, inner: float, order: int) -> None:
         up, down = cost.at(order, log_variances + step)[0], cost.at(order, log_variances - step)[0]
         assert slope == pytest.approx((up - down) / 2e-5, rel=1e-4)
         assert slope < 0
+
+
+def test_no_noise_is_enough_at_an_odd_order_below_its_bound_for_removal() -> None:
+    cost = BlockCost(PAPER, 0.06, 1 / 3, 5)
+    floor = cost.at(3, np.full(len(PAPER), 500.0))[0]
+    assert floor > 0
+    assert np.isinf(scale_to_limit(cost, 3, floor / 2, np.zeros(len(PAPER)))).all()
+    scaled = scale_to_limit(cost, 3, 2 * floor, np.zeros(len(PAPER)))
+    assert cost.at(3, scaled)[0] == pytest.approx(2 * floor, rel=1e-9)
 
 
 @given(seed=st.integers(0, 10**6), rate=RATES, inner=RATES, order=st.integers(2, HIGHEST))

@@ -254,10 +254,13 @@ def _solve_order(cost: BlockCost, ranks: Array, order: int, limit: float, start:
 def scale_to_limit(cost: BlockCost, order: int, limit: float, log_variances: Array) -> Array:
     """The log-variances, all moved by one number such that the divergence is `limit`.
 
-    Newton's iteration in the precision, in which the cost is convex: it stays above the limit.
+    Newton's iteration in the precision, in which the cost is convex: it stays above the limit. Infinite
+    if no noise is enough: at an odd order the bound for removal is positive for any noise.
     """
     for _ in range(_NEWTON_STEPS):
         value, slopes = cost.at(order, log_variances)
+        if not slopes.sum():
+            return np.full_like(log_variances, math.inf)
         # the cost's slope in the common precision, in units of its present value
         step = (limit - value) / -float(slopes.sum())
         if abs(step) < _LIMIT_TOLERANCE:
