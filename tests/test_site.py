@@ -197,7 +197,8 @@ def test_a_guide_has_the_words_that_people_search_for(words: str) -> None:
     assert [page.name for page in DOCS.glob("*.md") if words in page.read_text().lower()]
 
 
-@pytest.mark.skipif(shutil.which("hunspell") is None, reason="a spelling dictionary")
+@pytest.mark.slow  # dictionaries differ between systems
+@pytest.mark.skipif(shutil.which("hunspell") is None, reason="no spelling dictionary")
 def test_words_are_spelled_as_in_the_dictionary_or_the_list() -> None:
     spelling = load(DOCS / "site" / "spelling.py")
     assert spelling.unknown() == {}, "correct the words, or add them to docs/site/words.txt"

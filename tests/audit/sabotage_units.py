@@ -75,6 +75,8 @@ def units_cut_at_physical_batches(self: Batch) -> tuple[Sequence[Tensor], list[T
     """A unit whose records are in two physical batches is clipped in each."""
     assert self.counts is not None
     unit = self.counts.new_tensor(range(len(self.counts))).repeat_interleave(self.counts)
+    if not len(unit):
+        return [], []
     owners = unit.split(self.physical)
     counts = [each.unique_consecutive(return_counts=True)[1] for each in owners]
     return self.indices.split(self.physical), counts
