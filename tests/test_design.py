@@ -42,8 +42,4 @@ def test_the_page_lists_each_file_of_a_step() -> None:
     assert files <= listed
     assert len(files) <= 22
     # a batch is drawn before the step; a model with other layers or a selective plan takes these
-    assert listed - files == {
-        "sampling.py",
-        "gradients/recording.py",
-        "training/methods/selective.py",
-    }
+    assert listed - files == {"sampling.py", "gradients/recording.py", "training/methods/selective.py"}

@@ -18,7 +18,7 @@ def draws(rate: float) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     rows = torch.zeros(DRAWS, RECORDS)
     for row in rows:
-        row[hush.Poisson(rate=rate).draw(RECORDS, generator)] = 1
+        row[hush.Poisson(rate).draw(RECORDS, generator)] = 1
     return rows
 
 
@@ -62,7 +62,7 @@ def test_records_take_part_independently_of_each_other() -> None:
 
 def test_indices_are_in_range_and_a_rate_of_one_takes_everyone() -> None:
     generator = torch.Generator().manual_seed(0)
-    assert hush.Poisson(rate=1.0).draw(7, generator).tolist() == list(range(7))
+    assert hush.Poisson(1.0).draw(7, generator).tolist() == list(range(7))
     assert hush.FullBatch().draw(7, generator).tolist() == list(range(7))
     assert hush.Coordinate(rate=0.5).draw(7, generator).tolist() == list(range(7))
 
@@ -71,7 +71,7 @@ def test_a_draw_for_a_gpu_is_that_of_the_same_stream_and_does_not_wait_for_it() 
     key = bytes(range(32))
     gpu, cpu = (Stream(torch.device(kind), key) for kind in ("cuda", "cpu"))
     for records in (0, 1, 5000, 2**16):
-        drawn = hush.Poisson(rate=0.3).draw(records, gpu)
+        drawn = hush.Poisson(0.3).draw(records, gpu)
         words = cpu.array(records).tolist()
         expected = [i for i, word in enumerate(words) if (word >> 1) % 2**62 < int(0.3 * 2**62)]
         assert drawn.device.type == "cpu"
@@ -119,7 +119,7 @@ def test_a_rate_is_rounded_to_what_one_byte_runs_exactly() -> None:
 def test_the_divisor_counts_records_and_coordinates() -> None:
     assert hush.Twice(rate=0.1, coordinate_rate=0.5).expected(1000) == pytest.approx(50)
     assert hush.Coordinate(rate=0.5).expected(1000) == 500
-    assert hush.FullBatch().expected(7) == hush.Poisson(rate=1.0).expected(7) == 7.0
+    assert hush.FullBatch().expected(7) == hush.Poisson(1.0).expected(7) == 7.0
 
 
 def test_a_rate_of_one_keeps_everything_and_odd_sizes_are_filled() -> None:

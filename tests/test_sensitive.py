@@ -39,7 +39,7 @@ def test_a_run_leaves_none_behind(
     """Train with every law, look at the per-instance number, and search everything that was left."""
     caplog.set_level(logging.DEBUG)
     x, y = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
-    plan = plan_of(clipping=hush.Linf(norm=0.1), noise=hush.Rectified(scale=3.0, bound=1.0))
+    plan = plan_of(clipping=hush.Linf(0.1), noise=hush.Rectified(scale=3.0, bound=1.0))
     model = nn.Linear(5, 2, bias=False)
     train(model, plan, (x, y), steps=2, evaluation=(x.clone(), y), directory=tmp_path / "run")
     descent = LinearDescent(x, y, plan, classes=2, lr=0.1, orders=[2.0])

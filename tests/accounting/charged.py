@@ -4,14 +4,8 @@ from pathlib import Path
 
 import hush
 
-PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=0.02),
-    clipping=hush.L2(norm=1.0),
-    noise=hush.Gaussian(multiplier=1.0),
-)
-OTHER = hush.Plan(
-    sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=20.0)
-)
+PLAN = hush.Plan(sampling=hush.Poisson(0.02), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
+OTHER = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(20.0))
 STEEP = hush.Plan(
     sampling=hush.FullBatch(),
     clipping=hush.Lp(p=4.0, norm=1.0),

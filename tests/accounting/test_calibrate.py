@@ -98,7 +98,7 @@ def test_the_rate_meets_the_budget_and_nearly_uses_it_up(
 @pytest.mark.parametrize("rate", [1.0, 0.1])
 def test_the_scale_of_one_number_for_any_beta(beta: float, rate: float) -> None:
     plan = hush.Plan(
-        sampling=hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate),
+        sampling=hush.FullBatch() if rate == 1 else hush.Poisson(rate),
         clipping=hush.Lp(p=beta, norm=1.0),
         noise=hush.GeneralizedGaussian(beta=beta, multiplier=1.0),
     )
@@ -127,11 +127,7 @@ def test_the_scale_of_a_vector_for_any_beta(beta: float) -> None:
 
 
 def test_steps_of_a_plan_that_needs_the_dimension() -> None:
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.01),
-        clipping=hush.Linf(norm=0.1),
-        noise=hush.Gaussian(multiplier=30.0),
-    )
+    plan = hush.Plan(sampling=hush.Poisson(0.01), clipping=hush.Linf(0.1), noise=hush.Gaussian(30.0))
     for dimension in (100, {plan: 100}):
         budget = hush.Budget(epsilon=1.0, delta=1e-5)
         affordable = max_steps(plan, budget, dimension=dimension)
@@ -161,12 +157,10 @@ def test_noise_after_what_was_spent_is_larger_and_together_they_fit() -> None:
 
 def test_a_dimension_is_not_taken_for_that_of_what_was_spent() -> None:
     """An earlier, larger model: counted with the later one's dimension, the budget would be exceeded."""
-    first = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.Linf(norm=1.0), noise=hush.Gaussian(multiplier=300.0)
-    )
+    first = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(1.0), noise=hush.Gaussian(300.0))
     with pytest.raises(InvalidValue, match="dimension"):
         calibrate(plan(), hush.Budget(epsilon=1.0, delta=1e-5), 20, dimension=10, spent={first: 1})
-    later = replace(first, noise=hush.Gaussian(multiplier=1.0))
+    later = replace(first, noise=hush.Gaussian(1.0))
     private = calibrate(later, hush.Budget(epsilon=1.0, delta=1e-5), 20, dimension=10, spent={plan(): 3})
     counts, sizes = {plan(): 3, private: 20}, {private: 10}
     assert 0.999 <= compose(counts, 1e-5, sizes).epsilon.upper <= 1.0

@@ -19,12 +19,10 @@ from hush.core.errors import Unproved
 from hush.core.guarantee import Adjacency
 
 REPLACE = hush.Neighbours.REPLACE
-POISSON = hush.Poisson(rate=0.05)
-GAUSSIAN = hush.Plan(sampling=POISSON, clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0))
+POISSON = hush.Poisson(0.05)
+GAUSSIAN = hush.Plan(sampling=POISSON, clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
 VOTES = hush.Plan(
-    sampling=hush.FullBatch(),
-    clipping=hush.clipping.Entries(changed=2),
-    noise=hush.Laplace(multiplier=20.0),
+    sampling=hush.FullBatch(), clipping=hush.clipping.Entries(changed=2), noise=hush.Laplace(20.0)
 )
 MEAN_TEST = hush.Selective(rate=0.05, clip=0.01, multiplier=3.0, test="mean")
 
@@ -36,8 +34,8 @@ def plan(**parts: object) -> hush.Plan:
 _PARTS = ("sampling", "clipping", "noise", "release")
 PLANS = [
     GAUSSIAN,
-    plan(sampling=hush.FullBatch(), noise=hush.Gaussian(multiplier=20.0)),
-    plan(clipping=hush.Lp(p=1.0, norm=1.0), noise=hush.Laplace(multiplier=2.0)),
+    plan(sampling=hush.FullBatch(), noise=hush.Gaussian(20.0)),
+    plan(clipping=hush.Lp(p=1.0, norm=1.0), noise=hush.Laplace(2.0)),
     plan(clipping=hush.Lp(p=1.5, norm=1.0), noise=hush.GeneralizedGaussian(beta=1.5, multiplier=4.0)),
     plan(
         sampling=hush.FullBatch(),
@@ -70,7 +68,7 @@ def test_larger_changes_cost_more_and_bounds_agree(charged: hush.Plan) -> None:
     ("change", "shift"), [(Adjacency(group=3), 3), (Adjacency(group=2, neighbours=REPLACE), 4)]
 )
 def test_without_sampling_the_shift_is_multiplied(change: Adjacency, shift: int) -> None:
-    full = plan(sampling=hush.FullBatch(), noise=hush.Gaussian(multiplier=20.0))
+    full = plan(sampling=hush.FullBatch(), noise=hush.Gaussian(20.0))
     exact = analytic_gaussian.epsilon(shift * math.sqrt(10) / 20.0, 1e-5)
     found = compose({full: 10}, 1e-5, None, change).epsilon
     assert found.upper == pytest.approx(exact.upper, rel=1e-9)

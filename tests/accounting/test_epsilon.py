@@ -42,12 +42,12 @@ def test_a_huge_loss_is_a_number(rate: float) -> None:
 def generalized(
     noise: hush.Laplace | hush.GeneralizedGaussian, p: float, rate: float = 1.0
 ) -> hush.Plan:
-    sampling = hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate)
-    clipping = hush.L2(norm=1.0) if p == 2 else hush.Lp(p=p, norm=1.0)
+    sampling = hush.FullBatch() if rate == 1 else hush.Poisson(rate)
+    clipping = hush.L2(1.0) if p == 2 else hush.Lp(p=p, norm=1.0)
     return hush.Plan(sampling=sampling, clipping=clipping, noise=noise)
 
 
-LAPLACE = hush.Laplace(multiplier=3.0)
+LAPLACE = hush.Laplace(3.0)
 FLAT = hush.GeneralizedGaussian(beta=3.0, multiplier=5.0)
 
 

@@ -13,7 +13,7 @@ from hush.accounting.filters import RenyiFilter, individual_gaussian_rdp
 
 STEPS, SCALE, ORDERS = 5, 1.0, [2.0, 6.0]
 PLAN = hush.Plan(
-    sampling=hush.FullBatch(), clipping=hush.Linf(norm=3.0), noise=hush.StochasticSign(scale=SCALE)
+    sampling=hush.FullBatch(), clipping=hush.Linf(3.0), noise=hush.StochasticSign(scale=SCALE)
 )
 Past = tuple[int, ...]
 Location = Callable[[Past], float | None]

@@ -337,17 +337,10 @@ def test_a_repeated_step_is_recognised_after_the_fold_and_refused_before_it(path
 
 
 def test_a_fold_keeps_what_the_guarantee_says_of_its_assumptions(path: Path) -> None:
+    stated: dict[str, Any] = {"randomness": "seeded", "arithmetic": "assumed", "records": 30}
     with hush.Ledger(path) as ledger:
         for step in range(1, 8):
-            ledger.charge(
-                PLAN,
-                run="r",
-                step=step,
-                release="x",
-                randomness="seeded",
-                records=30,
-                arithmetic="assumed",
-            )
+            ledger.charge(PLAN, run="r", step=step, release="x", **stated)
         before = str(ledger.epsilon(0.1))
         ledger.compact("r", 6)
     assert "folded" in lines(path)[-1]

@@ -14,16 +14,16 @@ from hush.core.parts import Clipping, Noise, SensitivitySet
 
 def plan(**parts: object) -> hush.Plan:
     usual: dict[str, object] = {
-        "sampling": hush.Poisson(rate=0.1),
-        "clipping": hush.L2(norm=1.0),
-        "noise": hush.Gaussian(multiplier=2.0),
+        "sampling": hush.Poisson(0.1),
+        "clipping": hush.L2(1.0),
+        "noise": hush.Gaussian(2.0),
     }
     return hush.Plan(**{**usual, **parts})  # type: ignore[arg-type]
 
 
 def test_a_refusal_says_what_why_and_which_part_to_change() -> None:
     with pytest.raises(Unproved) as raised:
-        mechanism(plan(clipping=hush.Linf(norm=1.0), noise=hush.Laplace(multiplier=1.0)))
+        mechanism(plan(clipping=hush.Linf(1.0), noise=hush.Laplace(1.0)))
     what, why, remedy = str(raised.value).splitlines()
     assert what == "Poisson x Linf x Laplace x Always has no proved guarantee."
     assert "guess" in why
@@ -33,14 +33,14 @@ def test_a_refusal_says_what_why_and_which_part_to_change() -> None:
     )
     sampling, release = hush.Coordinate(rate=0.5), hush.Selective(rate=0.1, clip=1.0, multiplier=1.0)
     with pytest.raises(Unproved, match="README"):
-        mechanism(plan(clipping=hush.Importance(norm=1.0), release=release, sampling=sampling))
+        mechanism(plan(clipping=hush.Importance(1.0), release=release, sampling=sampling))
 
 
 @pytest.mark.parametrize(
     ("clipping", "noise", "beta", "p"),
     [
         (hush.Lp(p=1.5, norm=3.0), hush.GeneralizedGaussian(beta=1.5, multiplier=2.0), 1.5, 1.5),
-        (hush.L2(norm=3.0), hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), 4.0, 2.0),
+        (hush.L2(3.0), hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), 4.0, 2.0),
         (hush.Lp(p=4.0, norm=3.0), hush.GeneralizedGaussian(beta=4.0, multiplier=2.0), 4.0, 4.0),
     ],
 )
@@ -54,14 +54,14 @@ def test_other_noise_is_charged_coordinate_by_coordinate(
 
 def test_laplace_noise_in_l1_is_one_noisy_number() -> None:
     clipping = hush.Lp(p=1.0, norm=3.0)
-    noisy = mechanism(plan(clipping=clipping, noise=hush.Laplace(multiplier=2.0)))
+    noisy = mechanism(plan(clipping=clipping, noise=hush.Laplace(2.0)))
     assert noisy == SampledNoise(0.1, 1.0, 2.0)
     assert (
         mechanism(plan(clipping=clipping, noise=hush.GeneralizedGaussian(beta=1, multiplier=2))) == noisy
     )
 
 
-@pytest.mark.parametrize("clipping", [hush.L2(norm=1.0), hush.Lp(p=2.0, norm=1.0)])
+@pytest.mark.parametrize("clipping", [hush.L2(1.0), hush.Lp(p=2.0, norm=1.0)])
 def test_an_exponent_of_two_is_the_gaussian(clipping: Clipping) -> None:
     noise = hush.GeneralizedGaussian(beta=2.0, multiplier=3.0)
     assert mechanism(plan(clipping=clipping, noise=noise)) == SampledGaussian(0.1, 3.0 / math.sqrt(2))
@@ -71,9 +71,9 @@ def test_an_exponent_of_two_is_the_gaussian(clipping: Clipping) -> None:
 @pytest.mark.parametrize(
     ("clipping", "noise"),
     [
-        (hush.L2(norm=1.0), hush.Laplace(multiplier=1.0)),
-        (hush.L2(norm=1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=1.0)),
-        (hush.Lp(p=1.0, norm=1.0), hush.Gaussian(multiplier=1.0)),
+        (hush.L2(1.0), hush.Laplace(1.0)),
+        (hush.L2(1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=1.0)),
+        (hush.Lp(p=1.0, norm=1.0), hush.Gaussian(1.0)),
         (hush.Lp(p=3.0, norm=1.0), hush.GeneralizedGaussian(beta=4.0, multiplier=1.0)),
     ],
 )

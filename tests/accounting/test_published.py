@@ -18,7 +18,7 @@ DIMENSION, BETA, DELTA = 1000, 4.0, 1e-5
 
 def plan(multiplier: float = 1.0, beta: float = BETA, rate: float = 1.0) -> hush.Plan:
     return hush.Plan(
-        sampling=hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate),
+        sampling=hush.FullBatch() if rate == 1 else hush.Poisson(rate),
         clipping=hush.Lp(p=beta, norm=1.0),
         noise=hush.GeneralizedGaussian(beta=beta, multiplier=multiplier),
     )
@@ -92,8 +92,6 @@ def test_an_attack_exceeds_the_published_epsilon_and_not_the_proved_one() -> Non
 
 
 def test_plans_without_a_published_charge_are_refused() -> None:
-    box = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.Linf(norm=1.0), noise=hush.Gaussian(multiplier=9.0)
-    )
+    box = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(1.0), noise=hush.Gaussian(9.0))
     with pytest.raises(InvalidValue, match="is not defined for Linf"):
         hush.epsilon(box, 1, 1e-5, dimension=4, mode="published")

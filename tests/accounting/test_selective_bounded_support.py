@@ -93,7 +93,7 @@ def test_no_trial_costs_more_than_either_charge(kind: str, coordinates: int) -> 
     for _ in range(12):
         norm_, order = float(rng.uniform(0.2, 2)), float(rng.choice([1.5, 2.0, 6.0]))
         release = mean_test(*rng.uniform((0.01, 0.5, -1.0), (1.0, 3.0, 1.0)).tolist())
-        chosen = plan(NOISES[kind], release, hush.Linf(norm=norm_))
+        chosen = plan(NOISES[kind], release, hush.Linf(norm_))
         location = rng.uniform(-3, 3, coordinates)
         change = norm_ * rng.choice([-1, 1], coordinates)
         cells = 300 if coordinates == 1 else 40
@@ -113,7 +113,7 @@ def test_no_trial_costs_more_than_either_charge(kind: str, coordinates: int) -> 
 def test_the_step_s_own_charge_is_too_little_for_its_trial() -> None:
     """A charge without the test fails: a sum far outside the support is hidden, its verdict not."""
     release, order = mean_test(1.0, 0.8, -1.0), 2.0
-    chosen = plan(hush.Rectified(scale=1.0, bound=1.0), release, hush.Linf(norm=1.0))
+    chosen = plan(hush.Rectified(scale=1.0, bound=1.0), release, hush.Linf(1.0))
     absent, present = law("rectified", 6.0, 1.0), law("rectified", 5.0, 1.0)
     found = worst_trial(present, absent, release, order)
     step = float(
@@ -134,13 +134,13 @@ def test_a_divergence_does_not_tell_what_a_trial_costs() -> None:
     normal = Trial(SampledGaussian(1.0, math.sqrt(order / (2 * step))), test, release.threshold / 2)
     assert found > 1.01 * float(normal.rdp(np.array([order]))[0])
     assert found < step + float(renyi_divergence(test, [order])[0])
-    chosen = plan(hush.Rectified(scale=1.0, bound=bound), release, hush.Linf(norm=0.01))
+    chosen = plan(hush.Rectified(scale=1.0, bound=bound), release, hush.Linf(0.01))
     assert found < float(hush.individual_rdp(chosen, [-4.88], [order])[0])
 
 
 def test_hidden_trials_and_other_numbers_of_the_records_are_refused() -> None:
     hidden = hush.Selective(rate=0.2, clip=1.0, multiplier=1.0, accounting="per-acceptance", test="mean")
-    linf = hush.Linf(norm=0.5)
+    linf = hush.Linf(0.5)
     with pytest.raises(Unproved, match="chosen among hidden ones"):
         hush.individual_rdp(plan(NOISES["truncated"], hidden, linf), [0.0], [2.0])
     tested = plan(NOISES["truncated"], mean_test(0.2, 1.0, 0.0), linf)
@@ -156,7 +156,7 @@ def test_hidden_trials_and_other_numbers_of_the_records_are_refused() -> None:
 @pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
 def test_a_step_runs_and_charges_trials_on_a_support(noise: Noise) -> None:
     model = nn.Linear(3, 2)
-    chosen = plan(noise, mean_test(0.5, 1.0, 0.0), hush.Linf(norm=0.5))
+    chosen = plan(noise, mean_test(0.5, 1.0, 0.0), hush.Linf(0.5))
     step = hush.PrivateStep(
         model,
         nn.CrossEntropyLoss(),

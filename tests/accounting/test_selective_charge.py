@@ -26,9 +26,9 @@ def plan(
     **release: Any,
 ) -> hush.Plan:
     return hush.Plan(
-        sampling=hush.Poisson(rate=batch / records),
-        clipping=hush.L2(norm=0.1),
-        noise=hush.Gaussian(multiplier=noise),
+        sampling=hush.Poisson(batch / records),
+        clipping=hush.L2(0.1),
+        noise=hush.Gaussian(noise),
         release=hush.Selective(
             rate=test_batch / records, clip=0.001, multiplier=test_noise, **{"test": "mean", **release}
         ),

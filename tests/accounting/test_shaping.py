@@ -152,7 +152,7 @@ def test_sampled_coordinates_need_the_noise_that_is_charged() -> None:
         plan = hush.Plan(
             sampling=hush.Twice(rate=rate, coordinate_rate=inner),
             clipping=hush.L2Linf(l2=1.0, linf=0.1),
-            noise=hush.Gaussian(multiplier=math.sqrt(charged / 250)),
+            noise=hush.Gaussian(math.sqrt(charged / 250)),
         )
         spent = hush.epsilon(plan, steps, budget.delta).epsilon
         assert 0.99 * budget.epsilon <= spent.upper <= budget.epsilon * (1 + 1e-9)

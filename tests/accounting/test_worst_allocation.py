@@ -114,7 +114,7 @@ def test_a_diffusion_of_many_jumps_loses_no_mass(multiplier: float) -> None:
     plan = hush.Plan(
         sampling=hush.Twice(rate=0.5, coordinate_rate=0.1),
         clipping=hush.L2Linf(l2=1.0, linf=5e-5),
-        noise=hush.Gaussian(multiplier=multiplier),
+        noise=hush.Gaussian(multiplier),
     )
     mean = accountant.epsilon({SampledGaussian(0.5, multiplier * 256 / 26): 1}, 1e-5)
     assert upper_epsilon({plan: 1}, 1e-5) > 0.999 * mean.lower
@@ -139,7 +139,7 @@ def test_a_diffusion_of_many_jumps_loses_no_mass(multiplier: float) -> None:
         (0.06, 3, hush.L2Linf(l2=1.0, linf=0.1), 5000, 1.2, (5.898, 5.595, 5.428)),
         (0.03, 3, hush.L2Linf(l2=1.0, linf=0.1), 1500, 1.2, (1.385, 1.301, 1.264)),
         (0.02, 2, hush.L2Linf(l2=1.0, linf=0.1), 2500, 0.9, (2.744, 2.593, 2.508)),
-        (0.06, 3, hush.L2(norm=1.0), 500, 1.3, (1.894, 1.863, 1.703)),
+        (0.06, 3, hush.L2(1.0), 500, 1.3, (1.894, 1.863, 1.703)),
     ],
 )
 def test_the_table_of_the_page_is_what_is_charged(
@@ -149,7 +149,7 @@ def test_the_table_of_the_page_is_what_is_charged(
     plan = hush.Plan(
         sampling=hush.Twice(rate=rate, coordinate_rate=1 / parts),
         clipping=clipping,
-        noise=hush.Gaussian(multiplier=multiplier),
+        noise=hush.Gaussian(multiplier),
     )
     orders = np.array([*range(2, 65), *range(68, 257, 4)], dtype=float)
     by_renyi = rdp_to_epsilon(steps * np.asarray(hush.rdp(plan, orders)), orders, 1e-5)

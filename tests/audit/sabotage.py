@@ -45,7 +45,7 @@ def plan_of(
     release: Release | None = None,
 ) -> hush.Plan:
     """A plan of DP-SGD with other parts."""
-    return helpers.plan_of(sampling or hush.Poisson(rate=0.2), clipping, noise or 1.0, release)
+    return helpers.plan_of(sampling or hush.Poisson(0.2), clipping, noise or 1.0, release)
 
 
 PRIVATE, PRIVATIZE, MASKED = (

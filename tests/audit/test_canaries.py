@@ -15,14 +15,14 @@ from hush.core.randomness import RandomSource
 from hush.noise import Gaussian
 
 DELTA, CANARIES = 1e-5, 24
-POISSON, FULL, NORMAL = hush.Poisson(rate=0.3), hush.FullBatch(), hush.Gaussian(multiplier=2.0)
+POISSON, FULL, NORMAL = hush.Poisson(0.3), hush.FullBatch(), hush.Gaussian(2.0)
 TWICE = hush.Twice(rate=0.5, coordinate_rate=0.5)
-L2, LINF = hush.L2(norm=1.0), hush.Linf(norm=0.1)
+L2, LINF = hush.L2(1.0), hush.Linf(0.1)
 PLANS = {
     "L2": (POISSON, L2, NORMAL),
-    "Lp, Laplace": (POISSON, hush.Lp(p=1.0, norm=1.0), hush.Laplace(multiplier=8.0)),
+    "Lp, Laplace": (POISSON, hush.Lp(p=1.0, norm=1.0), hush.Laplace(8.0)),
     "Lp": (FULL, hush.Lp(p=3.0, norm=1.0), hush.GeneralizedGaussian(beta=3.0, multiplier=20.0)),
-    "Linf": (POISSON, LINF, hush.Gaussian(multiplier=20.0)),
+    "Linf": (POISSON, LINF, hush.Gaussian(20.0)),
     "L2Linf": (TWICE, hush.L2Linf(l2=1.0, linf=0.2), NORMAL),
     "Coordinate": (hush.Coordinate(rate=0.5), hush.L2Linf(l2=1.0, linf=0.2), NORMAL),
     "Box": (
@@ -36,7 +36,7 @@ PLANS = {
         hush.Subspaces(ranks=(5, 50), l2=(1.0, 0.5), bases=hush.Principal(groups=1, every=5)),
         NORMAL,
     ),
-    "Importance": (POISSON, hush.Importance(norm=1.0), NORMAL),
+    "Importance": (POISSON, hush.Importance(1.0), NORMAL),
     "Rectified": (FULL, LINF, hush.Rectified(scale=2.0, bound=9.0)),
     "Truncated": (FULL, LINF, hush.Truncated(scale=2.0, bound=9.0)),
     "StochasticSign": (FULL, LINF, hush.StochasticSign(scale=2.0)),
@@ -110,7 +110,7 @@ def test_every_plan_that_trains_can_be_audited(name: str) -> None:
 
 
 def plan_of(multiplier: float) -> hush.Plan:
-    return hush.Plan(sampling=FULL, clipping=L2, noise=hush.Gaussian(multiplier=multiplier))
+    return hush.Plan(sampling=FULL, clipping=L2, noise=hush.Gaussian(multiplier))
 
 
 def test_a_canary_that_is_in_moves_the_sum_by_the_clipping_norm_and_no_more() -> None:
@@ -132,7 +132,7 @@ def test_canaries_fill_every_subspace(bases: hush.Principal | None) -> None:
     plan = hush.Plan(
         sampling=FULL,
         clipping=hush.Subspaces(ranks=(5, 50), l2=(1.0, 0.5), bases=bases),
-        noise=hush.Gaussian(multiplier=1e-6),
+        noise=hush.Gaussian(1e-6),
     )
     run, included = planted(plan, steps=3, canaries=1, others=False)
     assert bool(included)
@@ -166,7 +166,7 @@ def test_noise_over_four_is_caught_and_what_runs_is_not(monkeypatch: pytest.Monk
 def test_absent_canaries_leave_no_trace_in_a_selective_test() -> None:
     """The verdicts of a run are those of the run whose canaries were never there."""
     release = hush.Selective(rate=1.0, clip=1.0, multiplier=1e-9, threshold=-1e-6, test="summed")
-    plan = hush.Plan(sampling=FULL, clipping=L2, noise=hush.Gaussian(multiplier=1e-9), release=release)
+    plan = hush.Plan(sampling=FULL, clipping=L2, noise=hush.Gaussian(1e-9), release=release)
     x, y = records(20)
     weights = []
     for canary in (x[:3] * math.nan, x[:3]):

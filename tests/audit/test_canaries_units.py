@@ -88,7 +88,7 @@ def test_an_owner_who_is_in_moves_the_sum_by_the_clipping_norm_once(
 
 def test_strong_canaries_find_much_of_the_charge_and_no_more() -> None:
     settings = {"canaries": 1500, "owned": 5, "per_unit": 2}
-    charge, bound = found(planted(plan_of(2.0, hush.Poisson(rate=0.8)), steps=16, **settings))
+    charge, bound = found(planted(plan_of(2.0, hush.Poisson(0.8)), steps=16, **settings))
     assert 0.3 * charge < bound.epsilon <= charge
     run, included = planted(plan_of(2.0), steps=4, **settings)
     charge = run.charge.epsilon.upper
@@ -98,7 +98,7 @@ def test_strong_canaries_find_much_of_the_charge_and_no_more() -> None:
     assert 0.6 * charge < normal.gaussian_epsilon <= charge
 
 
-RARE = plan_of(1.0, hush.Poisson(rate=0.05))
+RARE = plan_of(1.0, hush.Poisson(0.05))
 
 
 @pytest.mark.parametrize("kind", [planted, planted_records], ids=["directions", "records"])

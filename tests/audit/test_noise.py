@@ -19,10 +19,10 @@ from tests.audit.test_sabotage import STEPS, problem
 @pytest.mark.parametrize(
     ("noise", "clipping"),
     [
-        (hush.Laplace(multiplier=1.0), hush.Lp(p=1.0, norm=1.0)),
-        (hush.GeneralizedGaussian(beta=3.0, multiplier=2.0), hush.L2(norm=1.0)),
+        (hush.Laplace(1.0), hush.Lp(p=1.0, norm=1.0)),
+        (hush.GeneralizedGaussian(beta=3.0, multiplier=2.0), hush.L2(1.0)),
         (hush.BlockGaussian(multipliers=(1.0, 2.0)), hush.Subspaces(ranks=(40, 5), l2=(0.5, 1.5))),
-        (hush.Gaussian(multiplier=1.0), hush.Box(bounds=((40, 0.1), (5, 0.3)))),
+        (hush.Gaussian(1.0), hush.Box(bounds=((40, 0.1), (5, 0.3)))),
     ],
     ids=lambda part: type(part).__name__,
 )
@@ -45,10 +45,10 @@ DROPPING = nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 5))
 @pytest.mark.parametrize(
     ("sampling", "clipping", "model"),
     [
-        (hush.Poisson(rate=0.5), hush.L2(norm=1.0), DROPPING),
-        (hush.Poisson(rate=0.5), hush.Importance(norm=1.0), None),
-        (hush.Twice(rate=0.5, coordinate_rate=0.5), hush.L2(norm=1.0), None),
-        (hush.Poisson(rate=0.5), hush.L2(norm=1.0), nn.Linear(8, 5).double()),
+        (hush.Poisson(0.5), hush.L2(1.0), DROPPING),
+        (hush.Poisson(0.5), hush.Importance(1.0), None),
+        (hush.Twice(rate=0.5, coordinate_rate=0.5), hush.L2(1.0), None),
+        (hush.Poisson(0.5), hush.L2(1.0), nn.Linear(8, 5).double()),
     ],
     ids=["dropout", "coins", "masks", "double precision"],
 )

@@ -43,7 +43,7 @@ PLANS = {
     "masks": plan_of(
         sampling=hush.Twice(rate=0.5, coordinate_rate=0.5), clipping=hush.L2Linf(l2=1.0, linf=0.2)
     ),
-    "bounded": plan_of(clipping=hush.Linf(norm=0.1), noise=hush.Rectified(scale=2.0, bound=9.0)),
+    "bounded": plan_of(clipping=hush.Linf(0.1), noise=hush.Rectified(scale=2.0, bound=9.0)),
 }
 
 

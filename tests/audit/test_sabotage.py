@@ -45,7 +45,7 @@ def problem(
         model = model or nn.Linear(*numbers)
         inputs = 3 * torch.randn(RECORDS, numbers[0], dtype=next(model.parameters()).dtype)
         data = inputs, torch.randint(0, numbers[1], (RECORDS,))
-    plan = plan_of(sampling or hush.Poisson(rate=RATE), clipping, noise, release)
+    plan = plan_of(sampling or hush.Poisson(RATE), clipping, noise, release)
     options: Any = {"records": RECORDS, "execution": hush.Execution(physical_batch=5)}
     return step_of(model, plan, make=MOMENTUM, seed=seed, **options), data
 

@@ -13,11 +13,11 @@ from hush.core.parts import Clipping, Noise, Sampling
 @pytest.mark.parametrize(
     ("sampling", "clipping", "noise"),
     [
-        (hush.Poisson(rate=0.5), hush.L2(norm=3.0), hush.Gaussian(multiplier=2.0)),
-        (hush.FullBatch(), hush.Lp(p=1.0, norm=3.0), hush.Laplace(multiplier=2.0)),
-        (hush.FullBatch(), hush.L2(norm=3.0), hush.GeneralizedGaussian(beta=4.0, multiplier=2.0)),
-        (hush.Twice(rate=0.5, coordinate_rate=0.5), hush.Linf(norm=0.1), hush.Gaussian(multiplier=5.0)),
-        (hush.FullBatch(), hush.Linf(norm=0.1), hush.Rectified(scale=5.0, bound=1e6)),
+        (hush.Poisson(0.5), hush.L2(3.0), hush.Gaussian(2.0)),
+        (hush.FullBatch(), hush.Lp(p=1.0, norm=3.0), hush.Laplace(2.0)),
+        (hush.FullBatch(), hush.L2(3.0), hush.GeneralizedGaussian(beta=4.0, multiplier=2.0)),
+        (hush.Twice(rate=0.5, coordinate_rate=0.5), hush.Linf(0.1), hush.Gaussian(5.0)),
+        (hush.FullBatch(), hush.Linf(0.1), hush.Rectified(scale=5.0, bound=1e6)),
         (
             hush.FullBatch(),
             hush.Subspaces(ranks=[1000, 3000], l2=[1.0, 2.0]),

@@ -131,7 +131,7 @@ def test_compare_has_a_row_for_each_method_and_a_recommendation() -> None:
 
 
 def test_account_of_groups_and_of_replaced_records() -> None:
-    plan = plan_of(hush.Poisson(rate=0.01), 1.0)
+    plan = plan_of(hush.Poisson(0.01), 1.0)
     asked = ("account", "--noise", "1", "--rate", "0.01", "--steps", "100")
     replaced = answer(*asked, "--group", "3", "--neighbours", "replace")
     expected = hush.epsilon(plan, 100, 1e-5, group=3, neighbours=hush.Neighbours.REPLACE)
@@ -175,7 +175,7 @@ def test_calibrate_to_a_risk(options: str, risk: hush.Risk, tmp_path: Path) -> N
 
 def test_explain_says_what_the_best_attack_achieves() -> None:
     asked = ("explain", "--noise", "1", *ASKED)
-    told, plan = answer(*asked), plan_of(hush.Poisson(rate=0.01), 1.0)
+    told, plan = answer(*asked), plan_of(hush.Poisson(0.01), 1.0)
     attacker = hush.Attacker({plan: 500})
     accounted = answer("account", "--noise", "1", *ASKED)
     assert told["epsilon"] == accounted["epsilon"] == hush.epsilon(plan, 500, 1e-5).epsilon.to_plain()
@@ -199,7 +199,7 @@ def test_a_claim_without_a_proof_has_no_attack_bound_and_its_proved_epsilon_besi
     tmp_path: Path,
 ) -> None:
     claim = hush.Selective(rate=0.01, clip=0.001, multiplier=1.3, test="mean", accounting="published")
-    plan = replace(plan_of(hush.Poisson(rate=0.01), 1.0), release=claim)
+    plan = replace(plan_of(hush.Poisson(0.01), 1.0), release=claim)
     path = tmp_path / "plan.toml"
     path.write_text(plan_text(plan))
     proved = replace(plan, release=replace(claim, accounting="per-acceptance"))

@@ -13,8 +13,8 @@ from hush.core.plan import plan_text
 
 
 def test_each_knows_its_set() -> None:
-    assert hush.Linf(norm=0.1).sensitivity(400) == (SensitivitySet(p=math.inf, norm=0.1, dimension=400),)
-    assert hush.Linf(norm=0.1).sensitivity(400)[0].l2_radius == pytest.approx(2.0)
+    assert hush.Linf(0.1).sensitivity(400) == (SensitivitySet(p=math.inf, norm=0.1, dimension=400),)
+    assert hush.Linf(0.1).sensitivity(400)[0].l2_radius == pytest.approx(2.0)
     capped = hush.L2Linf(l2=1.0, linf=0.1)
     assert [ball.l2_radius for ball in capped.sensitivity(400)] == [1.0]
     assert [ball.l2_radius for ball in capped.sensitivity(25)] == [0.5], "the box is the smaller one"
@@ -56,7 +56,7 @@ def test_plans_survive_being_written(clipping: Any) -> None:
         (lambda: hush.Box(bounds=(0.0, 1.0)), "bounds=0.0 must be"),
         (lambda: hush.Box(bounds=((0, 1.0),)), "whole number >= 1"),
         (lambda: hush.Box(bounds="ab"), "must be a non-empty list"),  # type: ignore[arg-type]
-        (lambda: hush.Linf(norm=0.0), "norm=0.0"),
+        (lambda: hush.Linf(0.0), "norm=0.0"),
         (lambda: hush.L2Linf(l2=1.0, linf=math.nan), "linf=nan"),
         (lambda: hush.Subspaces(ranks=(1, 2), l2=(1.0,)), "l2=.* must have 2 numbers"),
         (lambda: hush.Subspaces(ranks=(1.5, 2), l2=(1.0, 1.0)), "whole number"),  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def test_one_record_lands_in_the_ball_and_keeps_its_direction(
     if row.norm(p) < norm * (1 - 1e-12):
         assert torch.equal(total, row[0])
     if p == 2:
-        assert torch.equal(total, clipped(hush.L2(norm=norm), row))
+        assert torch.equal(total, clipped(hush.L2(norm), row))
 
 
 @pytest.mark.parametrize("clipping", [hush.L2(1.0), hush.Lp(p=2.0, norm=1.0), hush.Importance(1.0)])
@@ -86,7 +86,7 @@ def _cut_off(norm: float, norms: Tensor) -> Tensor:
 
 def added(rows: Tensor) -> Tensor:
     """What one draw of coins makes of each row, one record at a time."""
-    return torch.stack([clipped(hush.Importance(norm=NORM), row[None]) for row in rows])
+    return torch.stack([clipped(hush.Importance(NORM), row[None]) for row in rows])
 
 
 def test_a_record_adds_its_direction_or_nothing_and_its_clipped_gradient_on_average() -> None:
@@ -94,7 +94,7 @@ def test_a_record_adds_its_direction_or_nothing_and_its_clipped_gradient_on_aver
     rows = torch.tensor([[0.3, 0.4], [0.0, -1.9], [30.0, 40.0], [0.0, 0.0]])
     draws, total, squares = 3000, torch.zeros(2), 0.0
     for _ in range(draws):
-        drawn = clipped(hush.Importance(norm=NORM), rows)
+        drawn = clipped(hush.Importance(NORM), rows)
         total += drawn
         squares += float(drawn.square().sum())
     expected = torch.stack([row / max(1.0, float(row.norm()) / NORM) for row in rows])
@@ -128,7 +128,7 @@ def test_weighing_unclipped_gradients_by_the_inverse_of_their_chance_is_caught()
 def test_weights_too_small_for_single_precision_let_nobody_out(norm: float, size: float) -> None:
     rows = torch.tensor([[size / 2, size / 2]])
     for _ in range(20):
-        assert float(clipped(hush.Importance(norm=norm), rows).norm()) <= norm * (1 + 1e-6)
+        assert float(clipped(hush.Importance(norm), rows).norm()) <= norm * (1 + 1e-6)
 
 
 def poisson_plan(clipping: Clipping, rate: float = 0.1) -> hush.Plan:
@@ -137,11 +137,11 @@ def poisson_plan(clipping: Clipping, rate: float = 0.1) -> hush.Plan:
 
 def test_importance_costs_what_clipping_costs_and_a_smaller_chance_costs_less() -> None:
     orders = [1.5, 2.0, 8.0, 32.0]
-    ours = hush.rdp(poisson_plan(hush.Importance(norm=NORM)), orders)
-    assert ours.tolist() == hush.rdp(poisson_plan(hush.L2(norm=NORM)), orders).tolist()
+    ours = hush.rdp(poisson_plan(hush.Importance(NORM)), orders)
+    assert ours.tolist() == hush.rdp(poisson_plan(hush.L2(NORM)), orders).tolist()
     # a record of norm r is a Poisson-sampled one of the full norm at a lower rate
     for share in (0.01, 0.5, 0.99):
-        assert (hush.rdp(poisson_plan(hush.L2(norm=NORM), 0.1 * share), orders) < ours).all()
+        assert (hush.rdp(poisson_plan(hush.L2(NORM), 0.1 * share), orders) < ours).all()
 
 
 def test_coordinates_of_importance_are_not_proved() -> None:
@@ -161,7 +161,7 @@ def histogram(noise: Noise, changed: int = 2, norm: float = 1.0) -> hush.Plan:
 
 
 def test_normal_noise_sees_the_euclidean_norm_of_the_change() -> None:
-    by_entries = mechanism(histogram(hush.Gaussian(multiplier=4.0)))
+    by_entries = mechanism(histogram(hush.Gaussian(4.0)))
     assert by_entries == SampledGaussian(1.0, 4.0 / math.sqrt(2))
     as_power = histogram(hush.GeneralizedGaussian(beta=2.0, multiplier=4.0 * math.sqrt(2)))
     assert mechanism(as_power).multiplier == pytest.approx(by_entries.multiplier)  # type: ignore[union-attr]
@@ -169,9 +169,9 @@ def test_normal_noise_sees_the_euclidean_norm_of_the_change() -> None:
 
 @pytest.mark.parametrize("changed", [1, 2, 10])
 def test_other_noise_costs_once_for_each_entry(changed: int) -> None:
-    laplace = mechanism(histogram(hush.Laplace(multiplier=3.0), changed))
+    laplace = mechanism(histogram(hush.Laplace(3.0), changed))
     assert laplace == Composition(((SampledNoise(1.0, 1.0, 3.0), changed),), charged_for_groups=False)
-    assert laplace == mechanism(histogram(hush.Laplace(multiplier=3.0), changed, norm=5.0))
+    assert laplace == mechanism(histogram(hush.Laplace(3.0), changed, norm=5.0))
     plan = histogram(hush.GeneralizedGaussian(beta=1.5, multiplier=3.0), changed)
     single = histogram(hush.GeneralizedGaussian(beta=1.5, multiplier=3.0), 1)
     orders = [1.5, 2.0, 8.0]

@@ -60,9 +60,7 @@ def test_what_weakens_a_guarantee_is_in_its_line() -> None:
 
 @pytest.mark.parametrize("delta", [0.2, 0.1000001, 0.5, 1.0])
 def test_a_delta_above_a_tenth_is_refused_everywhere(delta: float) -> None:
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
+    plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
     for use in (
         lambda: hush.Budget(epsilon=1.0, delta=delta),
         lambda: hush.epsilon(plan, steps=1, delta=delta),

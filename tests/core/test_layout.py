@@ -60,8 +60,8 @@ def loaded_after(*statements: str) -> list[set[str]]:
 
 def test_privacy_questions_load_no_deep_learning_library() -> None:
     question = (
-        "str(hush.epsilon(hush.Plan(sampling=hush.Poisson(rate=.01), "
-        "clipping=hush.L2(norm=1), noise=hush.Gaussian(multiplier=1)), steps=10, delta=1e-5))"
+        "str(hush.epsilon(hush.Plan(sampling=hush.Poisson(.01), "
+        "clipping=hush.L2(1), noise=hush.Gaussian(1)), steps=10, delta=1e-5))"
     )
     imported, asked, trained = loaded_after("import hush", question, "hush.PrivateStep")
     assert "torch" not in imported

@@ -18,9 +18,7 @@ rates = st.floats(min_value=1e-9, max_value=1.0)
 
 def plan(rate: float = 0.01, norm: float = 1.0, multiplier: float = 1.1) -> hush.Plan:
     return hush.Plan(
-        sampling=hush.Poisson(rate=rate),
-        clipping=hush.L2(norm=norm),
-        noise=hush.Gaussian(multiplier=multiplier),
+        sampling=hush.Poisson(rate), clipping=hush.L2(norm), noise=hush.Gaussian(multiplier)
     )
 
 
@@ -46,13 +44,11 @@ def test_prints_in_one_line_that_makes_the_plan() -> None:
 
 def test_plans_are_frozen_and_hashable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        plan().noise = hush.Gaussian(multiplier=2.0)  # type: ignore[misc]
+        plan().noise = hush.Gaussian(2.0)  # type: ignore[misc]
     assert {plan(): 1}[plan()] == 1
 
 
-PLAN = hush.Plan(
-    sampling=hush.FullBatch(), clipping=hush.L2(norm=0.1), noise=hush.Gaussian(multiplier=1e-7)
-)
+PLAN = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(0.1), noise=hush.Gaussian(1e-7))
 
 
 def test_a_written_plan_reads_back_unchanged(tmp_path: Path) -> None:

@@ -16,9 +16,7 @@ from hush.core.plan import STAGES, covered, declared, proof_note
 from hush.core.randomness import RandomSource
 from tests.core.proof_tables import GUARANTEES, TABLES, ours, updated
 
-PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=0.1), clipping=hush.L2(norm=2.0), noise=hush.Gaussian(multiplier=3.0)
-)
+PLAN = hush.Plan(sampling=hush.Poisson(0.1), clipping=hush.L2(2.0), noise=hush.Gaussian(3.0))
 OURS = [(kind, proof) for kind, proof in declared() if ours(kind)]
 
 
@@ -74,7 +72,7 @@ class _Dominated(_Declared):
     proofs: ClassVar[tuple[Proof, ...]] = _Declared.proofs
 
     def dominating_noise(self, reference_norm: float) -> Noise:
-        return hush.Gaussian(multiplier=5.0 / reference_norm)
+        return hush.Gaussian(5.0 / reference_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,4 +102,4 @@ def test_a_declared_proof_is_no_charge() -> None:
     with pytest.raises(Unproved, match="no proved guarantee"):
         mechanism(replace(PLAN, noise=_Derived()))
     with pytest.raises(Unproved, match="no proved guarantee"):
-        mechanism(replace(PLAN, noise=_Dominated(), clipping=hush.Importance(norm=1.0)))
+        mechanism(replace(PLAN, noise=_Dominated(), clipping=hush.Importance(1.0)))

@@ -17,11 +17,7 @@ import hush
 from examples.finetune import __main__ as commands
 from examples.finetune.classifier import NEGATIVE, POSITIVE, load_adapter, with_lora
 from examples.finetune.experiment import Experiment
-from examples.finetune.reviews import (
-    Reviews,
-    read_reviews,
-    save_reviews,
-)
+from examples.finetune.reviews import Reviews, read_reviews, save_reviews
 from examples.finetune.training import Settings
 
 BUDGET = hush.Budget(epsilon=8.0, delta=1e-3)

@@ -146,7 +146,7 @@ def _multiplier(pick: Random) -> float:
 
 
 def _participation(pick: Random) -> Sampling:
-    return hush.FullBatch() if pick.random() < 0.3 else hush.Poisson(rate=_rate(pick))
+    return hush.FullBatch() if pick.random() < 0.3 else hush.Poisson(_rate(pick))
 
 
 def _sampling(pick: Random, quick: bool) -> Sampling:
@@ -161,14 +161,14 @@ def _sampling(pick: Random, quick: bool) -> Sampling:
 
 def _normal(pick: Random, dimension: int, quick: bool) -> hush.Plan:
     clippings: list[Clipping] = [
-        hush.L2(norm=_norm(pick)),
-        hush.Linf(norm=_norm(pick)),
+        hush.L2(_norm(pick)),
+        hush.Linf(_norm(pick)),
         hush.L2Linf(l2=_norm(pick), linf=_norm(pick)),
     ]
     return hush.Plan(
         sampling=_sampling(pick, quick),
         clipping=pick.choice(clippings),
-        noise=hush.Gaussian(multiplier=_multiplier(pick)),
+        noise=hush.Gaussian(_multiplier(pick)),
     )
 
 
@@ -187,7 +187,7 @@ def _blocks(pick: Random, dimension: int, quick: bool) -> hush.Plan:
             bases=hush.Principal(groups=1, every=pick.choice([1, 2, 100])) if principal else None,
         )
     blocks = len(clipping.sensitivity(dimension))
-    noise: Noise = hush.Gaussian(multiplier=_multiplier(pick))
+    noise: Noise = hush.Gaussian(_multiplier(pick))
     if pick.random() < 0.5:
         noise = hush.BlockGaussian(multipliers=[_multiplier(pick) for _ in range(blocks)])
     return hush.Plan(sampling=_sampling(pick, quick), clipping=clipping, noise=noise)
@@ -207,12 +207,12 @@ def _powers(pick: Random, dimension: int, quick: bool) -> hush.Plan:
         beta = pick.choice([12.0, 12.1, 50.0])
     noises: list[Noise] = [hush.GeneralizedGaussian(beta=beta, multiplier=multiplier)]
     if beta == 1:
-        noises.append(hush.Laplace(multiplier=multiplier))
+        noises.append(hush.Laplace(multiplier))
     if beta == 2:
-        noises.append(hush.Gaussian(multiplier=multiplier))
+        noises.append(hush.Gaussian(multiplier))
     clippings: list[Clipping] = [hush.Lp(p=beta, norm=_norm(pick))]
     if beta >= 2:
-        clippings.append(hush.L2(norm=_norm(pick)))
+        clippings.append(hush.L2(_norm(pick)))
     return hush.Plan(
         sampling=_participation(pick), clipping=pick.choice(clippings), noise=pick.choice(noises)
     )
@@ -227,11 +227,7 @@ def _bounded(pick: Random, dimension: int, quick: bool) -> hush.Plan:
         hush.StochasticSign(scale=scale),
         hush.Quantized(scale=scale, bound=bound, levels=pick.choice([2, 3, 16, 1000])),
     ]
-    clippings: list[Clipping] = [
-        hush.L2(norm=norm),
-        hush.Linf(norm=norm),
-        hush.L2Linf(l2=norm, linf=_norm(pick)),
-    ]
+    clippings: list[Clipping] = [hush.L2(norm), hush.Linf(norm), hush.L2Linf(l2=norm, linf=_norm(pick))]
     return hush.Plan(
         sampling=_sampling(pick, quick), clipping=pick.choice(clippings), noise=pick.choice(noises)
     )
@@ -252,8 +248,8 @@ def _selective(pick: Random, dimension: int, quick: bool) -> hush.Plan:
     )
     return hush.Plan(
         sampling=_participation(pick),
-        clipping=hush.L2(norm=_norm(pick)),
-        noise=hush.Gaussian(multiplier=_spread(pick, 0.5, 30.0)),
+        clipping=hush.L2(_norm(pick)),
+        noise=hush.Gaussian(_spread(pick, 0.5, 30.0)),
         release=release,
     )
 
@@ -261,8 +257,8 @@ def _selective(pick: Random, dimension: int, quick: bool) -> hush.Plan:
 def _importance(pick: Random, dimension: int, quick: bool) -> hush.Plan:
     return hush.Plan(
         sampling=_participation(pick),
-        clipping=hush.Importance(norm=_norm(pick)),
-        noise=hush.Gaussian(multiplier=_multiplier(pick)),
+        clipping=hush.Importance(_norm(pick)),
+        noise=hush.Gaussian(_multiplier(pick)),
     )
 
 

@@ -37,13 +37,9 @@ class Mistake:
     """What the message must hold."""
 
 
-_PLAN = hush.Plan(
-    sampling=hush.Poisson(rate=0.5), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=2.0)
-)
+_PLAN = hush.Plan(sampling=hush.Poisson(0.5), clipping=hush.L2(1.0), noise=hush.Gaussian(2.0))
 _SHOWN = hush.Plan(
-    sampling=hush.FullBatch(),
-    clipping=hush.Linf(norm=1.0),
-    noise=hush.Rectified(scale=2.0, bound=3.0),
+    sampling=hush.FullBatch(), clipping=hush.Linf(1.0), noise=hush.Rectified(scale=2.0, bound=3.0)
 )
 _BUDGET = hush.Budget(epsilon=50.0, delta=1e-5)
 
@@ -127,13 +123,13 @@ def argument(pick: Random, folder: Path) -> Mistake:
 
 
 _EXAMPLES: tuple[Value, ...] = (
-    *(hush.Poisson(rate=0.1), hush.FullBatch(), hush.Coordinate(rate=0.5)),
+    *(hush.Poisson(0.1), hush.FullBatch(), hush.Coordinate(rate=0.5)),
     hush.Twice(rate=0.1, coordinate_rate=0.5),
-    *(hush.L2(norm=1.0), hush.Lp(p=1.5, norm=1.0), hush.Linf(norm=1.0), hush.L2Linf(l2=1.0, linf=0.5)),
+    *(hush.L2(1.0), hush.Lp(p=1.5, norm=1.0), hush.Linf(1.0), hush.L2Linf(l2=1.0, linf=0.5)),
     *(hush.Box(bounds=[(8, 1.0)]), hush.Subspaces(ranks=[3, 5], l2=[1.0, 1.0])),
-    *(hush.Entries(changed=1), hush.Importance(norm=1.0)),
-    *(hush.Gaussian(multiplier=1.0), hush.BlockGaussian(multipliers=[1.0])),
-    *(hush.Laplace(multiplier=1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=1.0)),
+    *(hush.Entries(changed=1), hush.Importance(1.0)),
+    *(hush.Gaussian(1.0), hush.BlockGaussian(multipliers=[1.0])),
+    *(hush.Laplace(1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=1.0)),
     *(hush.Rectified(scale=1.0, bound=1.0), hush.Truncated(scale=1.0, bound=1.0)),
     *(hush.StochasticSign(scale=1.0), hush.Quantized(scale=1.0, bound=1.0, levels=4)),
     *(hush.Always(), hush.Selective(rate=0.1, clip=1.0, multiplier=1.0, test="mean")),

@@ -18,7 +18,7 @@ from tests.gradients.oracle import flat, one_at_a_time
 
 RECORDS, WIDTH = 7, 73
 CLIPPINGS: list[Clipping] = [
-    hush.Linf(norm=0.03),
+    hush.Linf(0.03),
     hush.L2Linf(l2=0.5, linf=0.04),
     hush.L2Linf(l2=0.01, linf=1e6),
     hush.Box(bounds=[(60, 0.01), (5, 0.2), *[0.001 * k for k in range(1, 9)]]),
@@ -114,7 +114,7 @@ def test_factors_are_held_as_what_they_stand_for(tied: bool, linf: float) -> Non
     model, loss = Words(tied).double(), nn.CrossEntropyLoss(reduction="none")
     rows = one_at_a_time(model, loss, TOKENS, WANTED, len(TOKENS))
     tape = record(model, loss, TOKENS, WANTED)
-    for clipping in (hush.Linf(norm=linf), hush.L2Linf(l2=0.3, linf=linf)):
+    for clipping in (hush.Linf(linf), hush.L2Linf(l2=0.3, linf=linf)):
         expected = torch.stack([clip_alone(row, clipping) for row in rows]).double().sum(0)
         for mask in (None, lambda values: values):
             clipped = clipping.clip(tape, mask)
@@ -135,7 +135,7 @@ def rows_tape(rows: Tensor) -> GradientTape:
 def test_one_record_lands_in_the_set(entries: list[float], l2: float, linf: float) -> None:
     row = torch.tensor([entries])
     many: list[Clipping] = [
-        hush.Linf(norm=linf),
+        hush.Linf(linf),
         hush.L2Linf(l2=l2, linf=linf),
         hush.Box(bounds=(l2, (2, linf), l2)),
         hush.Subspaces(ranks=(1, 3), l2=(l2, linf), linf=(linf, l2)),
@@ -151,7 +151,7 @@ def test_one_record_lands_in_the_set(entries: list[float], l2: float, linf: floa
 
 def test_records_that_are_not_finite_are_left_out_and_counted() -> None:
     rows = torch.tensor([[3.0, 4.0, 0, 0], [math.nan, 1, 0, 0], [0, 0, math.inf, 0], [0, 0, 0, 0]])
-    for clipping in (hush.Linf(norm=1.0), hush.Subspaces(ranks=(2, 2), l2=(1.0, 1.0))):
+    for clipping in (hush.Linf(1.0), hush.Subspaces(ranks=(2, 2), l2=(1.0, 1.0))):
         clipped = clipping.clip(rows_tape(rows))
         assert int(clipped.skipped) == 2
         assert torch.isfinite(flat(clipped.total, 0)).all()
@@ -164,7 +164,7 @@ def test_weights_too_small_for_their_precision_do_not_let_a_record_out(size: flo
     model = nn.Linear(3, 2, bias=False)
     norm = 1e-12
     clippings: list[Clipping] = [
-        hush.L2(norm=norm),
+        hush.L2(norm),
         hush.L2Linf(l2=norm, linf=1.0),
         hush.Subspaces(ranks=(6,), l2=(norm,)),
         hush.Lp(p=1.0, norm=norm),

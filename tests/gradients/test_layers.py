@@ -446,5 +446,5 @@ def test_a_sparse_table_and_a_layer_without_features_have_exact_gradients() -> N
 
     empty, inputs = no_features(), torch.zeros(4, 0)
     expected = one_at_a_time(empty, loss, inputs, targets, 4).clamp(-0.1, 0.1)
-    clamped = hush.Linf(norm=0.1).clip(record(empty, loss, inputs, targets)).total
+    clamped = hush.Linf(0.1).clip(record(empty, loss, inputs, targets)).total
     torch.testing.assert_close(flat(dict(clamped), 0), expected.double().sum(0))

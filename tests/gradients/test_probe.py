@@ -183,9 +183,7 @@ def test_parameters_that_the_loss_does_not_reach_are_reported_with_a_warning() -
     model = Network()
     model.unused.requires_grad_(True)
     assert probe(model, LOSS, *PAIR).unused == ("unused.weight", "unused.bias")
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
+    plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = hush.PrivateStep(model, LOSS, optimizer, plan, records=3)
     with pytest.warns(PrivacyWarning, match=r"does not depend on unused\.weight"):

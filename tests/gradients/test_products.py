@@ -121,7 +121,7 @@ def test_no_record_moves_a_clipped_sum_by_more_than_the_clipping_norm(
     term = terms(*cancelling(dtype, where))[name]
     whole = term.dense().double().flatten(1).norm(dim=1)
     norm = 4 * float(whole.median())
-    clipping = hush.L2(norm=norm)
+    clipping = hush.L2(norm)
     tape = GradientTape({"w": term}, torch.device(where))
     together = clipping.clip(tape).total["w"]
     for record in (0, 17, 39):

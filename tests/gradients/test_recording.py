@@ -50,7 +50,7 @@ def influence(records: int, dtype: torch.dtype, autocast: bool) -> float:
         inputs = torch.full((count, width), 1 / 16, dtype=dtype)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             tape = record(model, lambda outputs, _: outputs[:, 0], inputs, torch.zeros(count))
-            ends.append(hush.L2(norm=1.0).clip(tape).total["weight"].double())
+            ends.append(hush.L2(1.0).clip(tape).total["weight"].double())
     return float((ends[1] - ends[0]).norm())
 
 
@@ -230,11 +230,7 @@ def test_a_compiled_model_trains() -> None:
     data = torch.randn(20, 4), torch.randint(0, 3, (20,))
     results = []
     for model in (network(), compiled_in_place()):
-        plan = hush.Plan(
-            sampling=hush.Poisson(rate=0.5),
-            clipping=hush.L2(norm=1.0),
-            noise=hush.Gaussian(multiplier=1.0),
-        )
+        plan = hush.Plan(sampling=hush.Poisson(0.5), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         generator = torch.Generator().manual_seed(2)
         step = hush.PrivateStep(

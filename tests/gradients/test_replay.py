@@ -87,7 +87,7 @@ def test_a_padded_sum_of_a_tree_is_the_sum_of_its_records(
 ) -> None:
     monkeypatch.setattr(cuda_graph, "capture_graph", capture)
     torch.manual_seed(0)
-    model, clipping = Bag().eval(), hush.L2(norm=0.1)
+    model, clipping = Bag().eval(), hush.L2(0.1)
     replay = Replay(model, LOSS, clipping, most_records=80, required=False)
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
@@ -110,7 +110,7 @@ def test_a_record_that_is_not_finite_is_computed_again_without_a_graph(
 ) -> None:
     monkeypatch.setattr(cuda_graph, "capture_graph", run_again)
     torch.manual_seed(0)
-    model, clipping = Bag().eval(), hush.L2(norm=0.1)
+    model, clipping = Bag().eval(), hush.L2(0.1)
     replay = Replay(model, LOSS, clipping)
     inputs, targets = bags(70)
     replay(inputs, targets)
@@ -127,7 +127,7 @@ def test_a_sum_that_cannot_be_used_is_zero_until_it_is_asked_about(
     """So that noise may be added before the GPU is waited for, and what is not finite never is."""
     monkeypatch.setattr(cuda_graph, "capture_graph", run_again)
     torch.manual_seed(0)
-    model, clipping = Bag().eval(), hush.L2(norm=0.1)
+    model, clipping = Bag().eval(), hush.L2(0.1)
     replay = Replay(model, LOSS, clipping)
     inputs, targets = bags(70)
     good = flat(replay(inputs, targets, verify=False)).clone()
@@ -150,7 +150,7 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
     monkeypatch.setattr(cuda_graph, "capture_graph", counted)
     layer = nn.Linear(4, 3)
     model, batch = nn.Sequential(layer), (torch.randn(5, 4), torch.zeros(5).long())
-    clipping = hush.L2(norm=0.1)
+    clipping = hush.L2(0.1)
     weighed = nn.CrossEntropyLoss(torch.ones(3))
     loss = per_sample_loss(weighed)
     assert isinstance(loss, PerSampleLoss)
@@ -186,9 +186,7 @@ def test_graphs_are_captured_anew_for_what_they_took_as_given(monkeypatch: pytes
 
 
 @needs_cuda
-@pytest.mark.parametrize(
-    "clipping", [hush.L2(norm=0.1), hush.Linf(norm=0.01), hush.L2Linf(l2=0.1, linf=0.02)]
-)
+@pytest.mark.parametrize("clipping", [hush.L2(0.1), hush.Linf(0.01), hush.L2Linf(l2=0.1, linf=0.02)])
 def test_a_replayed_sum_is_the_sum(clipping: Clipping) -> None:
     first, last = nn.Linear(4, 8), nn.Linear(8, 3)
     model = nn.Sequential(first, nn.Tanh(), last).cuda()
@@ -212,7 +210,7 @@ def test_dropout_is_drawn_anew_and_follows_the_state(monkeypatch: pytest.MonkeyP
     torch.manual_seed(0)
     model, clipping = (
         nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 3)).cuda(),
-        hush.L2(norm=1.0),
+        hush.L2(1.0),
     )
     batch = torch.randn(70, 4).cuda(), torch.randint(0, 3, (70,)).cuda()
     replay = Replay(model, LOSS, clipping)
@@ -243,7 +241,7 @@ def test_a_captured_model_that_reads_a_value_is_refused_in_order() -> None:
 
     model, batch = Reads().cuda(), (torch.randn(5, 4).cuda(), torch.zeros(5).long().cuda())
     with pytest.raises(Unsupported, match="cannot be recorded"):
-        Replay(model, LOSS, hush.L2(norm=0.1))(*batch)
+        Replay(model, LOSS, hush.L2(0.1))(*batch)
     record(model, LOSS, *batch)  # torch is as it was
 
 
@@ -252,16 +250,14 @@ def test_what_an_empty_slot_holds_does_not_matter_in_a_replay() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).cuda()
     inputs, targets = torch.randn(100, 4).cuda(), torch.randint(0, 3, (100,)).cuda()
     present = torch.rand(100).cuda() < 0.5
-    replay = Replay(model, LOSS, hush.L2(norm=0.1))
+    replay = Replay(model, LOSS, hush.L2(0.1))
     before = flat(replay(inputs, targets, present=present)).clone()
     inputs[~present] = torch.nan
     assert torch.equal(before, flat(replay(inputs, targets, present=present)))
 
 
 @needs_cuda
-@pytest.mark.parametrize(
-    "clipping", [hush.L2(norm=0.1), hush.Linf(norm=0.01), hush.L2Linf(l2=0.1, linf=0.02)]
-)
+@pytest.mark.parametrize("clipping", [hush.L2(0.1), hush.Linf(0.01), hush.L2Linf(l2=0.1, linf=0.02)])
 def test_a_record_that_is_not_finite_moves_no_other(clipping: Clipping) -> None:
     """The others' sum is computed without the graph then, and is the same to the last bit."""
     torch.manual_seed(0)
@@ -277,7 +273,7 @@ def test_a_record_that_is_not_finite_moves_no_other(clipping: Clipping) -> None:
 
 @needs_cuda
 def test_under_autocast_a_replay_uses_the_weights_of_now() -> None:
-    first, last, clipping = nn.Linear(32, 64), nn.Linear(64, 3), hush.L2(norm=1.0)
+    first, last, clipping = nn.Linear(32, 64), nn.Linear(64, 3), hush.L2(1.0)
     model = nn.Sequential(first, nn.Tanh(), last).cuda()
     batch = torch.randn(64, 32).cuda(), torch.randint(0, 3, (64,)).cuda()
     replay = Replay(model, LOSS, clipping)
@@ -311,7 +307,7 @@ def test_replayed_coordinates_are_drawn_anew() -> None:
     def mask(values: torch.Tensor) -> torch.Tensor:
         return sampling.mask_coordinates(values, generator)
 
-    replay = Replay(model, LOSS, hush.L2(norm=1.0))
+    replay = Replay(model, LOSS, hush.L2(1.0))
     masks = [replay(inputs, targets, mask, generator).total["weight"] != 0 for _ in range(50)]
     masks_drawn = torch.stack([mask.flatten() for mask in masks]).double()
     # 250,000 independent coordinates: five deviations of the share are .0043
@@ -325,5 +321,5 @@ def test_replayed_coordinates_are_drawn_anew() -> None:
     generator.set_state(state)
     assert torch.equal(once, replay(inputs, targets, mask, generator).total["weight"])
     generator.set_state(state)
-    fresh = Replay(model, LOSS, hush.L2(norm=1.0))
+    fresh = Replay(model, LOSS, hush.L2(1.0))
     assert torch.equal(once, fresh(inputs, targets, mask, generator).total["weight"])

@@ -14,7 +14,7 @@ from hush.gradients.tape import GradientTape
 from hush.gradients.terms import Term
 
 OTHERS = 50
-CLIPPINGS: list[Clipping] = [hush.L2(norm=1.0), hush.L2Linf(l2=1.0, linf=1.0), hush.Lp(p=1.5, norm=1.0)]
+CLIPPINGS: list[Clipping] = [hush.L2(1.0), hush.L2Linf(l2=1.0, linf=1.0), hush.Lp(p=1.5, norm=1.0)]
 
 
 def pixels(grad: Tensor, x: Tensor) -> ConvolutionFactors:
@@ -74,9 +74,9 @@ def test_a_record_that_cancels_leaves_the_others_as_they_are(
 @pytest.mark.parametrize(
     "clipping",
     [
-        hush.L2(norm=10.0),
+        hush.L2(10.0),
         hush.L2Linf(l2=10.0, linf=10.0),
-        hush.Linf(norm=10.0),
+        hush.Linf(10.0),
         hush.Subspaces(ranks=(2048, 2048), l2=(10.0, 10.0)),
     ],
     ids=str,
@@ -101,7 +101,7 @@ def test_a_factor_too_small_to_be_squared_is_measured(norm: float) -> None:
     for order in (1.0, 1.5, 2.0):
         exact = float(torch.linalg.vector_norm((left.double().mT @ right.double()).flatten(), ord=order))
         assert float(tape.norms(order)) == pytest.approx(exact, rel=1e-5)
-    assert float(hush.L2(norm=norm).clip(tape).total["w"].double().norm()) <= norm * (1 + 1e-5)
+    assert float(hush.L2(norm).clip(tape).total["w"].double().norm()) <= norm * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("positions", [1, 2])
@@ -110,6 +110,6 @@ def test_a_factor_too_small_to_be_squared_in_double_precision_is_measured(positi
     right = torch.full((1, positions, 256), 2.0**500, dtype=torch.float64)
     exact = positions * 256 * 2.0**-38
     term = OuterFactors(left, right, torch.Size((256, 256)))
-    landed = float(hush.L2(norm=1e-11).clip(GradientTape({"w": term}, left.device)).total["w"].norm())
+    landed = float(hush.L2(1e-11).clip(GradientTape({"w": term}, left.device)).total["w"].norm())
     assert exact > 90e-11  # what it adds unless it is measured
     assert landed <= 1e-11 * (1 + 1e-5)

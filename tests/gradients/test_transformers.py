@@ -129,10 +129,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Tensor]]]] = {
         ),
         translation,
     ),
-    "gpt2": (
-        lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
-        text,
-    ),
+    "gpt2": (lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)), text),
     "gpt-neox": (lambda: language_model("GPTNeoX", hidden_dropout=0.1, attention_dropout=0.1), text),
     "llama": (lambda: language_model("Llama", num_key_value_heads=1, attention_dropout=0.1), text),
     "qwen2": (lambda: language_model("Qwen2", num_key_value_heads=1), text),
@@ -218,9 +215,7 @@ def test_private_steps(name: str, autocast: bool) -> None:
     inputs = {
         key: value.float() if value.is_floating_point() else value for key, value in inputs.items()
     }
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
+    plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
     optimizer = torch.optim.SGD(model.float().parameters(), lr=0.1)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         step = hush.PrivateStep(model, loss, optimizer, plan, records=RECORDS)

@@ -68,7 +68,7 @@ def test_absent_records_count_for_nothing_in_a_mean(name: str) -> None:
     check_tape(units, of_owners(single, "mean", PRESENT), 1e-10)
 
 
-@pytest.mark.parametrize("clipping", [L2(norm=0.01), L2Linf(l2=0.01, linf=0.001)])
+@pytest.mark.parametrize("clipping", [L2(0.01), L2Linf(l2=0.01, linf=0.001)])
 def test_a_unit_moves_the_clipped_sum_by_the_norm_at_most(clipping: L2 | L2Linf) -> None:
     model, inputs, targets = example("linear", torch.float64)
     loss = per_sample_loss(nn.CrossEntropyLoss(reduction="none"))
@@ -103,7 +103,7 @@ def test_records_that_cancel_within_a_unit_leave_no_rounding_in_other_units() ->
     def clipped(present: Tensor) -> Tensor:
         tape = unit_tape(record(model, scaled, inputs, scale), counts, "mean", present)
         assert tape.rounding_bounded(8)
-        return L2(norm=1.0).clip(tape).total["weight"].reshape(-1)
+        return L2(1.0).clip(tape).total["weight"].reshape(-1)
 
     last = torch.arange(8) >= 6
     single = one_at_a_time(model, scaled, inputs, scale, 8).double()
@@ -120,9 +120,9 @@ def test_a_unit_with_a_record_that_is_not_finite_adds_nothing() -> None:
     model, inputs, targets = example("linear", torch.float64)
     inputs[5] = torch.inf  # of the fourth owner
     loss = per_sample_loss(nn.CrossEntropyLoss(reduction="none"))
-    clipped = L2(norm=1.0).clip(unit_tape(record(model, loss, inputs, targets), COUNTS, "mean", None))
+    clipped = L2(1.0).clip(unit_tape(record(model, loss, inputs, targets), COUNTS, "mean", None))
     assert int(clipped.skipped) == 1
-    without = L2(norm=1.0).clip(
+    without = L2(1.0).clip(
         unit_tape(record(model, loss, inputs.nan_to_num(0), targets), COUNTS, "mean", OWNERS != 3)
     )
     for name, part in clipped.total.items():

@@ -51,12 +51,12 @@ def test_a_record_has_the_mean_of_its_views() -> None:
     tape = record(model, LOSS, inputs, targets, both_ways)
     torch.testing.assert_close(tape.norms(2.0), rows.norm(dim=1), rtol=1e-5, atol=0)
     clip = float(rows.norm(dim=1).median())
-    total = flat(hush.L2(norm=clip).clip(tape).total, 0)
+    total = flat(hush.L2(clip).clip(tape).total, 0)
     weights = (clip / rows.norm(dim=1)).clamp(max=1)
     torch.testing.assert_close(total, (weights @ rows).double(), rtol=1e-4, atol=1e-6)
     # clipping each view on its own is something else
     alone = record(model, LOSS, *expand_views(both_ways, inputs, targets))
-    each = flat(hush.L2(norm=clip).clip(alone).total, 0) / 3
+    each = flat(hush.L2(clip).clip(alone).total, 0) / 3
     assert not torch.allclose(total, each, rtol=1e-2, atol=1e-3)
 
 
@@ -65,18 +65,14 @@ def test_views_of_one_record_move_the_sum_by_one_clip() -> None:
     ends = []
     for size in (1.0, 100.0):
         inputs[-1] *= size
-        ends.append(
-            flat(hush.L2(norm=0.1).clip(record(model, LOSS, inputs, targets, both_ways)).total, 0)
-        )
+        ends.append(flat(hush.L2(0.1).clip(record(model, LOSS, inputs, targets, both_ways)).total, 0))
     assert 0 < float((ends[0] - ends[1]).norm()) <= 0.2 * (1 + 1e-5)
 
 
 @pytest.mark.usefixtures("without_noise")
 def test_a_step_trains_on_views() -> None:
     model, data = network(), batch()
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1e9), noise=hush.Gaussian(multiplier=1.0)
-    )
+    plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1e9), noise=hush.Gaussian(1.0))
     step = hush.PrivateStep(
         model,
         nn.CrossEntropyLoss(),
@@ -94,9 +90,7 @@ def test_a_step_trains_on_views() -> None:
 
 
 def test_other_views_are_not_taken_for_the_same_on_resuming() -> None:
-    plan = hush.Plan(
-        sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-    )
+    plan = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
 
     def step(views: Views | None) -> hush.PrivateStep:
         model = network()

@@ -28,7 +28,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None
 def trained(logger: Any) -> None:
     torch.manual_seed(0)
     x, y, model = torch.randn(60, 4), torch.arange(60) % 3, nn.Linear(4, 3)
-    plan = plan_of(hush.Poisson(rate=0.5), hush.L2(norm=0.8), 4.0)
+    plan = plan_of(hush.Poisson(0.5), hush.L2(0.8), 4.0)
     train(model, plan, (x, y), lr=0.5, steps=5, evaluation=(x + 1, y), every=5, callbacks=[logger])
 
 

@@ -121,7 +121,7 @@ def test_the_trainer_runs_the_steps_of_an_own_loop(tmp_path: Path) -> None:
     assert not torch.allclose(weights(run.model), weights(bert()), atol=1e-2)
     assert run.spent().epsilon == step.spent(1e-3).epsilon
     assert 7.99 < run.spent().epsilon.upper <= 8.0
-    assert (plan.sampling, plan.clipping) == (hush.Poisson(rate=0.25), hush.L2(norm=1.0))
+    assert (plan.sampling, plan.clipping) == (hush.Poisson(0.25), hush.L2(1.0))
     assert (run.state.global_step, output.global_step) == (8, 8)
     assert not multiprocessing.active_children(), "workers end with training"
 

@@ -11,8 +11,8 @@ from hush.core.errors import InvalidValue
 from hush.core.parts import Noise
 
 LAWS: list[tuple[Noise, float]] = [  # with beta
-    (hush.Gaussian(multiplier=1.7 / math.sqrt(2)), 2.0),
-    (hush.Laplace(multiplier=1.7), 1.0),
+    (hush.Gaussian(1.7 / math.sqrt(2)), 2.0),
+    (hush.Laplace(1.7), 1.0),
     *(
         (hush.GeneralizedGaussian(beta=beta, multiplier=1.7), beta)
         for beta in (1.0, 1.5, 2.0, 2.33, 4.0)
@@ -62,14 +62,14 @@ def test_from_sigma_names_the_argument_that_is_out_of_range(beta: float, sigma: 
 
 
 def test_draws_differ_unless_the_generator_says_otherwise() -> None:
-    noise = hush.Gaussian(multiplier=1.0)
+    noise = hush.Gaussian(1.0)
     assert not torch.equal(hush.noise.sample(noise, (9,)), hush.noise.sample(noise, (9,)))
     pair = [hush.noise.sample(noise, (9,), generator=torch.Generator().manual_seed(1)) for _ in "ab"]
     assert torch.equal(*pair)
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool])
-@pytest.mark.parametrize("noise", [hush.Gaussian(multiplier=1.0), hush.Laplace(multiplier=1.0)])
+@pytest.mark.parametrize("noise", [hush.Gaussian(1.0), hush.Laplace(1.0)])
 def test_what_noise_would_not_hide_is_refused(noise: Noise, dtype: torch.dtype) -> None:
     # Laplace noise has no imaginary part, and a complex normal number is smaller in each.
     with pytest.raises(InvalidValue, match="must be real floating-point numbers"):

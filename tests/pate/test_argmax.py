@@ -22,8 +22,8 @@ from hush.pate.argmax import NO_ANSWER, Confident, NoisyMax, planned, with_noise
 
 Array = NDArray[np.float64]
 NOISES: list[tuple[float, Noise]] = [
-    (2.0, hush.Gaussian(multiplier=3.0 / math.sqrt(2))),
-    (1.0, hush.Laplace(multiplier=3.0)),
+    (2.0, hush.Gaussian(3.0 / math.sqrt(2))),
+    (1.0, hush.Laplace(3.0)),
     (1.5, hush.GeneralizedGaussian(beta=1.5, multiplier=3.0)),
     (4.0, hush.GeneralizedGaussian(beta=4.0, multiplier=3.0)),
 ]
@@ -124,7 +124,7 @@ def test_half_the_noise_is_caught_and_the_honest_one_is_not(beta: float, noise: 
 
 def test_a_charge_for_one_count_is_caught() -> None:
     """What Theorem 2 of the generalized Gaussian paper promises, for votes that may be replaced."""
-    noise, delta = hush.Gaussian(multiplier=2.0), 0.02
+    noise, delta = hush.Gaussian(2.0), 0.02
     replacing = NoisyMax.of_votes(noise=noise)
     adding = NoisyMax.of_votes(noise=noise, neighbours=Neighbours.ADD_REMOVE)
     lower = found_epsilon(replacing, delta)
@@ -135,7 +135,7 @@ def test_a_charge_for_one_count_is_caught() -> None:
 
 
 def test_the_relation_is_part_of_the_statement() -> None:
-    noise = hush.Laplace(multiplier=10.0)
+    noise = hush.Laplace(10.0)
     votes = NoisyMax.of_votes(noise=noise)
     assert "replace one vote" in str(votes.guarantee(queries=5, delta=1e-5))
     scores = NoisyMax(
@@ -148,17 +148,15 @@ def test_the_relation_is_part_of_the_statement() -> None:
 
 def test_scores_whose_whole_change_is_bounded() -> None:
     by_norm = NoisyMax(
-        noise=hush.Gaussian(multiplier=20.0 / math.sqrt(2)),
-        moved=hush.L2(norm=math.sqrt(2)),
+        noise=hush.Gaussian(20.0 / math.sqrt(2)),
+        moved=hush.L2(math.sqrt(2)),
         neighbours=Neighbours.REPLACE,
     )
-    votes = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=20.0))
+    votes = NoisyMax.of_votes(noise=hush.Gaussian(20.0))
     ours, theirs = by_norm.guarantee(50, 1e-5), votes.guarantee(50, 1e-5)
     assert ours.epsilon.upper == pytest.approx(theirs.epsilon.upper)
     with pytest.raises(Unproved, match="Clip with"):
-        NoisyMax(
-            noise=hush.Laplace(multiplier=1.0), moved=hush.L2(norm=1.0), neighbours=Neighbours.REPLACE
-        )
+        NoisyMax(noise=hush.Laplace(1.0), moved=hush.L2(1.0), neighbours=Neighbours.REPLACE)
 
 
 @pytest.mark.parametrize(
@@ -175,18 +173,16 @@ def test_noise_on_a_fixed_support_decides_nothing(noise: Noise) -> None:
     """Drawn around 0 and added it changes no answer; drawn around the scores it makes all alike."""
     with pytest.raises(Unproved, match="fixed support"):
         NoisyMax(
-            noise=noise, moved=hush.L2(norm=math.sqrt(2)), neighbours=Neighbours.REPLACE, unit="one vote"
+            noise=noise, moved=hush.L2(math.sqrt(2)), neighbours=Neighbours.REPLACE, unit="one vote"
         )
-    vote = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=1.0))
+    vote = NoisyMax.of_votes(noise=hush.Gaussian(1.0))
     with pytest.raises(Unproved, match="fixed support"):
         Confident(vote=vote, threshold=10.0, noise=noise)
 
 
 def confident(vote: float = 10.0, test: float = 15.0, threshold: float = 60.0) -> Confident:
     return Confident(
-        vote=NoisyMax.of_votes(noise=hush.Gaussian(multiplier=vote)),
-        threshold=threshold,
-        noise=hush.Gaussian(multiplier=test),
+        vote=NoisyMax.of_votes(noise=hush.Gaussian(vote)), threshold=threshold, noise=hush.Gaussian(test)
     )
 
 
@@ -208,9 +204,7 @@ def test_every_query_pays_for_its_test_and_the_answered_ones_for_the_answer() ->
     # Normal noise: the squares of 1 / deviation add, two counts for an answer and one for a test.
     separation = math.sqrt(500 / 15**2 + 100 * 2 / 10**2)
     plain = hush.Plan(
-        sampling=hush.FullBatch(),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=1 / separation),
+        sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(1 / separation)
     )
     assert query.guarantee(500, 1e-5, 100).epsilon.upper == pytest.approx(
         hush.epsilon(plain, steps=1, delta=1e-5).epsilon.upper
@@ -219,11 +213,11 @@ def test_every_query_pays_for_its_test_and_the_answered_ones_for_the_answer() ->
     assert query.guarantee(500, 1e-5) == query.guarantee(500, 1e-5, answers=900)
 
 
-@pytest.mark.parametrize("noise", [hush.Gaussian(multiplier=1.0), hush.Laplace(multiplier=1.0)])
+@pytest.mark.parametrize("noise", [hush.Gaussian(1.0), hush.Laplace(1.0)])
 def test_the_noise_a_budget_asks_for(noise: hush.Gaussian | hush.Laplace) -> None:
     budget = Budget(epsilon=2.0, delta=1e-5)
     vote = NoisyMax.of_votes(noise=noise)
-    for query in (vote, Confident(vote=vote, threshold=60.0, noise=hush.Gaussian(multiplier=3.0))):
+    for query in (vote, Confident(vote=vote, threshold=60.0, noise=hush.Gaussian(3.0))):
         scaled = with_noise(query, budget, queries=200, answers=100)
         cost = compose(planned(scaled, 200, 100), 1e-5).epsilon.upper
         assert 0.999 * 2.0 <= cost <= 2.0

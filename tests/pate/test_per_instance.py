@@ -73,7 +73,7 @@ def histograms(count: int) -> list[tuple[Array, float]]:
 
 
 def vote(deviation: float) -> NoisyMax:
-    return NoisyMax.of_votes(noise=hush.Gaussian(multiplier=deviation))
+    return NoisyMax.of_votes(noise=hush.Gaussian(deviation))
 
 
 def charge(scores: Array, deviation: float) -> Array:
@@ -93,10 +93,10 @@ def test_the_charge_is_never_below_what_integration_finds_for_any_neighbour() ->
 
 def test_a_charge_that_forgets_half_of_the_change_is_caught() -> None:
     """As if a replaced vote moved one count only: below the truth in many a case."""
-    wrong = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=1.0), neighbours=hush.Neighbours.ADD_REMOVE)
+    wrong = NoisyMax.of_votes(noise=hush.Gaussian(1.0), neighbours=hush.Neighbours.ADD_REMOVE)
     caught = 0
     for scores, deviation in histograms(120):
-        noise = hush.Gaussian(multiplier=deviation)
+        noise = hush.Gaussian(deviation)
         short = divergences(
             NoisyMax(noise=noise, moved=wrong.moved, neighbours=wrong.neighbours),
             torch.tensor(scores[None]),
@@ -144,7 +144,7 @@ def confident_truth(scores: Array, query: Confident, deviation: float) -> Array:
 def test_a_test_before_the_answer_is_never_charged_too_little() -> None:
     random = np.random.default_rng(1)
     for scores, deviation in histograms(60):
-        noise = hush.Gaussian(multiplier=deviation * random.uniform(0.5, 3))
+        noise = hush.Gaussian(deviation * random.uniform(0.5, 3))
         threshold = float(scores.sum() * random.uniform(0.3, 1.0))
         query = Confident(vote=vote(deviation), threshold=threshold, noise=noise)
         bound = divergences(query, torch.tensor(scores[None]), ORDERS)[0]
@@ -161,6 +161,6 @@ def test_the_statement_is_sensitive_and_for_gaussian_noise_only() -> None:
     assert guarantee.notion == "per-instance"
     assert "do not publish" in str(guarantee)
     assert guarantee.epsilon.upper < 0.2 < vote(20.0).guarantee(queries=100, delta=1e-5).epsilon.upper
-    laplace = NoisyMax.of_votes(noise=hush.Laplace(multiplier=20.0))
+    laplace = NoisyMax.of_votes(noise=hush.Laplace(20.0))
     with pytest.raises(Unproved, match="Laplace noise has no per-instance charge"):
         per_instance(laplace, scores, 1e-5)

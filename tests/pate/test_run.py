@@ -21,7 +21,7 @@ from hush.pate.teachers import Lesson
 from hush.report.facts import run_facts
 
 X, Y, X_TEST, Y_TEST = tensors(load("digits"))
-VOTE = NoisyMax.of_teachers(noise=hush.Gaussian(multiplier=4.0))
+VOTE = NoisyMax.of_teachers(noise=hush.Gaussian(4.0))
 
 
 def run(directory: Path, **changed: Any) -> PateRun:
@@ -107,8 +107,8 @@ def test_nothing_to_publish_depends_on_the_number_of_records(tmp_path: Path) -> 
 
 
 def test_other_noise_and_a_threshold(tmp_path: Path) -> None:
-    laplace = NoisyMax.of_teachers(noise=hush.Laplace(multiplier=4.0))
-    query = Confident(vote=laplace, threshold=15.0, noise=hush.Gaussian(multiplier=3.0))
+    laplace = NoisyMax.of_teachers(noise=hush.Laplace(4.0))
+    query = Confident(vote=laplace, threshold=15.0, noise=hush.Gaussian(3.0))
     result = run(tmp_path / "run", query=query, answers=20)
     assert 5 < result.answered <= 20
     assert result.per_instance is None
@@ -127,7 +127,7 @@ def test_other_noise_and_a_threshold(tmp_path: Path) -> None:
         ({"delta": 0.0}, InvalidValue, "delta=0"),
         ({"processes": 0}, InvalidValue, "processes=0"),
         (
-            {"query": Confident(vote=VOTE, threshold=21.0, noise=hush.Gaussian(multiplier=1.0))},
+            {"query": Confident(vote=VOTE, threshold=21.0, noise=hush.Gaussian(1.0))},
             InvalidValue,
             "threshold=21 is more than the 20 votes",
         ),
@@ -147,7 +147,7 @@ def test_bad_input_is_named_before_any_work(
     [
         replace(VOTE, moved=hush.Entries(changed=1)),
         replace(VOTE, neighbours=Neighbours.REPLACE),
-        NoisyMax.of_votes(noise=hush.Gaussian(multiplier=4.0)),
+        NoisyMax.of_votes(noise=hush.Gaussian(4.0)),
     ],
 )
 def test_only_what_one_record_of_a_teacher_can_do_is_charged(query: NoisyMax, tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_a_run_of_users_protects_one_user_with_any_number_of_records(tmp_path: P
     assert run(tmp_path / "run", resume=True, units=owners) == result
 
 
-ASKED = NoisyMax.of_teachers(noise=hush.Gaussian(multiplier=3.0))
-CONFIDENT = Confident(vote=ASKED, threshold=25.0, noise=hush.Laplace(multiplier=2.0))
+ASKED = NoisyMax.of_teachers(noise=hush.Gaussian(3.0))
+CONFIDENT = Confident(vote=ASKED, threshold=25.0, noise=hush.Laplace(2.0))
 SCORES = torch.tensor([[40.0, 0.0, 0.0], [14.0, 13.0, 13.0], [0.0, 0.0, 40.0]] * 10)
 
 

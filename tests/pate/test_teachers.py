@@ -187,7 +187,7 @@ def exact_epsilon(first: int, second: int, multiplier: float, asked: int, delta:
 
 
 def test_teachers_that_train_one_body_cost_more_than_is_charged() -> None:
-    vote = NoisyMax.of_teachers(noise=hush.Gaussian(multiplier=8.0))
+    vote = NoisyMax.of_teachers(noise=hush.Gaussian(8.0))
     charge = vote.guarantee(queries=100, delta=1e-5).epsilon.upper
     shared, first, second = moved_by_one_record(copied=False)
     assert shared >= 10

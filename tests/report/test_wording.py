@@ -17,9 +17,9 @@ from hush.report.wording import (
 )
 
 SELECTION = hush.Plan(
-    sampling=hush.Poisson(rate=0.2),
-    clipping=hush.L2(norm=1.0),
-    noise=hush.Gaussian(multiplier=6.0),
+    sampling=hush.Poisson(0.2),
+    clipping=hush.L2(1.0),
+    noise=hush.Gaussian(6.0),
     release=hush.BestOf(steps=100, mean=10.0),
 )
 

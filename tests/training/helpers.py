@@ -23,8 +23,8 @@ def plan_of(
     """A plan of the parts given; Gaussian noise by its multiplier."""
     return hush.Plan(
         sampling=sampling or hush.FullBatch(),
-        clipping=clipping or hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=noise) if isinstance(noise, float) else noise,
+        clipping=clipping or hush.L2(1.0),
+        noise=hush.Gaussian(noise) if isinstance(noise, float) else noise,
         release=release or hush.Always(),
     )
 

@@ -46,7 +46,7 @@ def _row(value: Any, i: int) -> Any:
 
 
 def step_of(model: nn.Module, loss: Any, **options: Any) -> hush.PrivateStep:
-    plan = options.pop("plan", None) or plan_of(clipping=hush.L2(norm=NORM))
+    plan = options.pop("plan", None) or plan_of(clipping=hush.L2(NORM))
     return helpers.step_of(model, plan, loss, lr=1e-3, records=RECORDS, **options)
 
 

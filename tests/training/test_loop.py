@@ -25,7 +25,7 @@ from tests.training import helpers
 from tests.training.helpers import plan_of, randomness, seeded
 
 RECORDS = 50
-PLAN = plan_of(hush.Poisson(rate=0.2), noise=2.0)
+PLAN = plan_of(hush.Poisson(0.2), noise=2.0)
 GENEROUS = hush.Budget(epsilon=50.0, delta=1e-5)
 
 
@@ -79,7 +79,7 @@ PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau(problem()[1])
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"plan": plan_of(PLAN.sampling, hush.Linf(norm=1.0), hush.Laplace(multiplier=1.0))}, "Laplace"),
+        ({"plan": plan_of(PLAN.sampling, hush.Linf(1.0), hush.Laplace(1.0))}, "Laplace"),
         ({"budget": hush.Budget(epsilon=1e-3, delta=1e-5)}, "below the cost of one step"),
         ({"public": (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))}, "public"),
         ({"randomness": hush.Randomness(generator=3)}, "generator"),  # type: ignore[arg-type]

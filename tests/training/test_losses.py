@@ -84,7 +84,7 @@ def test_a_step_clips_the_gradient_of_each_record_s_loss(case: str) -> None:
     clip = float(lengths.median())  # so that some are clipped and some are not
     expected = sum(part * min(1.0, clip / max(float(part.norm()), 1e-30)) for part in gradients)
 
-    plan, execution = plan_of(clipping=hush.L2(norm=clip)), hush.Execution(physical_batch=5)
+    plan, execution = plan_of(clipping=hush.L2(clip)), hush.Execution(physical_batch=5)
     step = step_of(model, plan, loss, records=RECORDS, execution=execution)
     batch = next(step.batches((inputs, targets)))
     torch.testing.assert_close(step.clipped_sum(batch), expected, rtol=1e-4, atol=1e-4)

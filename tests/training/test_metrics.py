@@ -15,7 +15,7 @@ from tests.training.helpers import all_but, plan_of, step_of, train
 
 X = 0.5 * torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(60) % 3
-PLAN = plan_of(hush.Poisson(rate=0.5), hush.L2(norm=1.1), 4.0)
+PLAN = plan_of(hush.Poisson(0.5), hush.L2(1.1), 4.0)
 BUDGET = hush.Budget(epsilon=20.0, delta=1e-3)
 PUBLIC = {"epsilon", "delta", "learning_rate"}
 

@@ -21,8 +21,8 @@ def update(
     torch.manual_seed(0)
     model = nn.Linear(60, 30)
     inputs, targets = torch.randn(RECORDS, 60), torch.randint(0, 30, (RECORDS,))
-    clipping = hush.Lp(p=1.0, norm=1.0) if isinstance(noise, hush.Laplace) else hush.L2(norm=1.0)
-    plan = plan_of(hush.Poisson(rate=rate), clipping, noise)
+    clipping = hush.Lp(p=1.0, norm=1.0) if isinstance(noise, hush.Laplace) else hush.L2(1.0)
+    plan = plan_of(hush.Poisson(rate), clipping, noise)
     step = step_of(model, plan, seed=1, records=RECORDS, execution=hush.Execution(physical_batch=3))
     run(step, (inputs, targets))
     assert step.update is not None
@@ -31,9 +31,7 @@ def update(
 
 
 @pytest.mark.parametrize(
-    "noise",
-    [hush.Gaussian(multiplier=1.0), hush.Laplace(multiplier=1.0), hush.Rectified(scale=1.0, bound=2.0)],
-    ids=str,
+    "noise", [hush.Gaussian(1.0), hush.Laplace(1.0), hush.Rectified(scale=1.0, bound=2.0)], ids=str
 )
 @pytest.mark.parametrize(("rate", "spare"), [(1e-9, True), (0.5, True), (0.5, False)])
 def test_early_noise_is_the_same_noise(
@@ -52,7 +50,7 @@ def test_coordinates_and_noise_are_not_drawn_at_once(monkeypatch: pytest.MonkeyP
     early: list[bool] = []
     monkeypatch.setattr("hush.training.noisy_mean._BACKGROUND_SIZE", 1)
     model = nn.Linear(3, 2)
-    for sampling in (hush.Poisson(rate=0.5), hush.Twice(rate=0.5, coordinate_rate=0.5)):
+    for sampling in (hush.Poisson(0.5), hush.Twice(rate=0.5, coordinate_rate=0.5)):
         step = step_of(model, plan_of(sampling), records=9)
         with step._mean().early() as drawn:
             early.append(drawn() is not None)

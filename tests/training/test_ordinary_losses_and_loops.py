@@ -128,7 +128,7 @@ def test_poisson_sampling_with_a_moving_average_and_an_evaluation_between_steps(
     torch.manual_seed(0)
     model, data = nn.Sequential(mlp(), nn.Dropout(0.1)), vectors()
     average = torch.optim.swa_utils.AveragedModel(model)
-    step = step_of(model, nn.CrossEntropyLoss(), plan=plan_of(hush.Poisson(rate=0.5)))
+    step = step_of(model, nn.CrossEntropyLoss(), plan=plan_of(hush.Poisson(0.5)))
     for batch in step.batches(data, steps=3):
         step(batch)
         average.update_parameters(model)

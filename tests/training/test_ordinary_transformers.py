@@ -6,14 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training.ordinary import (
-    RECORDS,
-    check,
-    label,
-    labels,
-    next_word,
-    text,
-)
+from tests.training.ordinary import RECORDS, check, label, labels, next_word, text
 
 # models of the transformers library, tiny and without dropout
 

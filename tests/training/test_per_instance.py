@@ -17,8 +17,8 @@ from tests.training.helpers import plan_of
 
 RECORDS, ORDERS = 7, [2.0, 6.0]
 PLANS = {
-    "rectified": (hush.L2(norm=0.7), hush.Rectified(scale=1.5, bound=1.0)),
-    "truncated": (hush.Linf(norm=0.05), hush.Truncated(scale=0.4, bound=0.3)),
+    "rectified": (hush.L2(0.7), hush.Rectified(scale=1.5, bound=1.0)),
+    "truncated": (hush.Linf(0.05), hush.Truncated(scale=0.4, bound=0.3)),
     "both": (hush.L2Linf(l2=0.5, linf=0.1), hush.Rectified(scale=1.0, bound=0.5)),
 }
 
@@ -108,7 +108,7 @@ def test_unknown_locations_are_refused() -> None:
     step = step_of(model=nn.Sequential(nn.Dropout(0.5), model_of()))
     with pytest.raises(Unsupported, match="forward passes draw at random"):
         PerInstance(ORDERS).observe(step, next(step.batches(data_of())))
-    sampled = plan_of(hush.Poisson(rate=0.5), *PLANS["both"])
+    sampled = plan_of(hush.Poisson(0.5), *PLANS["both"])
     with pytest.raises(Unproved, match="Use FullBatch"):
         PerInstance(ORDERS).check(step_of(plan=sampled), RECORDS)
     owned = step_of(records=None, units=hush.Units(owners=[0] * RECORDS, per_unit=2))

@@ -34,11 +34,9 @@ def built(release: Release | None, **passed: Any) -> hush.PrivateStep:
     model = Counting()
     bases = hush.Principal(groups=1, every=2)
     chosen = (
-        hush.Subspaces(ranks=(2, 8), l2=(1.0, 0.5), bases=bases)
-        if "public" in passed
-        else hush.L2(norm=1.0)
+        hush.Subspaces(ranks=(2, 8), l2=(1.0, 0.5), bases=bases) if "public" in passed else hush.L2(1.0)
     )
-    plan = plan_of(hush.Poisson(rate=0.5), chosen, release=release)
+    plan = plan_of(hush.Poisson(0.5), chosen, release=release)
     make = partial(torch.optim.SGD, momentum=0.9)
     return step_of(model, plan, make=make, seed=3, records=20, **passed)
 

@@ -22,7 +22,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA grap
 
 
 def plan(**parts: Any) -> hush.Plan:
-    return plan_of(**{"sampling": hush.Poisson(rate=0.5), **parts})
+    return plan_of(**{"sampling": hush.Poisson(0.5), **parts})
 
 
 def private_step(model: nn.Module | None = None, **options: Any) -> hush.PrivateStep:
@@ -185,7 +185,7 @@ def test_what_cannot_be_replayed_is_quietly_computed_without(options: dict[str, 
 
 
 @needs_cuda
-@pytest.mark.parametrize("clipping", [hush.L2(norm=1.0), hush.Linf(norm=0.1)])
+@pytest.mark.parametrize("clipping", [hush.L2(1.0), hush.Linf(0.1)])
 def test_on_a_gpu_a_small_model_is_replayed_by_itself(clipping: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 3)).cuda()
     data = tuple(part.cuda() for part in BATCH)

@@ -46,9 +46,9 @@ model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 
 optimizer = WatchedSGD(model.parameters(), lr=0.5, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[4, 9])
 plan = hush.Plan(
-    sampling=hush.Poisson(rate=0.25),
-    clipping=hush.L2(norm=1.0),
-    noise=hush.Gaussian(multiplier=1.0),
+    sampling=hush.Poisson(0.25),
+    clipping=hush.L2(1.0),
+    noise=hush.Gaussian(1.0),
 )
 # Seen around every write to disk and every update, which is where a crash could split something.
 os.fsync, os.write = watched(os.fsync), watched(os.write)

@@ -15,7 +15,7 @@ from hush.training.run_folder import checked_ledger, read_metrics
 from tests.training import helpers
 from tests.training.helpers import ENOUGH, plan_of, randomness
 
-PLAN = plan_of(hush.Poisson(rate=0.25))
+PLAN = plan_of(hush.Poisson(0.25))
 
 
 def train(folder: Path, steps: int, *, kill_at: int = 0, **options: Any) -> Run:

@@ -10,9 +10,7 @@ from hush.core.plan import read_plan, write_plan
 from hush.training import checkpoint
 from hush.training.run_folder import RunFolder, read_metrics
 
-PLAN = hush.Plan(
-    sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=1.0)
-)
+PLAN = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
 
 
 def test_it_keeps_its_plan_and_refuses_another(tmp_path: Path) -> None:
@@ -23,7 +21,7 @@ def test_it_keeps_its_plan_and_refuses_another(tmp_path: Path) -> None:
     RunFolder(tmp_path / "a" / "run", PLAN, resume=True)
     with pytest.raises(CheckpointError, match="already holds a run"):
         RunFolder(tmp_path / "a" / "run", PLAN, resume=False)
-    other = hush.Plan(sampling=PLAN.sampling, clipping=hush.L2(norm=2.0), noise=PLAN.noise)
+    other = hush.Plan(sampling=PLAN.sampling, clipping=hush.L2(2.0), noise=PLAN.noise)
     with pytest.raises(InvalidPlan, match=r"another plan .*clipping\.norm is 1\.0 there and 2\.0 here"):
         RunFolder(tmp_path / "a" / "run", other, resume=True)
 

@@ -25,8 +25,8 @@ RECORDS = 64
 
 
 def plan(rate: float = 0.25, norm: float = 1.0, multiplier: float = 1.0) -> hush.Plan:
-    sampling = hush.FullBatch() if rate == 1 else hush.Poisson(rate=rate)
-    return plan_of(sampling, hush.L2(norm=norm), multiplier)
+    sampling = hush.FullBatch() if rate == 1 else hush.Poisson(rate)
+    return plan_of(sampling, hush.L2(norm), multiplier)
 
 
 def problem(dtype: torch.dtype = torch.float64) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
@@ -349,7 +349,7 @@ def test_l_beta_clipping_above_two_trains_and_is_charged_for_its_dimension() -> 
 
 @pytest.mark.parametrize(
     ("beta", "noise"),
-    [(4.0, hush.GeneralizedGaussian(beta=4.0, multiplier=3.0)), (2.0, hush.Gaussian(multiplier=3.0))],
+    [(4.0, hush.GeneralizedGaussian(beta=4.0, multiplier=3.0)), (2.0, hush.Gaussian(3.0))],
 )
 def test_the_update_has_the_noise_that_is_charged(beta: float, noise: Any) -> None:
     torch.manual_seed(0)

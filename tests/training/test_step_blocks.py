@@ -53,7 +53,7 @@ def test_each_block_has_the_noise_it_is_charged_for() -> None:
 
 @pytest.mark.parametrize("rate", [0.25, 0.5])
 def test_coordinates_are_sampled_record_by_record_and_divided_by_the_rate(rate: float) -> None:
-    plan = plan_of(hush.Coordinate(rate=rate), hush.Linf(norm=1e-6), 1e-9)
+    plan = plan_of(hush.Coordinate(rate=rate), hush.Linf(1e-6), 1e-9)
     _, (inputs, targets) = problem()
     record = (inputs[:1].expand(RECORDS, -1), targets[:1].expand(RECORDS))
     # every number of the gradient is cut off at the norm, the same one: sums count who took part

@@ -21,7 +21,7 @@ from tests.training.helpers import plan_of
 
 RATE, SIGMA, CONSTANT = 0.4, 1.5, 10
 ADD_REMOVE, REPLACE = hush.Neighbours.ADD_REMOVE, hush.Neighbours.REPLACE
-PLAN = plan_of(hush.Poisson(rate=RATE), noise=SIGMA)
+PLAN = plan_of(hush.Poisson(RATE), noise=SIGMA)
 
 
 class Number(nn.Module):

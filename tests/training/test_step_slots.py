@@ -61,17 +61,17 @@ class Dropping(nn.Module):
 
 
 CLIPPINGS = [
-    hush.L2(norm=0.5),
+    hush.L2(0.5),
     hush.Lp(p=1.5, norm=0.5),
-    hush.Linf(norm=0.05),
+    hush.Linf(0.05),
     hush.L2Linf(l2=0.5, linf=0.1),
     hush.Box(bounds=((40, 0.1), (43, 0.2))),
     hush.Subspaces(ranks=(40, 43), l2=(0.3, 0.4), linf=(0.1, 0.2)),
-    hush.Importance(norm=0.5),
+    hush.Importance(0.5),
 ]
 
 
-@pytest.mark.parametrize("sampling", [hush.FullBatch(), hush.Poisson(rate=0.6)], ids=str)
+@pytest.mark.parametrize("sampling", [hush.FullBatch(), hush.Poisson(0.6)], ids=str)
 @pytest.mark.parametrize("clipping", CLIPPINGS, ids=str)
 def test_an_empty_slot_takes_away_its_own_share_alone(clipping: Any, sampling: Any) -> None:
     """The same coins, masks and noise for neighbours: releases differ by what one record may add."""
@@ -235,7 +235,7 @@ def test_one_record_moves_the_choice_of_a_step_by_its_clip(kind: type[nn.Module]
 def test_one_record_moves_a_selective_test_by_its_clip(kind: type[nn.Module]) -> None:
     inputs, targets = outlier(300)
     release = hush.Selective(rate=0.25, clip=0.05, multiplier=8.0, threshold=0.0, test="summed")
-    plan = helpers.plan_of(hush.Poisson(rate=0.25), noise=4.0, release=release)
+    plan = helpers.plan_of(hush.Poisson(0.25), noise=4.0, release=release)
     numbers = []
     for present in (None, all_but(300, 299)):
         torch.manual_seed(3)
@@ -331,7 +331,7 @@ def test_a_batch_is_drawn_by_slot() -> None:
     """Coin i is of slot i: whether a slot is empty changes nobody's draw."""
     drawn = []
     for present in (None, all_but(50, 0, 20)):
-        step = step_of(nn.Linear(6, 3), plan_of(sampling=hush.Poisson(rate=0.4)), 50)
+        step = step_of(nn.Linear(6, 3), plan_of(sampling=hush.Poisson(0.4)), 50)
         drawn.append(next(step.batches(vectors(50), present=present)).indices.tolist())
     assert drawn[0] == drawn[1]
 
@@ -352,7 +352,7 @@ class OddDraws(nn.Module):
 def test_what_one_record_draws_moves_nobody_else_s_draws() -> None:
     """A record that goes its own way leaves the masks of later batches and all coins as they were."""
     inputs, targets = vectors(48)
-    for clipping in (hush.L2(norm=1.0), hush.Importance(norm=1.0)):
+    for clipping in (hush.L2(1.0), hush.Importance(1.0)):
         sums = []
         for first in (0.0, 100.0):
             inputs[5, 0] = first

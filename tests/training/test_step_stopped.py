@@ -14,7 +14,7 @@ from hush.training.step import PrivateStep
 from tests.training.helpers import plan_of, randomness, step_of, train, weights_of
 
 RECORDS, WORDS, BAD = 40, 10, 23
-PLAN = plan_of(hush.Poisson(rate=0.2))
+PLAN = plan_of(hush.Poisson(0.2))
 
 
 def network() -> nn.Module:

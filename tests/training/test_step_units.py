@@ -15,9 +15,9 @@ from tests.training import helpers
 from tests.training.helpers import plan_of, run, train
 
 OWNERS = ["a"] * 5 + ["b"] * 3 + ["c"] * 2 + ["d"] * 2 + ["e"] * 8
-PLAN = plan_of(hush.Poisson(rate=0.5), hush.L2(norm=0.5), 1e-6)
+PLAN = plan_of(hush.Poisson(0.5), hush.L2(0.5), 1e-6)
 RELEASE = hush.Selective(threshold=0.0, clip=1.0, multiplier=1.0, rate=0.5, accounting="per-trial")
-SELECTIVE = replace(PLAN, noise=hush.Gaussian(multiplier=1.0), release=RELEASE)
+SELECTIVE = replace(PLAN, noise=hush.Gaussian(1.0), release=RELEASE)
 
 
 def records() -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ def test_an_owner_who_is_absent_takes_away_one_clipped_gradient(plan: hush.Plan,
 
 def test_the_update_is_the_mean_over_owners_of_the_mean_over_their_records() -> None:
     data = records()
-    step = step_of(plan_of(clipping=hush.L2(norm=1e3), noise=1e-9), units=replace(UNITS, per_unit=8))
+    step = step_of(plan_of(clipping=hush.L2(1e3), noise=1e-9), units=replace(UNITS, per_unit=8))
     before = nn.Linear(4, 3)
     before.load_state_dict(step.model.state_dict())
     run(step, data)

@@ -65,9 +65,7 @@ def _searches(question: Question) -> Entries:
     return numbers
 
 
-_PAID = hush.Plan(
-    sampling=hush.FullBatch(), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=9.0)
-)
+_PAID = hush.Plan(sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(9.0))
 
 
 def _location(question: Question) -> npt.NDArray[np.float64]:

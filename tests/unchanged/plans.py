@@ -48,16 +48,16 @@ DIMENSION = 8
 """Of every plan in `combinations`."""
 _SAMPLINGS = {
     "FullBatch": hush.FullBatch(),
-    "Poisson": hush.Poisson(rate=0.1),
+    "Poisson": hush.Poisson(0.1),
     "Coordinate": hush.Coordinate(rate=0.5),
     "Twice": hush.Twice(rate=0.1, coordinate_rate=0.5),
 }
 _CLIPPINGS = {
-    "L2": hush.L2(norm=1.0),
+    "L2": hush.L2(1.0),
     "L1": hush.Lp(p=1.0, norm=1.0),
     "Lp1.5": hush.Lp(p=1.5, norm=1.0),
     "Lp3": hush.Lp(p=3.0, norm=1.0),
-    "Linf": hush.Linf(norm=1.0),
+    "Linf": hush.Linf(1.0),
     "L2Linf": hush.L2Linf(l2=1.0, linf=0.5),
     "Box": hush.Box(bounds=[(3, 1.0), (5, 0.5)]),
     "Subspaces": hush.Subspaces(ranks=[3, 5], l2=[1.0, 0.5]),
@@ -65,12 +65,12 @@ _CLIPPINGS = {
         ranks=[3, 5], l2=[1.0, 0.5], linf=[0.8, 0.3], bases=hush.Principal(groups=1, every=2)
     ),
     "Entries": hush.Entries(changed=2),
-    "Importance": hush.Importance(norm=1.0),
+    "Importance": hush.Importance(1.0),
 }
 _NOISES = {
-    "Gaussian": hush.Gaussian(multiplier=2.0),
+    "Gaussian": hush.Gaussian(2.0),
     "BlockGaussian": hush.BlockGaussian(multipliers=[2.0, 3.0]),
-    "Laplace": hush.Laplace(multiplier=2.0),
+    "Laplace": hush.Laplace(2.0),
     "GeneralizedGaussian1.5": hush.GeneralizedGaussian(beta=1.5, multiplier=2.0),
     "GeneralizedGaussian3": hush.GeneralizedGaussian(beta=3.0, multiplier=2.0),
     "Rectified": hush.Rectified(scale=2.0, bound=3.0),

@@ -38,7 +38,7 @@ _DELTA = 1e-5
 _STEPS = 3
 
 
-_SOME = hush.Poisson(rate=0.5)
+_SOME = hush.Poisson(0.5)
 _TWICE = hush.Twice(rate=0.5, coordinate_rate=0.5)
 
 
@@ -81,7 +81,7 @@ def _trained() -> Entries:
             model,
             nn.CrossEntropyLoss(),
             torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9),
-            _plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=2.0)),
+            _plan(hush.L2(1.0), hush.Gaussian(2.0)),
             digits(),
             budget=hush.Budget(epsilon=8.0, delta=_DELTA),
             steps=_STEPS,
@@ -120,7 +120,7 @@ def _adaptive() -> Entries:
 
 def _closed_form() -> Entries:
     inputs, targets = digits()
-    plan = _plan(hush.Linf(norm=0.1), hush.Truncated(scale=1.0, bound=2.0), hush.FullBatch())
+    plan = _plan(hush.Linf(0.1), hush.Truncated(scale=1.0, bound=2.0), hush.FullBatch())
     descent = LinearDescent(
         inputs.flatten(1), targets, plan, classes=CLASSES, lr=4.0, generator=seeded()
     )
@@ -153,12 +153,12 @@ def _charges(ledger: hush.Ledger) -> Entries:
     }
 
 
-_GAUSSIAN = hush.Gaussian(multiplier=2.0)
+_GAUSSIAN = hush.Gaussian(2.0)
 RUNS: dict[str, Callable[[], Entries]] = {
     "trained linear": _trained,
-    "wide linear": partial(_stepped, wide, _plan(hush.L2(norm=1.0), _GAUSSIAN)),
+    "wide linear": partial(_stepped, wide, _plan(hush.L2(1.0), _GAUSSIAN)),
     "mlp, Linf, Rectified": partial(
-        _stepped, mlp, _plan(hush.Linf(norm=0.1), hush.Rectified(scale=1.0, bound=2.0))
+        _stepped, mlp, _plan(hush.Linf(0.1), hush.Rectified(scale=1.0, bound=2.0))
     ),
     "cnn, Twice, L2Linf, views": partial(
         _stepped,
@@ -169,12 +169,12 @@ RUNS: dict[str, Callable[[], Entries]] = {
     "cnn, Linf, Quantized, Adam": partial(
         _stepped,
         cnn,
-        _plan(hush.Linf(norm=0.1), hush.Quantized(scale=1.0, bound=2.0, levels=16)),
+        _plan(hush.Linf(0.1), hush.Quantized(scale=1.0, bound=2.0, levels=16)),
         optimizer=torch.optim.Adam,
         execution=hush.Execution(physical_batch=7),
     ),
     "lstm, L1, Laplace": partial(
-        _stepped, lstm, _plan(hush.Lp(p=1.0, norm=5.0), hush.Laplace(multiplier=2.0)), tokens
+        _stepped, lstm, _plan(hush.Lp(p=1.0, norm=5.0), hush.Laplace(2.0)), tokens
     ),
     "transformer, Lp, GeneralizedGaussian": partial(
         _stepped,
@@ -183,11 +183,7 @@ RUNS: dict[str, Callable[[], Entries]] = {
         tokens,
     ),
     "transformer, Importance, assumed": partial(
-        _stepped,
-        transformer,
-        _plan(hush.Importance(norm=1.0), _GAUSSIAN),
-        tokens,
-        arithmetic="assumed",
+        _stepped, transformer, _plan(hush.Importance(1.0), _GAUSSIAN), tokens, arithmetic="assumed"
     ),
     "mlp, Coordinate, Principal, BlockGaussian": partial(
         _stepped,
@@ -214,7 +210,7 @@ RUNS: dict[str, Callable[[], Entries]] = {
         _stepped,
         mlp,
         _plan(
-            hush.L2(norm=1.0),
+            hush.L2(1.0),
             _GAUSSIAN,
             release=hush.Selective(rate=0.5, clip=0.1, multiplier=2.0, threshold=-2.0, test="summed"),
         ),
@@ -223,7 +219,7 @@ RUNS: dict[str, Callable[[], Entries]] = {
         _stepped,
         linear,
         _plan(
-            hush.L2(norm=1.0),
+            hush.L2(1.0),
             _GAUSSIAN,
             release=hush.Selective(
                 rate=0.5,
@@ -236,7 +232,7 @@ RUNS: dict[str, Callable[[], Entries]] = {
         ),
     ),
     "linear, StochasticSign": partial(
-        _stepped, linear, _plan(hush.L2(norm=1.0), hush.StochasticSign(scale=2.0))
+        _stepped, linear, _plan(hush.L2(1.0), hush.StochasticSign(scale=2.0))
     ),
     "adaptive descent": _adaptive,
     "closed-form linear, Truncated": _closed_form,

@@ -51,11 +51,7 @@ def _compared() -> Entries:
 
 
 def _tuned() -> Entries:
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.05),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=1.0),
-    )
+    plan = hush.Plan(sampling=hush.Poisson(0.05), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
     numbers: Entries = {}
     for test, updates in (("summed", 100), ("mean", 20)):
         tuned = tune_selective(
@@ -73,8 +69,8 @@ def _tuned() -> Entries:
 def _votes() -> Entries:
     scores = torch.from_numpy(np.random.default_rng(0).multinomial(250, [0.7, 0.2, 0.1], 30)).double()
     noises = {
-        "Gaussian": hush.Gaussian(multiplier=20.0),
-        "Laplace": hush.Laplace(multiplier=20.0),
+        "Gaussian": hush.Gaussian(20.0),
+        "Laplace": hush.Laplace(20.0),
         "GeneralizedGaussian1.5": hush.GeneralizedGaussian(beta=1.5, multiplier=30.0),
         "GeneralizedGaussian3": hush.GeneralizedGaussian(beta=3.0, multiplier=30.0),
     }
@@ -121,15 +117,15 @@ def _statistics() -> Entries:
         **asked("moments", NoisyMoments(multiplier=8.0).guarantee, 1e-5),
     }
     noises = {
-        "Gaussian": hush.Gaussian(multiplier=2.0),
+        "Gaussian": hush.Gaussian(2.0),
         "Rectified": hush.Rectified(scale=2.0, bound=3.0),
         "Truncated": hush.Truncated(scale=2.0, bound=3.0),
         "StochasticSign": hush.StochasticSign(scale=2.0),
         "Quantized": hush.Quantized(scale=2.0, bound=3.0, levels=4),
     }
     for name, noise in noises.items():
-        full = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=1.0), noise=noise)
-        some = hush.Plan(sampling=hush.Coordinate(rate=0.5), clipping=hush.Linf(norm=1.0), noise=noise)
+        full = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(1.0), noise=noise)
+        some = hush.Plan(sampling=hush.Coordinate(rate=0.5), clipping=hush.Linf(1.0), noise=noise)
         seeded = torch.Generator().manual_seed(2)
         private = hush.mean(rows, full, delta=1e-5, generator=seeded)
         numbers |= {

@@ -21,7 +21,7 @@ ORDERS = [1.5, 2.0, 4.0, 20.0]
 
 def plan(noise: Noise, clipping: Clipping | None = None, sampling: Sampling | None = None) -> hush.Plan:
     return hush.Plan(
-        sampling=sampling or hush.FullBatch(), clipping=clipping or hush.Linf(norm=0.5), noise=noise
+        sampling=sampling or hush.FullBatch(), clipping=clipping or hush.Linf(0.5), noise=noise
     )
 
 
@@ -80,15 +80,15 @@ def test_a_change_of_many_records_by_hand() -> None:
     ("sampling", "clipping"),
     list(
         itertools.product(
-            (hush.FullBatch(), hush.Poisson(rate=0.1)),
-            (hush.L2(norm=0.5), hush.Linf(norm=0.1), hush.L2Linf(l2=0.5, linf=0.2)),
+            (hush.FullBatch(), hush.Poisson(0.1)),
+            (hush.L2(0.5), hush.Linf(0.1), hush.L2Linf(l2=0.5, linf=0.2)),
         )
     ),
 )
 def test_at_worst_it_is_charged_as_the_normal_law(
     noise: Noise, sampling: Sampling, clipping: Clipping
 ) -> None:
-    normal = hush.Gaussian(multiplier=0.8 / clipping.reference_norm)
+    normal = hush.Gaussian(0.8 / clipping.reference_norm)
     ours, theirs = (
         hush.epsilon(plan(each, clipping, sampling), 3, 1e-5, dimension=30) for each in (noise, normal)
     )

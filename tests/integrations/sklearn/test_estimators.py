@@ -66,7 +66,7 @@ def check_charges(model: Any, settings: dict[str, Any]) -> None:
     assert model.guarantee_.records == 3000
     counts = dict(model.ledger_.counts)
     if settings.get("scaling") == "paid":
-        moments = next(plan for plan in counts if plan.clipping == hush.L2(norm=1.0))
+        moments = next(plan for plan in counts if plan.clipping == hush.L2(1.0))
         assert counts.pop(moments) == 2
         spent = hush.epsilon(moments, 2, 3e-5).epsilon.upper
         assert 0.19 < spent <= 0.2

@@ -112,7 +112,7 @@ def whole(noise: torch.Tensor) -> float:
 
 def test_noise_cannot_be_told_by_the_uniforms_it_came_from() -> None:
     shape = (2_000_000,)
-    noise = hush.Gaussian(multiplier=1.0)
+    noise = hush.Gaussian(1.0)
     assert abs(whole(hush.noise.sample(noise, shape)) - 0.25) < 0.05
     # torch's own normal draws can: an attacker tells right from wrong sums by them
     assert whole(hush.noise.sample(noise, shape, arithmetic="assumed")) < 0.05
@@ -129,18 +129,14 @@ def test_the_source_decides_everything() -> None:
 
 def test_prepared_noise_is_the_same_noise() -> None:
     location = torch.randn(3000, dtype=torch.float64)
-    for noise in (
-        hush.Gaussian(multiplier=2.0),
-        hush.Laplace(multiplier=2.0),
-        hush.Rectified(scale=2.0, bound=1.0),
-    ):
+    for noise in (hush.Gaussian(2.0), hush.Laplace(2.0), hush.Rectified(scale=2.0, bound=1.0)):
         at_once = noise.privatize(location.clone(), norm=0.5, generator=stream())
         prepared = noise.prepare(3000, norm=0.5, generator=stream(), device=CPU)(location.clone())
         assert torch.equal(at_once, prepared)
 
 
 def test_prepared_noise_hides_one_sum() -> None:
-    privatize = hush.Gaussian(multiplier=1.0).prepare(5, norm=1.0, generator=stream(), device=CPU)
+    privatize = hush.Gaussian(1.0).prepare(5, norm=1.0, generator=stream(), device=CPU)
     privatize(torch.zeros(5, dtype=torch.float64))
     with pytest.raises(IndexError):
         privatize(torch.ones(5, dtype=torch.float64))

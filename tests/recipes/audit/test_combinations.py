@@ -10,14 +10,7 @@ from torch import Tensor
 import hush
 from hush.core.parts import Clipping, Noise, Release, Sampling
 from hush.training.methods.selective import Trials
-from hush_recipes.audit.combinations import (
-    RELEASES,
-    SAMPLINGS,
-    Attack,
-    attack_on,
-    attacks,
-    plans,
-)
+from hush_recipes.audit.combinations import RELEASES, SAMPLINGS, Attack, attack_on, attacks, plans
 from hush_recipes.audit.distinguisher import audit
 from hush_recipes.audit.whole_steps import attack_steps
 
@@ -60,7 +53,7 @@ def test_every_part_there_is_takes_part() -> None:
 
 def plan(noise: Noise, sampling: Sampling | None = None, clipping: Clipping | None = None) -> hush.Plan:
     return hush.Plan(
-        sampling=sampling or hush.FullBatch(), clipping=clipping or hush.L2(norm=1.0), noise=noise
+        sampling=sampling or hush.FullBatch(), clipping=clipping or hush.L2(1.0), noise=noise
     )
 
 
@@ -114,10 +107,7 @@ def test_a_verdict_without_noise_is_found_out(monkeypatch: pytest.MonkeyPatch) -
     """The model moves by noise alone, or nearly so: it is the verdict that tells."""
     release = hush.Selective(rate=1.0, clip=1e-3, multiplier=4.0, threshold=0.0, test="mean")
     chosen = hush.Plan(
-        sampling=hush.FullBatch(),
-        clipping=hush.L2(norm=1.0),
-        noise=hush.Gaussian(multiplier=8.0),
-        release=release,
+        sampling=hush.FullBatch(), clipping=hush.L2(1.0), noise=hush.Gaussian(8.0), release=release
     )
     assert attack_steps(chosen, runs=80).holds
     monkeypatch.setattr(Trials, "noisy_verdict", lambda self, number: bool(number < 0))

@@ -22,7 +22,7 @@ def plan(clipping: Clipping, noise: Noise, sampling: Sampling | None = None) -> 
 @pytest.mark.parametrize(
     ("chosen", "touched", "deviations", "shift"),
     [
-        (plan(hush.L2(norm=2.0), hush.Gaussian(multiplier=0.5)), 2, [1, 1], [2**0.5, 2**0.5]),
+        (plan(hush.L2(2.0), hush.Gaussian(0.5)), 2, [1, 1], [2**0.5, 2**0.5]),
         (
             plan(hush.Box(bounds=(0.8, 0.6)), hush.BlockGaussian(multipliers=(1.0, 2.0))),
             2,
@@ -37,7 +37,7 @@ def plan(clipping: Clipping, noise: Noise, sampling: Sampling | None = None) -> 
             [1, 1, 6],
             [0.5**0.5, 0.5**0.5, 3],
         ),
-        (plan(hush.Linf(norm=0.5), hush.Gaussian(multiplier=2.0)), 2, [1, 1], [0.5, 0.5]),
+        (plan(hush.Linf(0.5), hush.Gaussian(2.0)), 2, [1, 1], [0.5, 0.5]),
     ],
     ids=["L2", "Box", "Subspaces", "Linf"],
 )
@@ -57,7 +57,7 @@ def test_a_row_is_a_run_of_the_plan(
 
 def test_the_score_against_a_sum_over_all_masks() -> None:
     sampling = hush.Twice(rate=0.3, coordinate_rate=0.25)
-    chosen = plan(hush.L2Linf(l2=1.0, linf=0.6), hush.Gaussian(multiplier=0.7), sampling)
+    chosen = plan(hush.L2Linf(l2=1.0, linf=0.6), hush.Gaussian(0.7), sampling)
     shift, noise = clipped(chosen, 2), stats.norm(0, 0.7)
     outputs = np.random.default_rng(0).normal(size=(5, 4))
 

@@ -10,12 +10,7 @@ from torch import nn
 import hush
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Clipping, Noise
-from hush_recipes.bounded.information import (
-    ERROR,
-    FisherInformationTable,
-    power_iteration,
-    spectrum,
-)
+from hush_recipes.bounded.information import ERROR, FisherInformationTable, power_iteration, spectrum
 
 
 def materialised(
@@ -39,7 +34,7 @@ def materialised(
     return float(torch.linalg.matrix_norm(torch.stack(columns, 1) * eta2.sqrt()[:, None], 2)) ** 2
 
 
-@pytest.mark.parametrize("clipping", [hush.Linf(norm=0.05), hush.L2(norm=0.3), hush.L2(norm=50.0)])
+@pytest.mark.parametrize("clipping", [hush.Linf(0.05), hush.L2(0.3), hush.L2(50.0)])
 def test_the_certificate_holds_the_truth(clipping: Clipping) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
@@ -54,7 +49,7 @@ def test_the_certificate_holds_the_truth(clipping: Clipping) -> None:
     assert (truth <= bounds.upper * (1 + 1e-5)).all()
     assert (bounds.upper < 1.3 * bounds.lower + 1e-12).all()
     # the clip matters: without it the numbers are others
-    free = spectrum(model, nn.CrossEntropyLoss(), x, y, hush.L2(norm=1e6), eta2)
+    free = spectrum(model, nn.CrossEntropyLoss(), x, y, hush.L2(1e6), eta2)
     if clipping.reference_norm < 1:
         assert not torch.allclose(free.lower, bounds.lower, rtol=0.05)
 
@@ -101,7 +96,7 @@ def test_what_cannot_be_certified_raises() -> None:
 
 
 def plan_of(noise: Noise) -> hush.Plan:
-    return hush.Plan(sampling=hush.Poisson(rate=0.1), clipping=hush.Linf(norm=0.5), noise=noise)
+    return hush.Plan(sampling=hush.Poisson(0.1), clipping=hush.Linf(0.5), noise=noise)
 
 
 @pytest.mark.parametrize("scale", [0.3, 7.0])

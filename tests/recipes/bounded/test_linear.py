@@ -21,7 +21,7 @@ ORDERS = np.array([2.0, 8.0])
 
 
 def plan(noise: Noise, norm: float = 0.3) -> hush.Plan:
-    return hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=norm), noise=noise)
+    return hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm), noise=noise)
 
 
 def gradients(weights: torch.Tensor, norm: float) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_records_are_left_out_when_their_budget_is_used() -> None:
 
 
 def test_a_filter_says_nothing_of_other_steps_on_the_ledger() -> None:
-    ledger, noisy = Ledger(), plan(hush.Gaussian(multiplier=10.0))
+    ledger, noisy = Ledger(), plan(hush.Gaussian(10.0))
     own = RenyiFilter(orders=ORDERS, budget=0.01 * ORDERS, records=len(X))
 
     def descent(individual: RenyiFilter | None) -> LinearDescent:
@@ -111,7 +111,7 @@ def test_a_filter_says_nothing_of_other_steps_on_the_ledger() -> None:
 
 
 def test_a_ledger_of_users_is_refused() -> None:
-    ledger, noisy = Ledger(), plan(hush.Gaussian(multiplier=10.0))
+    ledger, noisy = Ledger(), plan(hush.Gaussian(10.0))
     users = Adjacency(per_unit=2)
     ledger.charge(noisy, run="a", step=1, release="x", dimension=24, adjacency=users)
     with pytest.raises(LedgerError, match="do not add up"):

@@ -11,7 +11,7 @@ from hush_recipes.bounded.sampled import sampled_rdp
 
 
 def plan(noise: Noise, rate: float, norm: float = 0.5) -> hush.Plan:
-    return hush.Plan(sampling=hush.Coordinate(rate=rate), clipping=hush.Linf(norm=norm), noise=noise)
+    return hush.Plan(sampling=hush.Coordinate(rate=rate), clipping=hush.Linf(norm), noise=noise)
 
 
 def mixture(at: float, shift: float, rate: float, order: float, kind: str) -> tuple[float, float]:
@@ -65,7 +65,7 @@ def test_coordinates_add_and_a_rate_of_one_is_no_sampling() -> None:
     assert float(sampled_rdp(plan(noise, 0.25), [-1.0, 0.3], [4])[0]) == pytest.approx(
         sum(per_coordinate)
     )
-    full = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(norm=0.5), noise=noise)
+    full = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(0.5), noise=noise)
     assert float(sampled_rdp(plan(noise, 1.0), [0.3], [4])[0]) == pytest.approx(
         float(hush.individual_rdp(full, [0.3], [4])[0]), rel=1e-8
     )

@@ -9,11 +9,7 @@ import pytest
 import hush
 from hush_recipes.dpsur.tuning import SelectiveTuning, tune_selective
 
-START = hush.Plan(
-    sampling=hush.Poisson(rate=2048 / 60_000),
-    clipping=hush.L2(norm=1.0),
-    noise=hush.Gaussian(multiplier=1.0),
-)
+START = hush.Plan(sampling=hush.Poisson(2048 / 60_000), clipping=hush.L2(1.0), noise=hush.Gaussian(1.0))
 BUDGET = hush.Budget(epsilon=1.0, delta=1e-5)
 
 

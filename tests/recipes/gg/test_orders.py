@@ -13,8 +13,8 @@ RATE, STEPS = 256 / 32_561, 1271
 
 def plan(beta: float, scale: float) -> hush.Plan:
     return hush.Plan(
-        sampling=hush.Poisson(rate=RATE),
-        clipping=hush.L2(norm=1.0),
+        sampling=hush.Poisson(RATE),
+        clipping=hush.L2(1.0),
         noise=hush.GeneralizedGaussian(beta=beta, multiplier=scale),
     )
 

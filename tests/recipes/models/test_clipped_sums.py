@@ -48,7 +48,7 @@ def test_clipped_sums_equal_one_record_at_a_time(name: str) -> None:
     expected = (clip / norms).clamp(max=1) @ rows
 
     tape = record(model, nn.CrossEntropyLoss(reduction="none"), inputs, targets)
-    clipped = hush.L2(norm=clip).clip(tape).total
+    clipped = hush.L2(clip).clip(tape).total
     assert list(clipped) == [key for key, _ in model.named_parameters()]
     assert all(total.abs().sum() > 0 for total in clipped.values())
     torch.testing.assert_close(flat(clipped, 0), expected, rtol=1e-7, atol=1e-9)

@@ -97,12 +97,7 @@ def test_features_are_normalised_record_by_record() -> None:
     ("model", "shape", "dtype", "requirement"),
     [
         ("imdb-lstm", (105,), torch.float32, "of token ids, .*not 105 numbers.*: logistic, mlp"),
-        (
-            "logistic",
-            (80,),
-            torch.int64,
-            "of numbers, of any shape, not 80 token ids.*: imdb-lstm",
-        ),
+        ("logistic", (80,), torch.int64, "of numbers, of any shape, not 80 token ids.*: imdb-lstm"),
     ],
 )
 def test_a_network_takes_token_ids_or_numbers(

@@ -86,9 +86,9 @@ def test_features_are_those_of_each_review_alone(bag: BagOfWords) -> None:
 def test_a_run_spends_its_budget_on_its_steps_and_learns() -> None:
     outcome = imdb.run(job())
     plan = Plan(
-        sampling=Poisson(rate=SETTINGS.sampling_rate),
-        clipping=L2(norm=SETTINGS.clip),
-        noise=Gaussian(multiplier=outcome.multiplier),
+        sampling=Poisson(SETTINGS.sampling_rate),
+        clipping=L2(SETTINGS.clip),
+        noise=Gaussian(outcome.multiplier),
     )
     charged = epsilon(plan, SETTINGS.steps, DELTA).epsilon.upper
     assert outcome.epsilon == pytest.approx(charged)

@@ -13,10 +13,7 @@ from hush.data import Dataset
 from hush_recipes.data.efficientnet import FEATURES
 from hush_recipes.dpsur.inputs import Inputs
 from hush_recipes.records import pretrained
-from hush_recipes.records.pretrained import (
-    LastBlocks,
-    Settings,
-)
+from hush_recipes.records.pretrained import LastBlocks, Settings
 from hush_recipes.records.protocol import Job
 
 RECORDS, CHANNELS, CLASSES = 300, 6, 3

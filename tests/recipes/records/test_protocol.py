@@ -1,13 +1,7 @@
 import pytest
 
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush_recipes.records.protocol import (
-    FIRST_FINAL_SEED,
-    Job,
-    Outcome,
-    final,
-    search,
-)
+from hush_recipes.records.protocol import FIRST_FINAL_SEED, Job, Outcome, final, search
 
 
 def told(job: Job[float]) -> Outcome:

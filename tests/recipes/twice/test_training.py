@@ -23,8 +23,8 @@ def test_noise_has_one_deviation_in_the_subspace_and_another_outside() -> None:
 def test_shapes_lie_between_isotropic_and_least_variance_at_the_same_epsilon(power: float) -> None:
     budget = hush.Budget(epsilon=2.0, delta=1e-5)
     clipping = hush.Subspaces(ranks=(10, 980), l2=(3.0, 1.0), bases=hush.Principal())
-    noise = hush.Gaussian(multiplier=1.0)
-    plan = hush.Plan(sampling=hush.Poisson(rate=0.1), clipping=clipping, noise=noise)
+    noise = hush.Gaussian(1.0)
+    plan = hush.Plan(sampling=hush.Poisson(0.1), clipping=clipping, noise=noise)
     least = hush.fit_noise(plan, budget, 50)
     between = shaped(least, power, budget, 50)
     assert 1.99 < hush.epsilon(between, 50, 1e-5).epsilon.upper <= 2.0

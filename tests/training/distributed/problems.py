@@ -29,7 +29,7 @@ def data_of(seed: int = 0, records: int = RECORDS) -> tuple[Tensor, Tensor]:
 
 
 def plan_of(**parts: Any) -> hush.Plan:
-    return helpers.plan_of(**{"sampling": hush.Poisson(rate=RATE), **parts})
+    return helpers.plan_of(**{"sampling": hush.Poisson(RATE), **parts})
 
 
 def step_of(model: nn.Module | None = None, **options: Any) -> PrivateStep:

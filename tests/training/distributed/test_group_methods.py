@@ -22,7 +22,7 @@ OWNERS = [f"user {number % 11}" for number in range(RECORDS)]
 UNITS = hush.Units(owners=OWNERS, per_unit=3)
 SIZE = weights_of(model_of()).numel()
 PLANS: dict[str, dict[str, Any]] = {
-    "laplace": {"clipping": hush.Lp(p=1.0, norm=1.0), "noise": hush.Laplace(multiplier=1.0)},
+    "laplace": {"clipping": hush.Lp(p=1.0, norm=1.0), "noise": hush.Laplace(1.0)},
     "full batch": {"sampling": hush.FullBatch()},
     "box in blocks": {
         "clipping": hush.Subspaces(ranks=(20, SIZE - 20), l2=(1.0, 0.5)),

@@ -75,7 +75,7 @@ def noise_streams(folder: Path) -> list[tuple[bytes, bytes, bytes]]:
 
 
 def another_plan(folder: Path) -> None:
-    step_of(plan=plan_of(noise=hush.Gaussian(multiplier=1.0 + dist.get_rank())))
+    step_of(plan=plan_of(noise=hush.Gaussian(1.0 + dist.get_rank())))
 
 
 def another_order(folder: Path) -> None:

@@ -39,9 +39,7 @@ def steps_charged(folder: Path, script: str) -> int:
 
 
 def test_the_charge_that_is_looked_for_is_that_of_one_process() -> None:
-    plan = hush.Plan(
-        sampling=hush.Poisson(rate=0.25), clipping=hush.L2(norm=1.0), noise=hush.Gaussian(multiplier=4.0)
-    )
+    plan = hush.Plan(sampling=hush.Poisson(0.25), clipping=hush.L2(1.0), noise=hush.Gaussian(4.0))
     assert str(hush.epsilon(plan, steps=20, delta=1e-5)).startswith(CHARGE)
     assert SCRIPTS.keys() == LEDGERS.keys()
 

@@ -96,7 +96,7 @@ def sentences(records: int = RECORDS) -> tuple[Tensor, Tensor]:
 
 def step_on(model: nn.Module, multiplier: float = 1.0, **options: Any) -> PrivateStep:
     usual: dict[str, Any] = {"records": RECORDS, "execution": hush.Execution(physical_batch=3)}
-    usual |= {"plan": plan_of(clipping=hush.L2(norm=CLIP), noise=multiplier), "seed": 0}
+    usual |= {"plan": plan_of(clipping=hush.L2(CLIP), noise=multiplier), "seed": 0}
     return step_of(model, make=torch.optim.Adam, lr=0.05, **{**usual, **options})
 
 
@@ -346,7 +346,7 @@ def refuses(folder: Path) -> dict[str, str]:
     some = whole_model()
     fully_shard(some.blocks[0])
     cases = {
-        "clipping": lambda: step_on(sharded_model(), plan=plan_of(clipping=hush.Linf(norm=1.0))),
+        "clipping": lambda: step_on(sharded_model(), plan=plan_of(clipping=hush.Linf(1.0))),
         "units": lambda: step_on(
             sharded_model(), units=hush.Units(owners=[0] * RECORDS, per_unit=2), records=None
         ),

@@ -18,7 +18,7 @@ from tests.training.helpers import weights_of as vector
 
 RECORDS, PUBLIC, WIDTH, CLASSES = 24, 20, 40, 10
 SIZE = WIDTH * CLASSES + CLASSES
-NOISE = hush.Gaussian(multiplier=1.0)
+NOISE = hush.Gaussian(1.0)
 EACH = nn.CrossEntropyLoss(reduction="none")
 
 
@@ -105,7 +105,7 @@ def test_a_run_that_stops_between_bases_goes_on_exactly(tmp_path: Path) -> None:
     ends = []
     for stop in (None, 3):
         model, data, public = problem()
-        step = stepper(plan((0.4, 0.3), noise, hush.Poisson(rate=0.5)), model, public)
+        step = stepper(plan((0.4, 0.3), noise, hush.Poisson(0.5)), model, public)
         run(step, data, stop or 5)
         if stop is not None:
             state = step.state_dict()

@@ -34,7 +34,7 @@ NO_NOISE = 1e-12
 
 def plan(noise: float = 1.0, **release: Any) -> hush.Plan:
     chosen = {"rate": 0.5, "clip": 0.01, "multiplier": 1.0, "test": "mean", **release}
-    return plan_of(hush.Poisson(rate=0.3), noise=noise, release=hush.Selective(**chosen))
+    return plan_of(hush.Poisson(0.3), noise=noise, release=hush.Selective(**chosen))
 
 
 class Counting(nn.Module):

@@ -30,16 +30,16 @@ def plan(clipping: Clipping, noise: Noise, sampling: Sampling | None = None) -> 
 
 
 EVERY = [
-    plan(hush.L2(norm=3.0), hush.Gaussian(multiplier=5.0)),
-    plan(hush.Lp(p=1.0, norm=5.0), hush.Laplace(multiplier=5.0)),
+    plan(hush.L2(3.0), hush.Gaussian(5.0)),
+    plan(hush.Lp(p=1.0, norm=5.0), hush.Laplace(5.0)),
     plan(hush.Lp(p=1.5, norm=4.0), hush.GeneralizedGaussian(beta=1.5, multiplier=5.0)),
-    plan(hush.L2(norm=3.0), hush.GeneralizedGaussian(beta=3.0, multiplier=5.0)),
-    plan(hush.Linf(norm=1.0), hush.Gaussian(multiplier=20.0)),
-    plan(hush.L2(norm=3.0), hush.Gaussian(multiplier=5.0), hush.Poisson(rate=0.5)),
-    plan(hush.Linf(norm=1.0), hush.Gaussian(multiplier=20.0), hush.Coordinate(rate=0.5)),
-    plan(hush.Linf(norm=1.0), hush.Rectified(scale=20.0, bound=4000.0)),
-    plan(hush.Linf(norm=1.0), hush.Truncated(scale=20.0, bound=4000.0)),
-    plan(hush.L2(norm=3.0), hush.Quantized(scale=20.0, bound=4000.0, levels=4001)),
+    plan(hush.L2(3.0), hush.GeneralizedGaussian(beta=3.0, multiplier=5.0)),
+    plan(hush.Linf(1.0), hush.Gaussian(20.0)),
+    plan(hush.L2(3.0), hush.Gaussian(5.0), hush.Poisson(0.5)),
+    plan(hush.Linf(1.0), hush.Gaussian(20.0), hush.Coordinate(rate=0.5)),
+    plan(hush.Linf(1.0), hush.Rectified(scale=20.0, bound=4000.0)),
+    plan(hush.Linf(1.0), hush.Truncated(scale=20.0, bound=4000.0)),
+    plan(hush.L2(3.0), hush.Quantized(scale=20.0, bound=4000.0, levels=4001)),
 ]
 
 
@@ -53,7 +53,7 @@ def test_every_mechanism_is_close_and_charged(each: hush.Plan) -> None:
 
 
 def test_the_noise_has_the_deviation_that_is_charged() -> None:
-    each = plan(hush.L2(norm=3.0), hush.Gaussian(multiplier=5.0))
+    each = plan(hush.L2(3.0), hush.Gaussian(5.0))
     generator = seeded(4)
     rows = ROWS[:400]
     draws = np.array([hush.mean(rows, each, delta=1e-5, generator=generator).value for _ in range(400)])
@@ -63,22 +63,22 @@ def test_the_noise_has_the_deviation_that_is_charged() -> None:
 
 def test_rows_are_clipped_and_left_as_they_were() -> None:
     rows = np.full((1000, 2), 100.0)
-    for clipping, expected in ((hush.Linf(norm=1.0), 1.0), (hush.L2(norm=1.0), 0.5**0.5)):
-        actual = hush.mean(rows, plan(clipping, hush.Gaussian(multiplier=1.0)), delta=1e-5)
+    for clipping, expected in ((hush.Linf(1.0), 1.0), (hush.L2(1.0), 0.5**0.5)):
+        actual = hush.mean(rows, plan(clipping, hush.Gaussian(1.0)), delta=1e-5)
         assert actual.value == pytest.approx([expected] * 2, abs=0.02)
     assert (rows == 100).all()
-    one = hush.mean(torch.ones(1000), plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0)), delta=1e-5)
+    one = hush.mean(torch.ones(1000), plan(hush.L2(1.0), hush.Gaussian(1.0)), delta=1e-5)
     assert one.value == pytest.approx([1.0], abs=0.02)
 
 
 def test_the_records_at_hand_are_asked_for_by_name() -> None:
-    outside = plan(hush.Linf(norm=1.0), hush.Rectified(scale=20.0, bound=1000.0))
+    outside = plan(hush.Linf(1.0), hush.Rectified(scale=20.0, bound=1000.0))
     guarantee = individual_mean(ROWS, outside, delta=1e-5)
     assert guarantee.sensitive
     assert guarantee.notion == "per-instance"
     assert guarantee.epsilon.upper < 0.1 * hush.epsilon(outside, 1, 1e-5, dimension=5).epsilon.upper
     assert "sensitive: do not publish" in str(guarantee)
-    wide = plan(hush.Linf(norm=1.0), hush.Rectified(scale=20.0, bound=1e6))
+    wide = plan(hush.Linf(1.0), hush.Rectified(scale=20.0, bound=1e6))
     at_worst = hush.epsilon(wide, 1, 1e-5, dimension=5).epsilon.upper
     assert individual_mean(ROWS, wide, delta=1e-5).epsilon.upper == pytest.approx(at_worst)
 
@@ -93,7 +93,7 @@ def test_what_is_no_number_is_refused_without_being_shown(records: Any) -> None:
 
 def test_masked_entries_are_refused_and_a_mask_of_none_is_not() -> None:
     """`np.asarray` drops a mask: entries that a user has hidden would be summed."""
-    each = plan(hush.L2(norm=2.0), hush.Gaussian(multiplier=4.0))
+    each = plan(hush.L2(2.0), hush.Gaussian(4.0))
     hidden = np.ma.masked_greater(np.array([[0.5, 9.0], [0.2, 0.1]]), 5.0)
     assert np.asarray(hidden)[0, 1] == 9.0
     for function in (hush.mean, individual_mean):
@@ -113,7 +113,7 @@ def test_rows_that_are_not_dense_are_refused() -> None:
 
 
 def test_a_mean_is_not_charged_as_a_release_that_hides() -> None:
-    always = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0))
+    always = plan(hush.L2(1.0), hush.Gaussian(1.0))
     rarely = hush.Selective(rate=0.01, clip=1.0, multiplier=1.0, threshold=-8.0, test="mean")
     hidden = replace(always, release=rarely)
     charged, due = (hush.epsilon(each, 1, 1e-5).epsilon.upper for each in (hidden, always))
@@ -125,7 +125,7 @@ def test_a_mean_is_not_charged_as_a_release_that_hides() -> None:
 
 def test_coins_do_not_come_from_the_program_s_own_generator() -> None:
     """Seeded before every call, or at torch's fixed default, the coins of a rerun are still others."""
-    importance = plan(hush.Importance(norm=1.0), hush.Gaussian(multiplier=1e-6))
+    importance = plan(hush.Importance(1.0), hush.Gaussian(1e-6))
     sums = set()
     for _ in range(3):
         torch.manual_seed(1234)
@@ -138,7 +138,7 @@ def test_coins_do_not_come_from_the_program_s_own_generator() -> None:
 def test_a_mean_cannot_be_told_by_the_uniforms_its_noise_came_from() -> None:
     """Of torch's double normal draws, pairs in the tail come from uniforms that can be recognised."""
     rows = np.zeros((1, 800_000))
-    noisy = plan(hush.L2(norm=1.0), hush.Gaussian(multiplier=1.0))
+    noisy = plan(hush.L2(1.0), hush.Gaussian(1.0))
 
     private = hush.mean(rows, noisy, delta=1e-5)
     z = private.value[: private.value.size // 16 * 16].reshape(-1, 2, 8)

@@ -86,5 +86,5 @@ def step_for(
     records: int | None, plan: Any = None, device: str = "cpu", **options: Any
 ) -> hush.PrivateStep:
     torch.manual_seed(0)
-    plan = plan or plan_of(hush.Poisson(rate=0.5))
+    plan = plan or plan_of(hush.Poisson(0.5))
     return step_of(torch.nn.Linear(4, 2).to(device), plan, seed=1, records=records, **options)

@@ -76,7 +76,7 @@ def trained(data: Any, **options: Any) -> Tensor:
     torch.manual_seed(0)
     settings = {"records": RECORDS, "execution": hush.Execution(physical_batch=5), **options}
     present = settings.pop("present", None)
-    plan = plan_of(hush.Poisson(rate=0.6), noise=0.5)
+    plan = plan_of(hush.Poisson(0.6), noise=0.5)
     step = step_of(nn.Linear(WIDTH, 2), plan, lr=1.0, seed=1, **settings)
     return weights_of(run(step, data, 3, present=present).model)
 

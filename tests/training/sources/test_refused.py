@@ -89,7 +89,7 @@ def test_a_label_that_is_no_class_is_not_shown(selective: bool) -> None:
     step = step_for(8)
     if selective:
         test = hush.Selective(rate=1.0, clip=1.0, multiplier=1.0, threshold=0.0)
-        rare = replace(step.plan, sampling=hush.Poisson(rate=0.01), release=test)
+        rare = replace(step.plan, sampling=hush.Poisson(0.01), release=test)
         step = step_for(8, plan=rare)
     reading = (step(batch) for batch in step.batches(data, steps=20))
     with pytest.raises(DataError, match="private and not shown") as raised:

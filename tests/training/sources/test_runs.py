@@ -17,7 +17,7 @@ from tests.training.sources.problems import Bag, Items, pad_to_longest
 
 RECORDS = 30
 LENGTHS = [1 + index * 7 % 5 for index in range(RECORDS)]
-PLAN = plan_of(hush.Poisson(rate=0.5))
+PLAN = plan_of(hush.Poisson(0.5))
 
 
 def sentences(first: int = 0) -> Items:

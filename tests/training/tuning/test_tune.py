@@ -21,7 +21,7 @@ from tests.accounting import selection_oracle as oracle
 from tests.training.helpers import plan_of as plan_with
 from tests.training.helpers import step_of, train
 
-PLAN = plan_with(hush.Poisson(rate=0.25))
+PLAN = plan_with(hush.Poisson(0.25))
 BUDGET = hush.Budget(epsilon=3.0, delta=1e-3)
 SPACE = {"learning_rate": hush.LogUniform(0.1, 10.0), "clip": hush.Choice(0.5, 1.0)}
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
@@ -52,7 +52,7 @@ _CALIBRATED: dict[tuple[hush.Plan, hush.Budget], hush.Plan] = {}
 
 
 def plan_of(settings: Settings) -> hush.Plan:
-    return replace(PLAN, clipping=hush.L2(norm=settings["clip"]))
+    return replace(PLAN, clipping=hush.L2(settings["clip"]))
 
 
 def trained(settings: Settings, trial: TuningTrial, steps: int | None = None) -> torch.nn.Module:
@@ -83,7 +83,7 @@ def test_the_best_trial_and_one_charge_come_back() -> None:
 
     def remembered(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
         model, score = fit(settings, trial)
-        assert trial.plan.clipping == hush.L2(norm=settings["clip"])
+        assert trial.plan.clipping == hush.L2(settings["clip"])
         seen.append((score, model))
         return model, score
 
@@ -150,7 +150,7 @@ def too_many(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
 
 
 def less_noise(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
-    quiet = replace(trial.plan, noise=hush.Gaussian(multiplier=0.1))
+    quiet = replace(trial.plan, noise=hush.Gaussian(0.1))
     trial.ledger.charge(quiet, run="r", step=1, release="x")
     return None, 1.0
 
@@ -274,7 +274,7 @@ def test_a_resumed_selection_goes_on_with_the_same_trials(tmp_path: Path) -> Non
         ({"workers": 0}, InvalidValue, "processes"),
         ({"resume": True}, CheckpointError, "only one with a directory"),
         (
-            {"plan": lambda each: replace(PLAN, sampling=hush.Poisson(rate=each["clip"] / 2))},
+            {"plan": lambda each: replace(PLAN, sampling=hush.Poisson(each["clip"] / 2))},
             Unproved,
             "one sampling rate",
         ),
