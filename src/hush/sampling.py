@@ -27,6 +27,19 @@ _PROOFS = (
 )
 
 
+class EveryRecord:
+    """Mixin for a `Sampling`: every record takes part."""
+
+    @property
+    def participation(self) -> float:
+        return 1.0
+
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+        import torch
+
+        return torch.arange(records, device=generator.device)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Poisson(Sampling):
     """Poisson subsampling: each record takes part with probability `rate`, independently.
@@ -47,12 +60,12 @@ class Poisson(Sampling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullBatch(Sampling):
+class FullBatch(EveryRecord, Sampling):
     """Every record takes part in every step."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coordinate(Sampling):
+class Coordinate(EveryRecord, Sampling):
     """Every record takes part in each coordinate with probability `rate`, independently.
 
     Args:

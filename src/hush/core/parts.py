@@ -137,8 +137,9 @@ class Part(Value, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Part):
-    """Subsampling: which records, and which of their coordinates, take part in a step; else all."""
+    """Subsampling: which records, and which of their coordinates, take part in a step."""
 
+    @abstractmethod
     def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
         """Indices of the records in a step's batch.
 
@@ -149,14 +150,11 @@ class Sampling(Part):
         Returns:
             Distinct indices in increasing order, on the generator's device or the CPU; possibly none.
         """
-        import torch
-
-        return torch.arange(records, device=generator.device)
 
     @property
+    @abstractmethod
     def participation(self) -> float:
         """Probability that a record takes part in a step; the rate that is charged."""
-        return 1.0
 
     @property
     def coordinate_participation(self) -> float:
