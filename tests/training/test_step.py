@@ -78,7 +78,8 @@ def test_an_empty_draw_is_a_step_of_noise_alone() -> None:
     batch = next(step.batches(problem()[1]))
     assert len(batch) == 0
     step(batch)
-    assert (weights(step.model) != before).all()
+    moved = weights(step.model) != before
+    assert moved.double().mean() > 0.9, "a draw rounds to zero once in some 40,000"
     assert step.ledger.counts == {step.plan: 1}
 
 
