@@ -89,12 +89,19 @@ def test_the_settings_are_the_papers() -> None:
     beta = plans.beta()
     assert beta.clipping == hush.Lp(p=1.5, norm=0.1)
     assert plans.beta(beta=3.0).clipping == hush.L2(0.1)
-    # bounded support, Appendix G, Table 1: C, sigma / C and a
-    assert plans.rectified().clipping == hush.Linf(2e-3)
-    assert plans.rectified().noise == hush.Rectified(scale=4.0, bound=32.0)
-    assert plans.truncated().noise == hush.Truncated(scale=4.0, bound=32.0)
+    # bounded support, Appendix G, Table 1: C and sigma / C
     assert plans.sign().noise == hush.StochasticSign(4.0)
     assert plans.sign().sampling == hush.FullBatch()
+
+
+def test_a_bound_stays_as_many_deviations_away_when_the_noise_is_calibrated() -> None:
+    for plan in (plans.rectified(bound=2.0), plans.truncated(bound=2.0)):
+        assert isinstance(plan.noise, hush.Rectified | hush.Truncated)
+        assert plan.noise.bound == 2 * plan.noise.scale
+        fitted = hush.calibrate(plan, hush.Budget(3.0, 1e-5), steps=20).noise
+        assert isinstance(fitted, hush.Rectified | hush.Truncated)
+        assert fitted.scale < plan.noise.scale
+        assert fitted.bound == pytest.approx(2 * fitted.scale)
 
 
 def test_settings_can_be_replaced() -> None:

@@ -217,40 +217,42 @@ def beta(
 
 
 def rectified(
-    *, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0, bound: float = 32.0
+    *, rate: float = 1.0, clip_norm: float = 1.0, multiplier: float = 10.0, bound: float = 0.5
 ) -> Plan:
     """Rectified Gaussian noise: the noisy sum is clamped, and far from 0 a record costs less.
 
-    Defaults: a linear layer on features of CIFAR-10, full batches (Hu et al. 2024, Appendix G, Table 1).
-    `hush.individual_rdp` has the per-instance cost.
+    The paper's linear layer on features of 50,000 images has `Linf(0.002)`, a deviation of 4 and a bound
+    of 32 (Hu et al. 2024, Appendix G, Table 1); a bound beyond the sums of fewer records has no effect.
 
     Args:
         rate: Sampling rate; 1 for full batches.
-        clip_norm: l-infinity clipping norm.
+        clip_norm: Clipping norm.
         multiplier: Standard deviation, in units of `clip_norm`.
-        bound: End of the support of the noisy sum.
+        bound: End of the support of the noisy sum, in standard deviations.
     """
-    noise = Rectified(scale=multiplier * clip_norm, bound=bound)
-    return Plan(sampling=_sampling(rate), clipping=Linf(clip_norm), noise=noise)
+    scale = multiplier * clip_norm
+    noise = Rectified(scale=scale, bound=bound * scale)
+    return Plan(sampling=_sampling(rate), clipping=L2(clip_norm), noise=noise)
 
 
 def truncated(
-    *, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0, bound: float = 32.0
+    *, rate: float = 1.0, clip_norm: float = 1.0, multiplier: float = 10.0, bound: float = 1.0
 ) -> Plan:
     """Truncated Gaussian noise: the noisy sum is conditioned on an interval. Defaults as in `rectified`.
 
     Args:
         rate: Sampling rate; 1 for full batches.
-        clip_norm: l-infinity clipping norm.
+        clip_norm: Clipping norm.
         multiplier: Standard deviation before truncation, in units of `clip_norm`.
-        bound: End of the support of the noisy sum.
+        bound: End of the support of the noisy sum, in standard deviations before truncation.
     """
-    noise = Truncated(scale=multiplier * clip_norm, bound=bound)
-    return Plan(sampling=_sampling(rate), clipping=Linf(clip_norm), noise=noise)
+    scale = multiplier * clip_norm
+    noise = Truncated(scale=scale, bound=bound * scale)
+    return Plan(sampling=_sampling(rate), clipping=L2(clip_norm), noise=noise)
 
 
 def sign(*, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0) -> Plan:
-    """Stochastic sign: one bit of each coordinate of the noisy sum. Defaults as in `rectified`.
+    """Stochastic sign: one bit of each coordinate of the noisy sum. Clipping and noise of the paper.
 
     Args:
         rate: Sampling rate; 1 for full batches.

@@ -57,7 +57,7 @@ def test_costs_of_watched_records_are_summarised_and_private(tmp_path: Path) -> 
     assert (run / "per_instance.npz").stat().st_mode & 0o777 == 0o600
     refused = call(*asked, tmp_path / "other", "--rate", "0.1")
     assert refused.returncode == 2
-    assert "Poisson x Linf has no per-instance charge" in refused.stderr
+    assert "Poisson x L2 has no per-instance charge" in refused.stderr
     assert "Use FullBatch" in refused.stderr
 
 

@@ -56,7 +56,7 @@ class Run(Training):
     beta: Annotated[float | None, opt.privacy("Shape of the noise of a named plan.")] = None
     coordinate_rate: Annotated[float | None, opt.privacy("Rate of coordinates of a named plan.")] = None
     cap: Annotated[float | None, opt.privacy("Cap on each entry of a named plan.")] = None
-    bound: Annotated[float | None, opt.privacy("Bound of the noise of a named plan.")] = None
+    bound: Annotated[float | None, opt.privacy("Bound of a named plan, in deviations.")] = None
     units: opt.UnitsFile = None
     per_unit: Annotated[int | None, opt.privacy("Most records of one owner in a step.")] = None
     neighbours: opt.Relation = None
@@ -213,9 +213,11 @@ def train(asked: Run) -> None:
         lines.append("stopped early: another step would exceed the budget")
     if watched is not None:
         delta, count = asked.delta, counted(len(watched.charges), "watched record")
+        # the bound for any record holds for each of them
+        own = [min(each, run.guarantee.epsilon.upper) for each in watched.epsilons(delta)]
         lines += [
             f"sensitive, of {count} (in per_instance.npz):",
-            f"  per-instance epsilon at delta {delta:g}: {_quantiles(watched.epsilons(delta))}",
+            f"  per-instance epsilon at delta {delta:g}: {_quantiles(own)}",
             f"  Fisher information loss: {_quantiles(watched.losses())}",
             "  accumulated along this run: no guarantee of the run, which is the epsilon above",
         ]
