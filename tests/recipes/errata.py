@@ -8,18 +8,25 @@ from hush_recipes.claims import CLAIMS
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees" / "errata.md"
 _INTRODUCTION = """# Errata
 
-Published statements that do not hold as printed, each with a case in which it fails. A test computes
-both numbers of a case again. A command of the recipes (`pip install ./recipes`) prints the list:
+This page lists published statements that do not hold as printed, each with a case in which it fails. A
+test computes both numbers of each case again. The [bibliography](bibliography.md) has the papers. A
+command of the recipes (`pip install ./recipes`) prints the list:
 
     hush claims
 """
+_AUTHORS = {
+    "Bounded-support Gaussian": "Hu et al., 2024",
+    "DPSUR": "Fu et al., 2024",
+    "Generalized Gaussian": "arXiv 2506.12553, 2025",
+    "Gaussian-DP accountants (central limit theorem)": "Bu et al., 2020",
+}
 
 
 def markdown() -> str:
     """The page."""
     parts = [_INTRODUCTION]
     for paper, claims in groupby(CLAIMS, key=lambda claim: claim.source.partition(",")[0]):
-        parts.append(f"\n## {paper}\n")
+        parts.append(f"\n## {paper}\n\nPaper: {_AUTHORS[paper]}.\n")
         for claim in claims:
             place = claim.source.partition(", ")[2]
             statement = f"{place}: {claim.statement}" if place else claim.statement
