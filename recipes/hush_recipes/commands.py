@@ -42,7 +42,7 @@ def claims(as_json: opt.AsJson = False) -> None:
             f"{claim.source}: {claim.statement}\n"
             f"  case     {claim.case}\n"
             f"  printed  {claim.printed:g}\n"
-            f"  true     {claim.true:g}\n"
+            f"  true     {'at least ' * claim.at_least}{claim.true:g}\n"
             f"  charged  {claim.charged}\n"
             f"  test     tests/recipes/{claim.test}\n"
         )

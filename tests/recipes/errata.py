@@ -8,9 +8,10 @@ from hush_recipes.claims import CLAIMS
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees" / "errata.md"
 _INTRODUCTION = """# Errata
 
-This page lists published statements that do not hold as printed, each with a case in which it fails. A
-test computes both numbers of each case again. The [bibliography](bibliography.md) has the papers. A
-command of the recipes (`pip install ./recipes`) prints the list:
+This page lists published statements that do not hold as printed, each with a case in which it fails,
+and an approximation that is not a bound. A test computes both numbers of each case again. The
+[bibliography](bibliography.md) has the papers. A command of the recipes (`pip install ./recipes`) prints
+the list:
 
     hush claims
 """
@@ -30,10 +31,11 @@ def markdown() -> str:
         for claim in claims:
             place = claim.source.partition(", ")[2]
             statement = f"{place}: {claim.statement}" if place else claim.statement
+            true = f"{'at least ' * claim.at_least}{claim.true:.4g}"
             parts.append(
                 f"\n**{statement}.**\n\n"
                 f"| | |\n|---|---|\n| case | {claim.case} |\n| as printed | {claim.printed:.4g} |\n"
-                f"| true value | {claim.true:.4g} |\n| hush charges | {claim.charged} |\n"
+                f"| true value | {true} |\n| hush charges | {claim.charged} |\n"
                 f"| test | `{claim.test}` |\n"
             )
     return "".join(parts)
