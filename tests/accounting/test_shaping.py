@@ -195,7 +195,7 @@ def test_the_printed_sum_in_many_digits(seed: int, rate: float, inner: float, or
     deviations = np.exp(log_variances / 2)
     shifts = [(b.max_entries_moved, b.max_entry / d) for b, d in zip(blocks, deviations, strict=True)]
     for outer in (rate, 1.0):
-        cost = BlockCost(blocks, outer, inner, HIGHEST, removal=False)
+        cost = BlockCost(blocks, outer, inner, HIGHEST, both_directions=False)
         expected = printed(order, shifts, outer, inner)
         assert cost.at(order, log_variances)[0] == pytest.approx(expected, rel=1e-10)
 
@@ -232,7 +232,7 @@ def test_slopes(seed: int, rate: float, inner: float, order: int) -> None:
         assert slope < 0
 
 
-def test_no_noise_is_enough_at_an_odd_order_below_its_bound_for_removal() -> None:
+def test_no_noise_is_enough_at_an_odd_order_below_its_bound_for_add() -> None:
     cost = BlockCost(PAPER, 0.06, 1 / 3, 5)
     floor = cost.at(3, np.full(len(PAPER), 500.0))[0]
     assert floor > 0

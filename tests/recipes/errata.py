@@ -19,7 +19,6 @@ _AUTHORS = {
     "Bounded-support Gaussian": "Hu et al., 2024",
     "DPSUR": "Fu et al., 2024",
     "Generalized Gaussian": "arXiv 2506.12553, 2025",
-    "Gaussian-DP accountants (central limit theorem)": "Bu et al., 2020",
 }
 
 
@@ -27,7 +26,9 @@ def markdown() -> str:
     """The page."""
     parts = [_INTRODUCTION]
     for paper, claims in groupby(CLAIMS, key=lambda claim: claim.source.partition(",")[0]):
-        parts.append(f"\n## {paper}\n\nPaper: {_AUTHORS[paper]}.\n")
+        parts.append(f"\n## {paper}\n")
+        if paper in _AUTHORS:
+            parts.append(f"\nPaper: {_AUTHORS[paper]}.\n")
         for claim in claims:
             place = claim.source.partition(", ")[2]
             statement = f"{place}: {claim.statement}" if place else claim.statement

@@ -32,7 +32,7 @@ def unit_block(d0: float) -> list[SensitivitySet]:
 
 def sampled(blocks: Sequence[SensitivitySet], rate: float, coordinate_rate: float) -> BlockCost:
     """The cost of a step; in one coordinate `coordinate_rate` alone is what input sampling is."""
-    return BlockCost(blocks, rate, coordinate_rate, HIGHEST, removal=False)
+    return BlockCost(blocks, rate, coordinate_rate, HIGHEST, both_directions=False)
 
 
 def plain(rate: float) -> BlockCost:

@@ -179,7 +179,7 @@ def _log_tail_moment(trial: Trial, order: float, direction: Direction, log_scale
     outside = [float(log_ndtr(place / deviation)) for place in (low, -high, 1 - high)]
     near = [log_power + flat + mass for mass in outside]
     # the growth beyond the cuts, Q the law without the record: log E_Q[ratio^order; outcome > high] for
-    # the removal, log E_Q[ratio^(1 - order); outcome < low] for the addition of a record
+    # `REMOVE`, log E_Q[ratio^(1 - order); outcome < low] for `ADD`
     variance = deviation * deviation
     moment = order * (order - 1) / 2 / variance
     if direction is Direction.REMOVE:

@@ -145,15 +145,21 @@ def certified(
 class BlockCost:
     """D_a of one step and its gradient in the blocks' log-variances, convex at each whole order.
 
-    `removal`: whether the removal of a record is covered too, which the paper does not charge.
+    `both_directions`: whether `ADD` is covered at odd orders too, by a term that the paper omits.
     """
 
     def __init__(
-        self, blocks: Blocks, rate: float, coordinate_rate: float, highest: int, *, removal: bool = True
+        self,
+        blocks: Blocks,
+        rate: float,
+        coordinate_rate: float,
+        highest: int,
+        *,
+        both_directions: bool = True,
     ) -> None:
         self._squares = np.array([block.max_entry**2 for block in blocks])
         self._moved = np.array([block.max_entries_moved for block in blocks])
-        self._rate, self._removal = rate, removal
+        self._rate, self._both_directions = rate, both_directions
         v = np.arange(2, highest + 1)
         self._pairs: Array = v * (v - 1) / 2
         self._inner = _log_binomial(highest, coordinate_rate)
@@ -185,8 +191,8 @@ class BlockCost:
         if self._outer is None:
             return float(moments[-1]) / (order - 1), slopes[:, -1] / (order - 1)
         weight, surcharge = self._outer[order - 2, : order - 1], np.zeros(order - 1)
-        if self._removal and order % 2:
-            surcharge[-1] = 1 - self._rate  # for the removal of a record at odd orders
+        if self._both_directions and order % 2:
+            surcharge[-1] = 1 - self._rate  # for the direction `ADD` at odd orders
         with np.errstate(divide="ignore"):
             terms = weight + moments + np.log(-np.expm1(-moments) + surcharge)
         moment = float(np.logaddexp(0.0, log_sum_exp(terms)))
@@ -255,7 +261,7 @@ def scale_to_limit(cost: BlockCost, order: int, limit: float, log_variances: Arr
     """The log-variances, all moved by one number such that the divergence is `limit`.
 
     Newton's iteration in the precision, in which the cost is convex: it stays above the limit. Infinite
-    if no noise is enough: at an odd order the bound for removal is positive for any noise.
+    if no noise is enough: at an odd order the bound for `ADD` is positive for any noise.
     """
     for _ in range(_NEWTON_STEPS):
         value, slopes = cost.at(order, log_variances)
