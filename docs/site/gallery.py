@@ -19,41 +19,116 @@ WIDTH = 640
 
 PAPERS = {
     ("DPSUR: selective update and release", "mechanisms/dpsur.md"): {
-        "dpsur-fig1": "Path of the weights",
-        "dpsur-fig4": "Changes of the loss",
-        "dpsur-fig5": "Laws of the noisy test",
-        "dpsur-fig6": "Acceptance by threshold",
-        "dpsur-algorithm1": "Noise conditioned on acceptance",
+        "dpsur-fig1": (
+            "Path of the weights",
+            "At learning rate 1, selective release ends nearer to the minimum than DP-SGD; at .2, "
+            "DP-SGD is better than both.",
+        ),
+        "dpsur-fig4": (
+            "Changes of the loss",
+            "73% of the changes lie outside of the clip of .001 on the digits; the paper expects "
+            "nearly all.",
+        ),
+        "dpsur-fig5": (
+            "Laws of the noisy test",
+            "At test noise 1 and threshold -1, the test accepts 50% of the helpful and 16% of the "
+            "harmful proposals.",
+        ),
+        "dpsur-fig6": (
+            "Acceptance by threshold",
+            "The two probabilities differ most at threshold 0 for every noise, not at the paper's -1.",
+        ),
+        "dpsur-algorithm1": (
+            "Noise conditioned on acceptance",
+            "At order 1.5 and test noise 1 a fixed number costs .25 and a chosen model at least "
+            ".88; the published charge is .75.",
+        ),
     },
     ("Twice sampling and hybrid clipping", "mechanisms/twice-sampling.md"): {
-        "twice-fig2": "Geometry of records",
-        "twice-fig3": "Geometry of gradients",
-        "twice-fig4": "Divergence of one step",
-        "twice-fig5": "Epsilon of 10,000 steps",
-        "twice-section6": "Shaped noise",
-        "twice-table1": "Noise variance",
+        "twice-fig2": (
+            "Geometry of records",
+            "Of a record of length 1, the 10 first of 784 directions have a norm of .91 on average "
+            "(Fashion-MNIST).",
+        ),
+        "twice-fig3": (
+            "Geometry of gradients",
+            "Of a gradient of length 1, the 100 first of 26,010 directions have a norm of .96 on "
+            "average (a CNN on Fashion-MNIST).",
+        ),
+        "twice-fig4": (
+            "Divergence of one step",
+            "A smaller l-infinity bound lets sampling help under less noise: from deviation .35 on "
+            "for d0 = 16 and .11 for d0 = 256 (order 8, q2 = 1/2).",
+        ),
+        "twice-fig5": (
+            "Epsilon of 10,000 steps",
+            "Where twice sampling costs 8 (d0 = 64, q2 = 1/3), input sampling costs 73 by the "
+            "paper's accounting and 39 by tight accounting.",
+        ),
+        "twice-section6": (
+            "Shaped noise",
+            "Isotropic noise has 5.53 times the variance of shaped noise for these two subspaces.",
+        ),
+        "twice-table1": (
+            "Noise variance",
+            "12% to 53% less than plain DP-SGD with as many sampled entries, and 3% to 12% more "
+            "than with as many gradients.",
+        ),
     },
     ("Generalized Gaussian mechanism", "mechanisms/generalized-gaussian.md"): {
-        "gg-fig2": "Epsilon by scale",
-        "gg-fig3": "Accuracy of noisy votes",
-        "gg-fig5": "Outliers",
-        "gg-fig9": "Utility of noisy argmax",
-        "gg-fig10": "Gaussian and Laplace votes",
-        "gg-dimension": "Cost of the dimension",
+        "gg-fig2": (
+            "Epsilon by scale",
+            "A larger beta needs a larger scale: .25 for beta 1 and 5.0 for beta 4, at epsilon 4.",
+        ),
+        "gg-fig3": (
+            "Accuracy of noisy votes",
+            "At epsilon .1, beta 1 is best: 93.2% of the labels of MNIST are right, and 91.4% on "
+            "average for beta up to 2.5.",
+        ),
+        "gg-fig5": (
+            "Outliers",
+            "At epsilon 1, noise beyond 10 has probability 5e-5 for beta 1, .007 for beta 2 and .33 "
+            "for beta 4.",
+        ),
+        "gg-fig9": (
+            "Utility of noisy argmax",
+            "For a single vote beta 1 is best: .96 against .91 for beta 2 (25 classes, epsilon 2, "
+            "two counts).",
+        ),
+        "gg-fig10": (
+            "Gaussian and Laplace votes",
+            "Laplace noise is better at equal divergence of order 10 and 50, Gaussian noise at "
+            "order 2 and epsilon .1.",
+        ),
+        "gg-dimension": (
+            "Cost of the dimension",
+            "For beta 4, a change spread over 1,000 coordinates costs 14.4 times a change of one; "
+            "the paper states a factor of 1.",
+        ),
     },
     ("Bounded-support noise", "mechanisms/bounded-support.md"): {
-        "bounded-fig1": "Fisher information and divergence",
-        "bounded-fig2": "Divergence and error",
-        "bounded-sampling": "Sampled coordinates",
+        "bounded-fig1": (
+            "Fisher information and divergence",
+            "Outside of the support the paper's charge is up to 41 times too low.",
+        ),
+        "bounded-fig2": (
+            "Divergence and error",
+            "At mu = 0 and sigma = .05 the corrected charge is 36% below the Gaussian's.",
+        ),
+        "bounded-sampling": (
+            "Sampled coordinates",
+            "Sampling of coordinates has no gain: at equal noise on the mean, the divergence is "
+            "that of the full batch.",
+        ),
     },
 }
-"""Recipes by the paper whose figure they reproduce, with the paper's page and short titles."""
+"""Recipes by the paper whose figure they reproduce, the paper's page, short titles and findings."""
 
 _INTRODUCTION = """# Gallery
 
-Figures of four papers, computed again by hush. Each card has the command that writes the figure and
-its numbers, and the code of the recipe. The commands need `pip install ./recipes`. They write a PNG
-and a CSV file and print the table:
+Figures of four papers, computed again by hush. Each card has a finding, the command that
+writes the figure and its numbers, and the code of the recipe. The commands need
+`pip install ./recipes`. They write a PNG and a CSV file and print the table:
 
     hush reproduce gg-fig2 --out runs/reproduce
 
@@ -76,6 +151,8 @@ _CARD = """
 
     {caption}
 
+    {finding}
+
     `hush reproduce {name}`
 
     [code](../{code})
@@ -90,11 +167,12 @@ def page() -> str:
         cards = [
             _CARD.format(
                 title=title,
+                finding=finding,
                 name=name,
                 caption=(inspect.getdoc(recipes[name]) or "").partition("\n")[0],
                 code=Path(inspect.getsourcefile(recipes[name]) or "").resolve().relative_to(ROOT),
             )
-            for name, title in figures.items()
+            for name, (title, finding) in figures.items()
         ]
         parts.append(_PAPER.format(paper=paper, link=link, cards="".join(cards)))
     return "".join(parts)
