@@ -142,6 +142,27 @@ def test_every_name_in_pages_and_in_messages_is_there_after_importing_hush() -> 
     assert done.stdout.split() == []
 
 
+def test_bounds_of_attacks_in_ten_minutes_are_rounded_up() -> None:
+    page = ROOT / "docs" / "ten-minutes.md"
+    rows = re.findall(
+        r"^\| ([\d.]+) \| ([\d.]+)% \| ([\d.]+)% \|$", page.read_text(), flags=re.MULTILINE
+    )
+    assert len(rows) == 4
+    plan = hush.plans.dpsgd(rate=0.25, clip_norm=1.0, multiplier=1.0)
+    for epsilon, right, found in rows:
+        budget = hush.Budget(epsilon=float(epsilon), delta=1e-5)
+        attacker = hush.Attacker({hush.calibrate(plan, budget, steps=200): 200})
+        bounds = attacker.posterior(prior=0.5), attacker.true_positive_rate(0.01)
+        for printed, bound in zip((right, found), bounds, strict=True):
+            assert 100 * bound <= float(printed) < 100 * bound + 0.1
+
+
+def test_the_version_is_of_the_newest_changes() -> None:
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert newest is not None
+    assert hush.__version__.partition(".dev")[0] == newest[1]
+
+
 def commands() -> list[list[str]]:
     """The words of every `hush` command line in the pages, without its comment and redirection."""
     lines = "\n".join(page.read_text() for page in MANUAL)

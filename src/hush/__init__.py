@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from hush.training.trial import Choice, LogUniform, Uniform
     from hush.training.tune import tune
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = ["Adjacency", "Always", "BestOf", "Bound", "Budget", "Guarantee", "Neighbours", "Plan"]
 __all__ += ["PrivacyWarning", "Selective", "errors"]

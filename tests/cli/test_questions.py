@@ -64,7 +64,7 @@ def test_calibrate_fits_noise_where_it_is_told_the_dimension(tmp_path: Path) -> 
     capped = tmp_path / "plan.toml"
     capped.write_text(EXAMPLE.replace('"L2"\nnorm = 1.0', '"Linf"\nnorm = 0.1'))
     asked = ("calibrate", "--plan", capped, "--epsilon", "1", "--steps", "10", "--fit")
-    assert "Pass dimension=" in call(*asked).stderr
+    assert "Pass dimension= (--dimension)" in call(*asked).stderr
     result = answer(*asked, "--dimension", "500")
     assert result["plan"]["noise"]["kind"] == "Gaussian"  # one block, one deviation
     assert result["epsilon"]["upper"] <= 1
@@ -90,7 +90,7 @@ def test_a_plan_whose_cost_grows_with_the_dimension_is_asked_for_it(tmp_path: Pa
 )
 def test_a_delta_above_one_over_the_records_is_marked_where_they_are_known(asked: str) -> None:
     marked = call(*asked.split(), "--records", "1000", "--delta", "0.01")
-    assert "delta: above 1/1000, one record of 1000 published" in marked.stdout
+    assert "delta: above 1/1000, which permits publishing one record of 1000" in marked.stdout
     assert "warning: delta=0.01 is above 1/1000" in marked.stderr
     fine = call(*asked.split(), "--records", "1000", "--delta", "1e-5")
     assert fine.returncode == 0
@@ -110,9 +110,12 @@ def test_a_run_is_answered_for_at_its_own_delta(tmp_path: Path) -> None:
         other = answer("account", *named, "--delta", "1e-4", cwd=tmp_path)
         assert other["delta"] == 1e-4
         assert other["epsilon"]["upper"] < stated["upper"]
+    (tmp_path / "copy.jsonl").write_bytes((tmp_path / "run" / "ledger.jsonl").read_bytes())
+    alone = answer("account", "--ledger", "copy.jsonl", cwd=tmp_path)["notes"][1]
+    assert alone.startswith("only the ledger is here, no checkpoint to compare it with")
     marked = call("account", "run", "--delta", "0.01", cwd=tmp_path)
     assert "delta=0.01 is above 1/1437" in marked.stderr
-    assert "delta: above 1/1437, one record of 1437 published" in marked.stdout
+    assert "delta: above 1/1437, which permits publishing one record of 1437" in marked.stdout
 
 
 @pytest.mark.slow

@@ -28,3 +28,9 @@ def test_a_run_is_reported_as_a_page_and_as_json(run: Path, tmp_path: Path) -> N
     assert said["accuracy"]["private"] == said["metrics"][-1]["accuracy"]
     assert said["settings"]["data"] == "digits"
     assert said["statements"]["for_lawyers"] in page.read_text()
+
+
+def test_a_folder_of_runs_is_answered_with_its_runs(run: Path) -> None:
+    refused = call("report", run.parent)
+    assert refused.returncode == 2
+    assert f"Name a run's folder ({run}) or a ledger" in refused.stderr

@@ -53,7 +53,8 @@ def test_what_weakens_a_guarantee_is_in_its_line() -> None:
     weak = hush.Guarantee(
         **settings, randomness="seeded", records=1001, neighbours=hush.Neighbours.REPLACE
     )
-    assert "proved, randomness: seeded, delta: above 1/1001, one record of 1001 published" in str(weak)
+    assert "proved, randomness: seeded, delta: above 1/1001, which permits publishing" in str(weak)
+    assert "one record of 1001" in str(weak)
     assert hush.Guarantee.from_plain(json.loads(json.dumps(weak.to_plain()))) == weak
     assert weak != hush.Guarantee(**settings)
 
@@ -101,7 +102,7 @@ def test_a_delta_is_compared_with_one_unit_published_at_random(adjacency: Adjace
         assert check_delta(0.05, 240, unit) == 0.05
     assert check_delta(group / 240, 240, unit) == group / 240, "1/n itself is not above"
     stated = hush.Guarantee(epsilon=hush.Bound(lower=1, upper=2), delta=0.05, unit=unit, records=240)
-    assert f"delta: above {group}/240, one {noun} of 240 published" in str(stated)
+    assert f"delta: above {group}/240, which permits publishing one {noun} of 240" in str(stated)
     assert "published" not in str(replace(stated, delta=group / 240))
 
 

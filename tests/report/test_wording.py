@@ -90,6 +90,9 @@ def test_assumptions_follow_the_run(facts: RunFacts) -> None:
     assert stated(loose, "Arithmetic")[0] == "attention"
     assert "operating system's" in stated(replace(facts, settings={"secure": True}), "Randomness")[1]
     assert "ChaCha20" in stated(replace(facts, settings={"secure": False}), "Randomness")[1]
+    scored = replace(facts, metrics=({"step": 1, "epsilon": 1.0, "accuracy": 0.9},))
+    used = "The run used data without protection: the evaluation records."
+    assert stated(scored, "Public data") == ("assumed", used)
     unfinished = stated(replace(facts, finished=False), "Unfinished")
     assert unfinished == ("attention", unfinished[1])
     assert stated(facts, "Ledger")[0] == "assumed", "nothing is beside it to check it against"

@@ -19,7 +19,9 @@ def test_it_keeps_its_plan_and_refuses_another(tmp_path: Path) -> None:
         folder.begin(PLAN, ledger)
     assert read_plan(tmp_path / "a" / "run" / "plan.toml") == PLAN
     RunFolder(tmp_path / "a" / "run", PLAN, resume=True)
-    with pytest.raises(CheckpointError, match="already holds a run"):
+    with pytest.raises(
+        CheckpointError, match=r"already holds a run.*Resume it \(--resume\), or .*\(--run-dir\)"
+    ):
         RunFolder(tmp_path / "a" / "run", PLAN, resume=False)
     other = hush.Plan(sampling=PLAN.sampling, clipping=hush.L2(2.0), noise=PLAN.noise)
     with pytest.raises(InvalidPlan, match=r"another plan .*clipping\.norm is 1\.0 there and 2\.0 here"):

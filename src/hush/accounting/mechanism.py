@@ -93,7 +93,8 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
     if any(math.isinf(block.l2_radius) for block in blocks):
         raise InvalidValue(
             "Linf clipping needs the dimension: the length of a change spread over many coordinates has "
-            "no limit. Pass dimension=, the number of parameters, or clip with L2 or L2Linf.",
+            "no limit. Pass dimension= (--dimension), the number of parameters, or clip with L2 or "
+            "L2Linf.",
             key="dimension",
         )
     noisy = []

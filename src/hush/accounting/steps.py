@@ -261,7 +261,7 @@ class CoordinateWise(ComposableStep):
                 raise InvalidValue(
                     f"noise of exponent beta={noise.beta:g} under l_{ball.p:g} clipping needs the "
                     "dimension: the cost of a change spread over many coordinates has no "
-                    "limit. Pass dimension=, the number of parameters, or clip with L2."
+                    "limit. Pass dimension= (--dimension), the number of parameters, or clip with L2."
                 )
         # the squares of losses would overflow
         if any(ball.max_entry > n.scale * _MAX_RDP_LOSS ** (1 / n.beta) for n, ball in self.blocks):

@@ -260,6 +260,7 @@ class Guarantee(Value):
             notes.append("randomness: seeded")
         group, one = _group(self.unit)
         if self.records is not None and self.delta * self.records > group:
-            notes.append(f"delta: above {group}/{self.records}, one {one} of {self.records} published")
+            above = f"delta: above {group}/{self.records}, which permits publishing"
+            notes.append(f"{above} one {one} of {self.records}")
         epsilon = self.epsilon if self.basis == "proved" else at_most(self.epsilon.upper, 5)
         return f"epsilon {epsilon} at delta {self.delta:g} ({', '.join(notes)}, {access})"

@@ -41,7 +41,7 @@ class SensitivitySet(Value):
         """Number of coordinates; raises if it is unknown."""
         if self.dimension is None:
             text = f"dimension=None: a bound of {self.norm:g} on the l{self.p:g} norm does not say how "
-            text += "many numbers get noise. Pass dimension=, the number of parameters."
+            text += "many numbers get noise. Pass dimension= (--dimension), the number of parameters."
             raise InvalidValue(text, key="dimension")
         return self.dimension
 

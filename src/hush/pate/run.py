@@ -230,7 +230,7 @@ def _check_folder(directory: Path, contents: dict[str, dict[str, Any]], *, resum
         if any((directory / name).exists() for name in (_SETTINGS, _TEACHERS)):
             raise CheckpointError(
                 f"{directory} already holds a run: starting over would spend its budget a second time. "
-                "Resume it, or name another directory."
+                "Resume it (--resume), or name another directory (--run-dir)."
             )
         return
     if not (directory / _SETTINGS).is_file():

@@ -230,9 +230,9 @@ def _public_data(facts: RunFacts) -> str:
     if facts.kind == "PATE":
         used.append("public inputs as queries")
     if any("accuracy" in line or "loss" in line for line in facts.metrics):
-        used.append("evaluation records")
+        used.append("the evaluation records")
     if used:
-        return f"Used without protection: {'; '.join(used)}."
+        return f"The run used data without protection: {'; '.join(used)}."
     recorded = "None recorded" if facts.settings else "Not recorded"
     return f"{recorded}. Any other data used have no protection."
 

@@ -24,6 +24,10 @@ ANCHOR = "anchor.json"
 SETTINGS = "settings.json"
 _LEDGER, _PLAN, _CHECKPOINT = "ledger.jsonl", "plan.toml", "checkpoint.safetensors"
 _OF_TRAINING = _PLAN, ANCHOR, _CHECKPOINT
+_ALONE = (
+    "only the ledger is here, no checkpoint to compare it with: in an old copy, the newest charges may "
+    "be missing"
+)
 _PATE = "of a PATE run, whose answers are on the ledger alone, so that the newest charges may be missing"
 
 
@@ -61,7 +65,7 @@ class RunFolder:
         if not resume:
             raise CheckpointError(
                 f"{path} already holds a run: starting over would spend its budget a second time. "
-                "Resume it, or name another directory."
+                "Resume it (--resume), or name another directory (--run-dir)."
             )
         if self._chosen is not None:
             check_settings(path, self._chosen)
@@ -216,9 +220,10 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
     """
     folder, file = (path, path / _LEDGER) if path.is_dir() else (path.parent, path)
     if not file.is_file():
+        runs = ", ".join(sorted(str(each.parent) for each in path.glob(f"*/{_LEDGER}")))
         raise LedgerError(
-            f"there is no ledger at {file}: the privacy cost is unknown. Name a run's folder or a "
-            "ledger, or restore the file."
+            f"there is no ledger at {file}: the privacy cost is unknown. Name a run's folder"
+            f"{f' ({runs})' if runs else ''} or a ledger, or restore the file."
         )
     if path.is_dir() and not any((folder / each).exists() for each in (*_OF_TRAINING, SETTINGS)):
         raise LedgerError(
@@ -229,7 +234,7 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
     if file.name == _LEDGER and holds_pate(folder):
         return ledger, [_PATE]
     if not path.is_dir() and (file.name != _LEDGER or not (folder / ANCHOR).exists()):
-        return ledger, ["no run of this ledger is beside it, so that the newest charges may be missing"]
+        return ledger, [_ALONE]
     stored = folder / _CHECKPOINT
     try:
         plan = read_plan(folder / _PLAN)

@@ -87,7 +87,7 @@ def _stored(folder: Path, asked: str, *, resume: bool) -> Unfinished | None:
         if folder.exists() and any(folder.iterdir()):
             raise CheckpointError(
                 f"{folder} already holds a selection or something else: starting over would spend its "
-                "budget a second time. Resume it, or name another directory."
+                "budget a second time. Resume it (--resume), or name another directory (--run-dir)."
             )
         check_folder("directory", next(path for path in (folder, *folder.parents) if path.exists()))
         return None
