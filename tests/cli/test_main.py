@@ -29,6 +29,13 @@ def test_values_of_options_are_in_the_help_and_checked_before_torch_is_loaded(tm
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert result.stdout.splitlines() == [f"{option} 2 False" for option, _ in wrong], result.stderr
     described = " ".join(call("train", "--help").stdout.replace("│", "").split())
+    defaults = (
+        "256 by default",
+        "summed, or a named plan's",
+        "20 epochs by default",
+        "A plan file keeps its noise",
+    )
+    assert all(each in described for each in defaults)
     choices = ("zero-out|add/remove", "summed|mean", "efficientnet-lite0", "wrn-10-2", "fashion-mnist")
     for value in choices:
         assert value in described

@@ -37,6 +37,10 @@ def test_train_by_plan_file_repeats_resumes_and_stops(tmp_path: Path, plan_file:
     assert more["steps"] == 30
     whole = answer(*asked[:-1], "whole", "--steps", "30", cwd=tmp_path)
     assert whole["final"] == more["final"]
+    way = f"`hush calibrate --plan {plan_file} --epsilon 9 --delta 1e-05 --steps 2`"
+    few = call(*asked[:-1], "few", "--steps", "2", "--epsilon", "9", "--lr", "0.5", cwd=tmp_path).stdout
+    assert f"2 steps of {read_plan(plan_file)}, learning rate 0.5, momentum 0\n" in few
+    assert re.search(rf"the noise of {plan_file} spends [\d.]+ of epsilon 9: {way} finds", few)
     stopped = answer(*asked[:-1], "stopped", "--epsilon", "0.7", cwd=tmp_path)
     assert stopped["stopped"] == "budget"
     assert stopped["guarantee"]["epsilon"]["upper"] <= 0.7

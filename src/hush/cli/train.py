@@ -12,7 +12,7 @@ from hush.cli.output import counted, print_error, print_run
 from hush.clipping import L2, Subspaces
 from hush.core.atomic_files import replace_file
 from hush.core.errors import InvalidPlan, InvalidValue
-from hush.core.guarantee import DEFAULT_DELTA, Adjacency, Budget, Neighbours
+from hush.core.guarantee import DEFAULT_DELTA, Adjacency, Budget, Neighbours, at_most
 from hush.core.plan import Plan
 from hush.core.release import MEAN, Test
 from hush.core.value import Range, check_count
@@ -29,11 +29,15 @@ _CLIP = Range(above=0, at_most=1e15, why="without a bound no noise hides a recor
 _search = partial(opt.about, panel="Search")
 _RANGE = "one number, several as 0.5,1,2, or a range as 0.1:10 (uniform in the logarithm)"
 _WATCHED = "Records whose own cost is computed (sensitive); 100 if noise is bounded."
+_BATCH = "Expected batch size, in place of the rate; 256 by default."
 _EPOCHS = 20
+_STEPS = f"Number of steps; {_EPOCHS} epochs by default."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(opt.Work):
+    batch_size: Annotated[int | None, opt.privacy(_BATCH)] = None
+    steps: Annotated[int | None, opt.training(_STEPS)] = None
     data: opt.Data = "digits"
     data_dir: opt.DataDir = None
     features: opt.Features = None
@@ -70,7 +74,7 @@ class Run(Training):
     test_noise: Annotated[float | None, opt.testing("Noise multiplier of the test.")] = None
     test_clip: Annotated[float | None, opt.testing("Bound on the change of the loss.")] = None
     test_threshold: Annotated[float | None, opt.testing("Accept below so many clips; else -1.")] = None
-    test: Annotated[Test | None, opt.testing("Statistic of the test; summed by default.")] = None
+    test: Annotated[Test | None, opt.testing("Statistic; summed, or a named plan's.")] = None
     per_instance: Annotated[int | None, opt.running(_WATCHED)] = None
     reseed: Annotated[bool, opt.running("Resume with new randomness and new charges.")] = False
     secure: Annotated[bool, opt.running("All randomness from the operating system.")] = False
@@ -114,7 +118,9 @@ class Run(Training):
 def train(asked: Run) -> None:
     """Train a model with differential privacy; without arguments, on the bundled digits.
 
-    Without --noise and --plan, the noise is calibrated to the budget for all steps.
+    Without --noise, the noise is calibrated to the budget for all steps, also for a named plan, which
+    has its own rate and clipping norm. A plan file keeps its noise, and without --steps it runs until
+    the budget is spent.
 
     Example: hush train --epsilon 3 --epochs 20 --lr 1
 
@@ -203,12 +209,20 @@ def train(asked: Run) -> None:
         f"{asked.data}: accuracy {final['accuracy']:.2%}, loss {final['loss']:.4f} on "
         f"{counted(len(experiment.test[1]), 'test record')} after {counted(run.steps, 'step')}"
     ]
+    rates = f"learning rate {asked.learning_rate:g}, momentum {asked.momentum:g}"
+    lines.append(f"{counted(run.steps, 'step')} of {private}, {rates}")
     if run.accepted is not None:
         lines.append(f"{run.accepted} of {run.steps} trials were accepted")
     lines.append(str(run.guarantee))
     if asked.public_records:
         public = counted(asked.public_records, "public one")
         lines.append(f"for the private records; {public} without protection")
+    if from_file and run.stopped != "budget" and (spent := float(run.guarantee)) < 0.95 * asked.epsilon:
+        way = f"hush calibrate --plan {asked.plan} --epsilon {asked.epsilon:g} --delta {asked.delta:g}"
+        lines.append(
+            f"the noise of {asked.plan} spends {at_most(spent)} of epsilon {asked.epsilon:g}: "
+            f"`{way} --steps {run.steps}` finds the noise that spends it all"
+        )
     if run.stopped == "budget":
         lines.append("stopped early: another step would exceed the budget")
     if watched is not None:
