@@ -1,6 +1,7 @@
 """`hush pate` as a user meets it."""
 
 import json
+import re
 from pathlib import Path
 
 from tests.cli.command import answer, call
@@ -17,6 +18,11 @@ def test_a_run_prints_what_may_be_published_and_what_may_not(tmp_path: Path) -> 
     assert "epsilon <= 7.99" in public
     assert "add/remove one record, proved, randomness: seeded, publishable" in public
     assert "of their votes right" in private
+    spread = re.search(
+        r"deviation ([\d.]+) on each count of the votes of 30 teachers; fewer --queries", public
+    )
+    assert spread is not None
+    assert float(spread[1]) > 30 / 6
     assert "sensitive: do not publish" in private
     assert "known seed" in private
     resumed = call("pate", *SMALL, "--run-dir", tmp_path / "run", "--seed", "0", "--resume", "--json")

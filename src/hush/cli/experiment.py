@@ -153,6 +153,11 @@ def folder_of(run_dir: Path | None, name: str) -> Path:
     return folder
 
 
+def deviation(beta: float, scale: float) -> float:
+    """Standard deviation of noise of density proportional to exp(-(|x| / scale)^beta)."""
+    return scale * math.exp((math.lgamma(3 / beta) - math.lgamma(1 / beta)) / 2)
+
+
 def signal_to_noise(plan: Plan, records: int, steps: int, dimension: int) -> float:
     """Upper bound on the ratio of the summed clipped gradients to the noise (root mean square norm).
 
@@ -165,7 +170,6 @@ def signal_to_noise(plan: Plan, records: int, steps: int, dimension: int) -> flo
         law = (noise.dominating_noise(norm) or noise).exponential_power(norm)
         if law is None:
             return math.inf
-        beta, scale = law
-        variance += block.size * scale**2 * math.exp(math.lgamma(3 / beta) - math.lgamma(1 / beta))
+        variance += block.size * deviation(*law) ** 2
     signal = math.hypot(*(block.l2_radius for block in blocks)) * plan.sampling.expected(records)
     return math.sqrt(steps) * signal / math.sqrt(variance)

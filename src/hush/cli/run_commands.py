@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hush.cli import options as opt
-from hush.cli.experiment import folder_of
+from hush.cli.experiment import deviation, folder_of
 from hush.cli.options import about
 from hush.cli.output import print_json, print_run
 from hush.core.atomic_files import check_folder
@@ -141,9 +141,14 @@ def pate(
             done=progress.advance,
         )
     accuracy = "no labels" if math.isnan(run.label_accuracy) else f"{run.label_accuracy:.1%} right"
+    law = query.vote.noise.exponential_power(1.0)
+    spread = 0.0 if law is None else deviation(*law)
+    hint = "; fewer --queries, more --teachers or a larger --epsilon give better answers"
     lines = [
         f"{data}: {run.answered} of {queries} queries answered, {accuracy}",
         f"student: accuracy {run.student_accuracy:.2%} on {len(x_test) - queries} test records",
+        f"noise: standard deviation {spread:.3g} on each count of the votes of {teachers} teachers"
+        f"{hint * (spread > teachers / 6)}",
         str(run.guarantee),
         f"to publish: {run_dir / 'student.safetensors'} and the ledger beside it; not teachers/",
         "sensitive, computed from the private records (in no published file):",
