@@ -39,9 +39,14 @@ BUDGET = Budget(epsilon=3.0, delta=1e-5)
 SEEDS = 3
 _RATE = 0.25
 _LEARNING_RATE = 2.0
+_TESTED = 64
+"""Expected records of a test of DPSUR."""
+_BOUND = 1.5
+"""Half-width of the support of truncated noise, in deviations."""
 _PUBLIC = 100
 """Training records without protection, for the subspaces."""
 _QUERIES, _TEACHERS, _WATCHED = 40, 50, 50
+_LESSON = Lesson(rate=0.05)
 _PATE = "PATE, GGNMax"
 SOURCES = {
     "DP-SGD": ("Deep Learning with Differential Privacy, 2016", "hush train", "docs/first-steps.md"),
@@ -61,7 +66,11 @@ SOURCES = {
         "hush train --plan truncated",
         "docs/mechanisms/bounded-support.md",
     ),
-    _PATE: ("Beyond Laplace and Gaussian, 2025", "hush pate --beta 1", "docs/pate.md"),
+    _PATE: (
+        "Beyond Laplace and Gaussian, 2025",
+        f"hush pate --beta 1 --teachers {_TEACHERS} --queries {_QUERIES} --epsilon {BUDGET.epsilon:g}",
+        "docs/pate.md",
+    ),
 }
 """Paper, command and page of each method."""
 
@@ -70,7 +79,11 @@ SOURCES = {
 class Row:
     accuracies: list[float] = field(default_factory=list)
     epsilon: float = 0.0
+    rates: Sequence[float] = (1.0,)
+    norms: Sequence[float] = ()
+    steps: str = "-"
     noise: Sequence[float] = ()
+    unit: str = ""
     own: str = ""
 
 
@@ -78,7 +91,7 @@ def methods(records: int, parameters: int, steps: int = 200) -> list[tuple[Plan,
     """Calibrated plans of the methods, and their numbers of steps: `steps` of DP-SGD."""
     few, trials = max(1, steps * 3 // 10), max(1, steps * 3 // 4)
     dpsgd = plans.dpsgd(rate=_RATE, clip_norm=1.0)
-    tests: dict[str, Any] = {"test_rate": 64 / records, "test_clip": 0.01, "test_multiplier": 8.0}
+    tests: dict[str, Any] = {"test_rate": _TESTED / records, "test_clip": 0.01, "test_multiplier": 8.0}
     dpsur = plans.dpsur(rate=_RATE, clip_norm=1.0, threshold=0.0, test="summed", **tests)
     blocks: dict[str, Any] = {"ranks": (10, 40), "shares": (1.0, 0.5, 0.3), "groups": 1, "every": 50}
     rates: dict[str, Any] = {"rate": 0.5, "coordinate_rate": 0.5}
@@ -91,7 +104,7 @@ def methods(records: int, parameters: int, steps: int = 200) -> list[tuple[Plan,
         (calibrate(dpsur, BUDGET, steps=trials), trials),
         (fit_noise(twice, BUDGET, steps=steps), steps),
         (calibrate(beta, BUDGET, steps=steps), steps),
-        (replace(normal, noise=Truncated(scale=scale, bound=1.5 * scale)), few),
+        (replace(normal, noise=Truncated(scale=scale, bound=_BOUND * scale)), few),
     ]
 
 
@@ -108,6 +121,9 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
     test = x_test[_QUERIES:], y_test[_QUERIES:]  # the others are the public inputs of PATE
     chosen = dict(zip(SOURCES, methods(len(x), 650, steps), strict=False))
     rows = {name: Row() for name in ("no privacy", *SOURCES)}
+    rows["no privacy"].steps = str(steps)
+    for name, (plan, count) in chosen.items():
+        rows[name].rates, rows[name].norms, rows[name].steps = *_settings(plan), str(count)
     with Progress("training", len(rows) * seeds, unit="runs") as progress:
         for seed in range(seeds):
             rows["no privacy"].accuracies.append(_plain(x, y, test, seed, steps))
@@ -125,21 +141,29 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
     facts = run_facts(out / "dp-sgd", baseline=mean(rows["no privacy"].accuracies))
     write_report(out / "report.html", facts)
     _draw(rows, out / "plot.png")
-    header, cells = ["method", "epsilon", "accuracy", "noise", "own number"], []
+    header, cells = ["method", "epsilon", "accuracy", "rate", "clip", "steps", "noise"], []
+    header.append("result of its own")
     for name, row in rows.items():
         epsilon = f"{row.epsilon:.3f}" if row.epsilon else "infinite"
-        noise = ", ".join(f"{number:.2f}" for number in row.noise) or "-"
-        cells.append([name, epsilon, f"{mean(row.accuracies):.1%}", noise, row.own])
+        rate = " x ".join(f"{number:g}" for number in row.rates) or "-"
+        clip, noise = (", ".join(f"{n:.2f}" for n in each) or "-" for each in (row.norms, row.noise))
+        cells.append([name, epsilon, f"{mean(row.accuracies):.1%}", rate, clip, row.steps])
+        cells[-1] += [f"{noise}{row.unit}", row.own]
     text = (
         f"{Table(header=header, rows=cells).markdown()}\n\nEpsilon at delta {BUDGET.delta:g}, one "
-        f"record; accuracy on digits that were not trained on, mean of {seeds} seeds. Noise in units of "
-        "the clipping norm.\n"
+        f"record; accuracy on digits that were not trained on, mean of {seeds} seeds. A linear model, "
+        f"SGD with learning rate {_LEARNING_RATE:g} (PATE: Adam with {_LESSON.rate:g}). Rate of "
+        "records, and of coordinates. The clip is an l2 norm, for beta-DP-SGD an l1.5 norm; subspaces "
+        "have one norm each. The noise multiplier is in units of the clip, for PATE in votes. DPSUR tests "
+        f"{_TESTED} records with clip 0.01, noise 8 and threshold 0. Truncated noise ends {_BOUND:g} "
+        f"deviations from 0. PATE has {_TEACHERS} teachers.\n"
     )
     (out / "table.md").write_text(text)
     print(f"\n{text}\ntable   {out / 'table.md'}\nfigure  {out / 'plot.png'}")
-    print(f"report  {out / 'report.html'}\n")
+    print(f"report  {out / 'report.html'} (the first run of DP-SGD)\n")
     print(Table(header=["paper", "command", "page"], rows=list(SOURCES.values())).markdown())
-    print("\nSeeded for reproducible numbers; a private run has no known seed. All methods: hush plans.")
+    print("\nThe commands use the papers' settings or defaults, and do not repeat the results above.")
+    print("Seeded for reproducible numbers; a private run has no known seed. All methods: hush plans.")
 
 
 def _private(plan: Plan, steps: int, data: Pair, test: Pair, seed: int, folder: Path | None) -> Run:
@@ -181,11 +205,12 @@ def _teach(row: Row, data: Pair, public: Pair, test: Pair, seed: int, out: Path)
         classes=10,
         delta=BUDGET.delta,
         directory=folder,
-        lesson=Lesson(rate=0.05),
+        lesson=_LESSON,
         generator=torch.Generator().manual_seed(seed),
     )
     row.accuracies.append(run.student_accuracy)
     row.epsilon, row.noise = run.guarantee.epsilon.upper, _multipliers(query.plan)
+    row.rates, row.unit, row.steps = (), " votes", f"{_QUERIES} queries"
     row.own = row.own or f"{_QUERIES} answers, {run.label_accuracy:.0%} right"
 
 
@@ -212,6 +237,13 @@ def _multipliers(plan: Plan) -> Sequence[float]:
     if isinstance(plan.noise, Truncated):
         return [plan.noise.scale / plan.clipping.reference_norm]
     return [plan.noise.to_plain()["multiplier"]]
+
+
+def _settings(plan: Plan) -> tuple[Sequence[float], Sequence[float]]:
+    """Sampling rates of records and of coordinates, and clipping norms of a plan."""
+    rates = [value for value in plan.sampling.to_plain().values() if isinstance(value, float)] or [1.0]
+    clipping = plan.clipping
+    return rates, clipping.l2 if isinstance(clipping, Subspaces) else [clipping.reference_norm]
 
 
 def _variance_ratio(plan: Plan, steps: int) -> float:
@@ -253,6 +285,8 @@ def _draw(rows: dict[str, Row], path: Path) -> None:
         label = f"{mean(row.accuracies):.1%}"
         axes.text(max(row.accuracies) + 0.015, name, label, fontsize=8, va="center")  # type: ignore[arg-type]
     axes.invert_yaxis()
-    axes.set(xlim=(0, 1.08), xlabel=f"accuracy on digits, epsilon {BUDGET.epsilon:g}")
+    privacy = f"epsilon {BUDGET.epsilon:g} at delta {BUDGET.delta:g}"
+    label = f"accuracy on digits, {privacy}\na dot for each seed, a bar for the mean"
+    axes.set(xlim=(0, 1.08), xlabel=label)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     figure.savefig(path, dpi=150)

@@ -21,12 +21,21 @@ def test_the_demonstration_runs_every_method_within_the_budget(
     rows = {line.split("|")[1].strip(): line.split("|")[2:] for line in table.splitlines()[2:9]}
     assert next(iter(rows)) == "no privacy"
     assert len(rows) == 7
-    for name, (epsilon, accuracy, noise, own, _) in rows.items():
+    assert "result of its own" in table
+    assert f"learning rate {demo._LEARNING_RATE:g}" in table
+    for name, (epsilon, accuracy, rate, clip, steps, noise, own, _) in rows.items():
+        assert int(steps.split()[0]) > 0
+        assert noise.strip().endswith(" votes") == (name == demo._PATE)
+        if name not in ("no privacy", demo._PATE):
+            assert 0 < float(rate.split(" x ")[0]) <= 1
+            assert 0 < float(clip.split(",")[0]) <= 1
         if name != "no privacy":
             assert 2.9 < float(epsilon) <= 3.0
-            assert float(noise.split(",")[0]) > 0
+            assert float(noise.split()[0].strip(",")) > 0
         assert 0 < float(accuracy.strip().rstrip("%")) <= 100
         assert own.strip() or name in ("no privacy", "DP-SGD")
+    assert "do not repeat the results above" in printed
+    assert "report.html (the first run of DP-SGD)" in printed
     for paper, command, page in demo.SOURCES.values():
         line = next(line for line in printed.splitlines() if f"| {command} " in line)
         assert paper in line
