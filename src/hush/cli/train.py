@@ -119,8 +119,8 @@ def train(asked: Run) -> None:
     """Train a model with differential privacy; without arguments, on the bundled digits.
 
     Without --noise, the noise is calibrated to the budget for all steps, also for a named plan, which
-    has its own rate and clipping norm. A plan file keeps its noise, and without --steps it runs until
-    the budget is spent.
+    has its own rate and clipping norm. A plan file keeps its noise, and without steps or epochs it runs
+    until the budget is spent.
 
     Example: hush train --epsilon 3 --epochs 20 --lr 1
 
