@@ -133,6 +133,13 @@ def test_other_arguments_are_named_in_the_error(kind: Any, values: tuple[float],
         kind(*values)
 
 
+def test_an_unknown_argument_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(
+        InvalidValue, match=r"has no argument 'noise_multiplier'\. Pass Gaussian\(multip"
+    ):
+        hush.Gaussian(noise_multiplier=1.0)  # type: ignore[call-arg]
+
+
 def test_a_budget_may_be_positional() -> None:
     assert hush.Budget(3, 1e-5) == hush.Budget(epsilon=3.0, delta=1e-5)
     with pytest.raises(InvalidValue, match="delta=2 must be"):

@@ -82,11 +82,13 @@ def test_records_that_cannot_be_stacked_are_refused_and_not_shown(data: Data) ->
 def test_physical_batches_cover_the_logical_one_in_order_with_empty_slots() -> None:
     data, drawn = (torch.arange(10.0)[:, None], torch.arange(10)), torch.tensor([1, 4, 5, 8, 9])
     batch = Batch(drawn, data, physical=2)
-    parts = [(inputs.flatten().tolist(), targets.tolist()) for inputs, targets, _, _ in batch]
-    assert parts == [([1, 4], [1, 4]), ([5, 8], [5, 8]), ([9], [9])]
+    parts = list(batch.physical_batches())
+    rows = [(inputs.flatten().tolist(), targets.tolist()) for inputs, targets, _, _ in parts]
+    assert rows == [([1, 4], [1, 4]), ([5, 8], [5, 8]), ([9], [9])]
     assert len(batch) == 5
-    assert all(present is None for _, _, present, _ in batch)
+    assert all(present is None for _, _, present, _ in parts)
     masked = Batch(drawn, data, physical=2, present=all_but(10, 4))
-    occupied = [present.tolist() for _, _, present, _ in masked if present is not None]
+    parts = list(masked.physical_batches())
+    occupied = [present.tolist() for _, _, present, _ in parts if present is not None]
     assert occupied == [[True, False], [True, True], [True]]
-    assert [targets.tolist() for _, targets, _, _ in masked] == [[1, 4], [5, 8], [9]]
+    assert [targets.tolist() for _, targets, _, _ in parts] == [[1, 4], [5, 8], [9]]

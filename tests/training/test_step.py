@@ -161,14 +161,27 @@ def test_only_a_fresh_draw_may_be_used() -> None:
     model, data = problem()
     step, other = begin(model=model), begin(model=model)
     batch = next(step.batches(data))
-    with pytest.raises(DataError, match="not drawn by"):
+    with pytest.raises(DataError, match="drawn by another step"):
         other(batch)
     step(batch)
     with pytest.raises(DataError, match="used before"):
         step(batch)
-    with pytest.raises(DataError, match="not drawn by"):
-        step(None)  # type: ignore[arg-type]
+    for other_value, kind in ((None, "a NoneType"), (data, "a tuple")):
+        with pytest.raises(DataError, match=f"{kind} is not a batch of `step.batches`"):
+            step(other_value)  # type: ignore[arg-type]
     assert step.ledger.counts == {step.plan: 1}
+
+
+def test_a_batch_and_a_step_print_nothing_private_and_a_batch_is_not_read() -> None:
+    step = begin()
+    assert repr(step) == f"PrivateStep({plan()}, steps=0, ledger=in memory)"
+    for batch in step.batches(problem()[1], steps=1):
+        assert repr(batch) == "Batch(private)"
+        with pytest.raises(DataError, match=r"a batch is private: pass it to step\(batch\)"):
+            batch[0]
+        with pytest.raises(DataError, match="a batch is private"):
+            _, _ = batch
+        step(batch)
 
 
 def test_a_draw_may_not_be_left_out() -> None:

@@ -97,12 +97,14 @@ class Value:
     """Frozen value with checked fields."""
 
     def __new__(cls, *values: object, **named: object) -> Self:
-        if len(values) > sum(not field.kw_only for field in fields(cls)):
-            shown = ", ".join(f"{field.name}=..." for field in fields(cls))
-            raise InvalidValue(
-                f"{cls.__name__} takes its arguments by name: a number in the wrong place "
-                f"would change the privacy cost. Pass {cls.__name__}({shown})."
-            )
+        by_name = {field.name: field.kw_only for field in fields(cls)}
+        unknown = named.keys() - by_name
+        if unknown or len(values) > list(by_name.values()).count(False):
+            shown = ", ".join(f"{name}=..." for name in by_name)
+            reason = "takes its arguments by name: a number in the wrong place changes the privacy cost"
+            if unknown:
+                reason = f"has no argument {min(unknown)!r}"
+            raise InvalidValue(f"{cls.__name__} {reason}. Pass {cls.__name__}({shown}).")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -134,6 +134,15 @@ class Batch:
         """Number of units drawn."""
         return (self.indices if self.counts is None else self.counts).shape[0]
 
+    def __repr__(self) -> str:
+        return "Batch(private)"
+
+    def __getitem__(self, *_: object) -> NoReturn:
+        """Raise for a batch that is indexed, unpacked or looped over."""
+        raise DataError("a batch is private: pass it to step(batch), which reads its records.")
+
+    __iter__ = __getitem__
+
     def physical_batches(
         self, source: "RandomSource | None" = None
     ) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
@@ -151,8 +160,6 @@ class Batch:
             rows = map(partial(_rows, pair), parts)
         for slots, several, (inputs, targets) in zip(parts, counts, rows, strict=True):
             yield inputs, targets, None if self.present is None else self.present[slots.cpu()], several
-
-    __iter__ = physical_batches
 
     def _layout(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
         """Slots of each physical batch, and how many of them each unit has."""

@@ -47,8 +47,9 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     device = next(model.parameters()).device
     torch.clear_autocast_cache()  # a longer autocast context keeps copies of earlier weights
     total_loss, total_weight, right, scored, classified = 0.0, 0.0, 0, 0, True
+    batch = Batch(torch.arange(count(data)), data, _BATCH)
     with evaluation_mode(model), _all_buffers_restored(model):
-        for inputs, targets, _, _ in Batch(torch.arange(count(data)), data, _BATCH):
+        for inputs, targets, _, _ in batch.physical_batches():
             inputs, targets = tree_map((inputs, targets), lambda rows: rows.to(device))
             outputs = _outputs(model, inputs)
             losses, weight = _summed(unreduced, outputs, targets)

@@ -104,7 +104,7 @@ def check_sensitive(names: Sequence[str]) -> tuple[str, ...]:
 def _batch_loss(step: PrivateStep, batch: Batch) -> float:
     total, records = 0.0, 0
     with evaluation_mode(step.model):
-        for part in batch:
+        for part in batch.physical_batches():
             inputs, targets, present, _ = tree_map(part, step.gradients.to_device)
             losses = step.gradients.loss(call_model(step.model, inputs), targets)
             # a mean counts once per record
@@ -121,7 +121,7 @@ def _clipped_share(step: PrivateStep, batch: Batch) -> float:
             f"clipped_share is for l2 clipping, and the plan clips by {clipping}. Log another metric."
         )
     with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
-        for part in batch:
+        for part in batch.physical_batches():
             inputs, targets, present, counts = tree_map(part, step.gradients.to_device)
             tape = step.gradients.record(inputs, targets)
             norms = occupied_tape(tape, step.gradients.reduction, present, counts).norms(2.0)

@@ -223,7 +223,7 @@ class PerInstance:
     ) -> Iterator[tuple[Array, npt.NDArray[np.int64], Any, Tensor]]:
         """Clipped gradients of a few records, a row each, their places in the batch, and the records."""
         names, clipping, first = list(step.trainable()), step.plan.clipping, 0
-        for part in batch:
+        for part in batch.physical_batches():
             inputs, targets, present, _ = tree_map(part, step.gradients.to_device)
             tape = step.gradients.record(inputs, targets)
             for few, gradients in tape.chunks(_ENTRIES):

@@ -17,7 +17,7 @@ from hush.core.guarantee import Arithmetic, Guarantee, Neighbours, Secrecy, chec
 from hush.core.parts import ClippedSum, CoordinateMask, Sampling
 from hush.core.plan import Plan
 from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
-from hush.core.value import check_count, check_kind
+from hush.core.value import check_count, check_kind, with_article
 from hush.gradients.models import check_model, check_optimizer, is_sharded, trainable
 from hush.gradients.public_basis import PublicBasis
 from hush.gradients.tree import Views
@@ -163,6 +163,10 @@ class PrivateStep:
             self._guard = WeightsGuard(
                 model, optimizer, self.ledger, lambda: gradients.probed.changing_buffers
             )
+
+    def __repr__(self) -> str:
+        ledger = self.ledger.path or "in memory"
+        return f"{type(self).__name__}({self.plan}, steps={self.steps}, ledger={ledger})"
 
     # state
 
@@ -403,9 +407,12 @@ class PrivateStep:
         """
         with self.reducer.propagate_errors():
             if batch is None or batch is not self.pending_batch:
+                what = "this batch was used before, or drawn by another step"
+                if not isinstance(batch, Batch):
+                    what = f"{with_article(type(batch).__name__)} is not a batch of `step.batches`"
                 raise DataError(
-                    "this batch was not drawn by `step.batches`, or was used before: the charge is for "
-                    "a fresh draw. Loop `for batch in step.batches(data): step(batch)`."
+                    f"{what}: the charge is for a fresh draw. Loop `for batch in step.batches(data): "
+                    "step(batch)`."
                 )
             self.update = None  # its memory holds the bare clipped sum until noise is added
             self.reducer.free_whole_weights()
