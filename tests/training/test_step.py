@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import CheckpointError, DataError, LedgerError, Unsupported
+from hush.core.errors import CheckpointError, DataError, LedgerError, PrivacyWarning, Unsupported
 from hush.core.randomness import source_for
 from hush.training.step import PrivateStep
 from tests.training import helpers
@@ -254,6 +254,24 @@ def test_a_model_switched_back_to_batch_statistics_is_noticed() -> None:
     model.train()
     with pytest.raises(Unsupported, match="mixes the records"):
         step(next(draws))
+
+
+def test_earlier_charges_on_a_ledger_passed_as_a_path_are_reported_once(tmp_path: Path) -> None:
+    path, data = tmp_path / "ledger.jsonl", problem()[1]
+    _, first = run(plan(), 2, ledger=path)
+    state = first.state_dict()
+    first.ledger.close()
+    again = begin(ledger=path)
+    with pytest.warns(PrivacyWarning, match=r"already holds 2 charges, and they count\. Pass another"):
+        helpers.run(again, data)
+    helpers.run(again, data)
+    again.ledger.close()
+    assert again.ledger.counts == {plan(): 4}
+    resumed = begin(ledger=path, lr=0.5, seed=1)
+    resumed.load_state_dict(state)
+    helpers.run(resumed, data)
+    resumed.ledger.close()
+    helpers.run(begin(ledger=hush.Ledger(path)), data)
 
 
 def test_a_ledger_of_another_plan_is_refused_unless_opened_on_purpose(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
         raise CheckpointError(text) from None
     step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
     step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
-    step.accepted = state["accepted"]
+    step.accepted, step.earlier = state["accepted"], 0
     step.gradients.replayed = state["replayed"]  # repeated steps must round alike
     # a torn line may show a part of its release, which only the same noise reproduces: ledger.md, 4
     once = step.ledger.counts_repeating(step.plan, step.run, step.steps + 1)

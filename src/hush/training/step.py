@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from hush.accounting.epsilon import rdp
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import DataError, ProcessFailed, Unsupported
+from hush.core.errors import DataError, PrivacyWarning, ProcessFailed, Unsupported
 from hush.core.guarantee import Arithmetic, Guarantee, Neighbours, Secrecy, check_delta
 from hush.core.parts import ClippedSum, CoordinateMask, Sampling
 from hush.core.plan import Plan
@@ -139,6 +140,8 @@ class PrivateStep:
             check_replay(self)
             self.reducer = self.gradients.reducer = self.reducer.joined(self, generator)
             self.ledger = self.reducer.open_ledger(ledger, plan, self.adjacency)
+            self.earlier = 0 if isinstance(ledger, Ledger) else sum(self.ledger.counts.values())
+            """Number of earlier charges on a ledger passed as a path, until they are reported."""
             self.generator = derive_source(self.generator, self.ledger.stream_label())
             self.secrecy: Secrecy = "secret" if generator is None else "seeded"
             """Whether the key of the stream came from the operating system or from a given seed."""
@@ -344,7 +347,19 @@ class PrivateStep:
 
         Returns:
             Subsampled slots (sensitive); none may be left out.
+
+        Warns:
+            PrivacyWarning: The ledger was passed as a path and has charges of earlier runs.
         """
+        if self.earlier and self.ledger.path is not None:
+            warnings.warn(
+                f"the ledger {self.ledger.path} already holds {self.earlier} charges, and they count. "
+                "Pass another path for an unrelated run, call load_state_dict() to resume one, or pass "
+                "ledger=hush.Ledger(path) to add runs up.",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+            self.earlier = 0
         with self.reducer.propagate_errors():
             self.reducer.free_whole_weights()
             self.ledger.check_adjacency(self.adjacency)
