@@ -258,6 +258,28 @@ def test_a_model_that_draws_is_compared_under_the_same_draws() -> None:
         check_independent_losses(Autoencoder(mixing=True), evidence_bound, INPUTS, INPUTS)
 
 
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_targets_that_broadcast_over_records_are_named_for_any_number_of_outputs(outputs: int) -> None:
+    def squared(scores: Tensor, targets: Tensor) -> Tensor:
+        return (scores - targets).square().mean()
+
+    with pytest.raises(Unsupported, match="outputs and targets whose shapes differ and broadcast"):
+        probe(nn.Linear(4, outputs), squared, INPUTS[:2], torch.rand(2))
+
+
+class Standardised(nn.Linear):
+    """Batch normalisation written by hand."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = super().forward(x)
+        return (scores - scores.mean(0)) / (scores.std(0) + 1e-5)
+
+
+def test_batch_statistics_written_by_hand_are_refused_without_a_warning_of_torch() -> None:
+    with pytest.raises(Unsupported, match="who else is in the batch"):
+        probe(Standardised(4, 5), LOSS, *PAIR)
+
+
 @pytest.mark.parametrize("autocast", [False, True], ids=["", "autocast"])
 def test_no_layer_with_batch_statistics_is_missed(autocast: bool) -> None:
     """Whatever its weights, and though some change a loss by little; low precision hides none."""

@@ -145,15 +145,20 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     # An optimizer skips what has no gradient, so frozen parameters do no harm while they have none.
     uncovered = [
-        tuple(parameter.shape)
+        parameter
         for parameter in optimized
         if id(parameter) not in names and (parameter.requires_grad or parameter.grad is not None)
     ]
     if uncovered:
+        cause = "holds frozen parameters that have a gradient"
+        way_out = "Call optimizer.zero_grad() before the step."
+        if not set(map(id, uncovered)) <= set(map(id, model.parameters())):
+            cause = "was built from another model, or before this one changed (a new layer, fully_shard)"
+            way_out = "Build it from model.parameters()."
+        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in uncovered[:3])
         raise Unsupported(
-            f"the optimizer holds {len(uncovered)} parameter(s) that are not trainable parameters of "
-            f"the model (shapes {uncovered[:3]}): they would move without a private gradient. Build it "
-            "from model.parameters(), after fully_shard, and call zero_grad() for frozen ones."
+            f"the optimizer {cause}: {len(uncovered)} of its parameters (shapes {shapes}"
+            f"{', ...' * (len(uncovered) > 3)}) would move without a private gradient. {way_out}"
         )
     held = set(map(id, optimized))
     missing = [name for identity, name in names.items() if identity not in held]

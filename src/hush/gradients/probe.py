@@ -5,6 +5,7 @@ itself is not watched, because the caller is trusted (docs/guarantees/tape.md).
 """
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -81,6 +82,8 @@ def probe(
     state = _State(model)
     attempt = partial(_probe, model, loss, (inputs, targets), views, state, modules)
     with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", ".*degrees of freedom")  # the deviation of a single record
         stack.enter_context(_same_draws(model))
         stack.callback(state.restore)
         stack.enter_context(uncompiled())
@@ -213,11 +216,15 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
         with suppress(RuntimeError, DataError):  # unless inputs or weights are of mixed types
             values([0, 1], autocast=False)
             needed = False
-    together, first, second = (values(rows, autocast=needed) for rows in ([0, 1], [0, 0], [1, 1]))
-    if together.shape == (2,) and _close(together, torch.stack([first[0], second[1]])):
-        return
-    if together.dim() == 0 and _close(2 * together, first + second):  # a sum or a mean
-        return
+    try:
+        together, first, second = (values(rows, autocast=needed) for rows in ([0, 1], [0, 0], [1, 1]))
+        if together.shape == (2,) and _close(together, torch.stack([first[0], second[1]])):
+            return
+        if together.dim() == 0 and _close(2 * together, first + second):  # a sum or a mean
+            return
+    except DataError as error:
+        if "do not fit each other" not in str(error):  # as they did for each record alone
+            raise
     raise Unsupported(
         "the loss of a record changes with who else is in the batch: clipping one record's gradient "
         "would not bound its influence, and a private step computes each record alone. Use a model and "

@@ -162,7 +162,7 @@ def test_a_verdict_is_one_for_all_ranks() -> None:
 def test_the_test_of_a_proposal_is_that_of_one_process() -> None:
     step = step_of(plan=plan_of(release=SELECTIVE), distributed=hush.Distributed(processes=False))
     step.batches(data_of())
-    new = trials_of(step).losses(list(Batch(torch.arange(RECORDS), data_of(), 5)))
+    new = trials_of(step).losses(list(Batch(torch.arange(RECORDS), data_of(), 5).physical_batches()))
     one = float(trials_of(step).bounded_rise(new, torch.zeros_like(new)))
     assert result("rises") == pytest.approx([one] * RANKS, rel=1e-9)
 
