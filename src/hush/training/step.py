@@ -351,16 +351,16 @@ class PrivateStep:
         Warns:
             PrivacyWarning: The ledger was passed as a path and has charges of earlier runs.
         """
-        if self.earlier and self.ledger.path is not None:
-            warnings.warn(
-                f"the ledger {self.ledger.path} already holds {self.earlier} charges, and they count. "
-                "Pass another path for an unrelated run, call load_state_dict() to resume one, or pass "
-                "ledger=hush.Ledger(path) to add runs up.",
-                PrivacyWarning,
-                stacklevel=2,
-            )
-            self.earlier = 0
         with self.reducer.propagate_errors():
+            if self.earlier and self.ledger.path is not None:
+                warnings.warn(
+                    f"the ledger {self.ledger.path} already holds {self.earlier} charges, and they count. "
+                    "Pass another path for an unrelated run, call load_state_dict() to resume one, or pass "
+                    "ledger=hush.Ledger(path) to add runs up.",
+                    PrivacyWarning,
+                    stacklevel=2,
+                )
+                self.earlier = 0
             self.reducer.free_whole_weights()
             self.ledger.check_adjacency(self.adjacency)
             self._checked = None
