@@ -354,9 +354,9 @@ class PrivateStep:
         with self.reducer.propagate_errors():
             if self.earlier and self.ledger.path is not None:
                 warnings.warn(
-                    f"the ledger {self.ledger.path} already holds {self.earlier} charges, and they count. "
-                    "Pass another path for an unrelated run, call load_state_dict() to resume one, or pass "
-                    "ledger=hush.Ledger(path) to add runs up.",
+                    f"the ledger {self.ledger.path} already holds {self.earlier} charges, and they "
+                    "count. Pass another path for an unrelated run, call load_state_dict() to resume "
+                    "one, or pass ledger=hush.Ledger(path) to add runs up.",
                     PrivacyWarning,
                     stacklevel=2,
                 )
