@@ -150,8 +150,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         if id(parameter) not in names and (parameter.requires_grad or parameter.grad is not None)
     ]
     if uncovered:
-        cause = "holds frozen parameters that have a gradient"
-        way_out = "Call optimizer.zero_grad() before the step."
+        cause, way_out = "holds frozen parameters that have a gradient", "Call optimizer.zero_grad()."
         if not set(map(id, uncovered)) <= set(map(id, model.parameters())):
             cause = "was built from another model, or before this one changed (a new layer, fully_shard)"
             way_out = "Build it from model.parameters()."

@@ -96,7 +96,8 @@ class PrivateStep:
                 as own the records.
             units: Owners of the records, for user-level privacy; None: each record is a unit of privacy.
             neighbours: Adjacency relation that is charged: docs/guarantees/neighbours.md.
-            ledger: Ledger to charge, or the path of one of this plan alone; None: one in memory.
+            ledger: Ledger to charge, or the path of one of this plan alone; None: one in memory. Earlier
+                charges on a path give a `PrivacyWarning`, unless a checkpoint is loaded.
             views: Function from the inputs of one record to several views of it, along a new first
                 dimension; the record's gradient is their mean, before it is clipped.
             public: Records that need no protection, for `Subspaces(bases=Principal(...))`; no private
@@ -347,9 +348,6 @@ class PrivateStep:
 
         Returns:
             Subsampled slots (sensitive); none may be left out.
-
-        Warns:
-            PrivacyWarning: The ledger was passed as a path and has charges of earlier runs.
         """
         with self.reducer.propagate_errors():
             if self.earlier and self.ledger.path is not None:
