@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from inspect import getdoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from hush.cli.options import Quiet, device_named, device_of
 from hush.cli.output import print_error
 from hush.core.atomic_files import check_folder
 from hush.core.errors import InvalidValue
-from hush.core.value import Range
+from hush.core.value import Range, check_count
 
 if TYPE_CHECKING:
     from hush_recipes.figure import Figure
@@ -22,6 +23,16 @@ _BETAS = Range(
 )
 _EPSILONS = Range(above=0, why="a budget of zero buys no information about the data", example=3.0)
 _LEARNING_RATES = Range(above=0, why="nothing is learned without a step downhill", example=0.3)
+
+
+def _at_least_one(parameter: typer.CallbackParam, value: int | None) -> int | None:
+    """Callback of an option that counts. A range of typer's would be printed in the help."""
+    if value is None:
+        return None
+    return check_count(parameter.opts[0], value, "without one nothing is computed", 1, example=1)
+
+
+_count = partial(typer.Option, callback=_at_least_one)
 
 
 def reproduce(
@@ -41,15 +52,15 @@ def reproduce(
     ] = None,
     betas: Annotated[str | None, typer.Option(help="Only these shapes, as 1,2,3.")] = None,
     epsilons: Annotated[str | None, typer.Option(help="Only these epsilons, as 1,3.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of runs of each kind.", min=1)] = None,
-    epochs: Annotated[int | None, typer.Option(help="Number of passes over the data.", min=1)] = None,
-    steps: Annotated[int | None, typer.Option(help="Number of training steps.", min=1)] = None,
+    seeds: Annotated[int | None, _count(help="Number of runs of each kind.")] = None,
+    epochs: Annotated[int | None, _count(help="Number of passes over the data.")] = None,
+    steps: Annotated[int | None, _count(help="Number of training steps.")] = None,
     learning_rates: Annotated[str | None, typer.Option(help="The best of these only, as 0.3,1.")] = None,
     only: Annotated[
         str | None,
         typer.Option(help="Only these methods, with ; between names or parts of names."),
     ] = None,
-    processes: Annotated[int | None, typer.Option(help="Number of runs at once.", min=1)] = None,
+    processes: Annotated[int | None, _count(help="Number of runs at once.")] = None,
     quiet: Quiet = False,
 ) -> None:
     """Compute a paper's figure or table again; write a CSV and a plot, print the table.
