@@ -213,7 +213,7 @@ def test_anchors_of_links_are_headings(page: Path) -> None:
 
 
 def anchors(markdown: str) -> set[str]:
-    """Anchors of the headings and of the numbered equations of a page."""
+    """Anchors of the headings, names of the reference, and numbered equations of a page."""
     headings = [
         following.content
         for token, following in pairwise(COMMONMARK.parse(markdown))
@@ -221,7 +221,8 @@ def anchors(markdown: str) -> set[str]:
     ]
     titles = [re.sub(r"\[([^]]*)\]\([^)]*\)|[`*$]", r"\1", heading).lower() for heading in headings]
     slugs = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip()) for title in titles}
-    return slugs | {f"eq-{number}" for number in re.findall(r"\\tag\{(\w+)\}", markdown)}
+    names = re.findall(r"^::: ([\w.]+)$", markdown, flags=re.MULTILINE)
+    return slugs | {f"eq-{number}" for number in re.findall(r"\\tag\{(\w+)\}", markdown)} | {*names}
 
 
 def test_pictures_are_what_the_script_draws() -> None:
