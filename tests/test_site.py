@@ -86,6 +86,16 @@ def test_the_summary_of_the_reference_has_every_name() -> None:
     assert reference.MARK in (DOCS / "reference" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("page", [*(DOCS / "reference").glob("*.md")], ids=lambda page: page.stem)
+def test_a_page_of_the_reference_has_examples_and_text_for_each_name(page: Path) -> None:
+    text = page.read_text()
+    written = set(re.findall(r"\w+", re.sub(r"^:::.*$", "", text, flags=re.MULTILINE)))
+    names = re.findall(r"^::: [\w.]*\b(\w+)$", text, flags=re.MULTILINE)
+    assert set(names) <= written
+    assert "```python\n" in text or not names
+    assert {"## Raises", "## References"} <= {*text.split("\n")} or page.stem in ("README", "errors")
+
+
 @pytest.mark.parametrize("name", DIRECTIVES)
 def test_a_name_of_the_reference_has_a_docstring(name: str) -> None:
     assert resolve_name(name).__doc__
