@@ -14,4 +14,4 @@ def require(module: str, extra: str) -> ModuleType:
         return import_module(module)
     except ModuleNotFoundError as error:
         text = f"{error.name} is not installed, and this part of hush needs it: "
-        raise ImportError(f"{text}pip install 'hush[{extra}]'.", name=error.name) from error
+        raise ImportError(f"{text}pip install '.[{extra}]' in a clone of hush.", name=error.name) from error

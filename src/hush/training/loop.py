@@ -306,7 +306,7 @@ def _check_arguments(
     directory = checkpoints.directory
     if (checkpoints.resume and directory is None) or (checkpoints.reseed and not checkpoints.resume):
         raise CheckpointError(
-            "there is no run to resume or reseed without a directory. Pass "
+            "resume=True needs a directory, and reseed=True needs resume=True. Pass "
             "checkpoints=hush.Checkpoints(directory=..., resume=True)."
         )
     if checkpoints.settings is not None and directory is None:

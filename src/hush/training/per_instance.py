@@ -149,7 +149,7 @@ class PerInstance:
         if step.reducer.size > 1 or step.units is not None or step.gradients.views is not None:
             raise Unsupported(
                 "per-instance charges are computed for single records, in one process. Leave out units= "
-                "and views=, and pass processes=False."
+                "and views=, and pass distributed=hush.Distributed(processes=False)."
             )
         if self.slots is not None and len(self.slots) and not 0 <= self.slots[-1] < slots:
             raise InvalidValue(

@@ -68,7 +68,8 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False, users: bool =
                 f"WORLD_SIZE={launched}: a launcher started {launched} processes, and each would train "
                 "a model of its own on the same records, charged as if it were the only one. Call "
                 "torch.distributed.init_process_group() before making the step "
-                "(accelerate.Accelerator() does), or pass processes=False for independent runs."
+                "(accelerate.Accelerator() does), or pass "
+                "distributed=hush.Distributed(processes=False) for independent runs."
             )
         if shard and not initialized:
             raise InvalidValue(

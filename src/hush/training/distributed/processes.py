@@ -105,8 +105,8 @@ class Processes:
                     raise ProcessFailed(
                         f"ranks 0 and {rank} differ in {name} ({shorten(shown, 400)}) at {phase}, and "
                         "run one step together. Nothing was charged for it. Pass and do the same on "
-                        "every rank, resume all of them from one checkpoint, or pass processes=False "
-                        "for independent runs."
+                        "every rank, resume all of them from one checkpoint, or pass "
+                        "distributed=hush.Distributed(processes=False) for independent runs."
                     )
         return [each for _, each in said]
 
