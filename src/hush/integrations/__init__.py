@@ -13,5 +13,6 @@ def require(module: str, extra: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        text = f"{error.name} is not installed, and this part of hush needs it: "
-        raise ImportError(f"{text}pip install '.[{extra}]' in a clone of hush.", name=error.name) from error
+        text = f"{error.name} is not installed, and this part of hush needs it. "
+        text += f"In a clone of hush, run pip install '.[{extra}]'."
+        raise ImportError(text, name=error.name) from error
