@@ -14,6 +14,7 @@ from hush.core.plan import STAGES, covered, declared
 
 ROOT = Path(__file__).parents[2]
 GUARANTEES = ROOT / "docs" / "guarantees"
+PLANS = ROOT / "docs" / "plans.md"
 _QUESTIONS = {
     "sampling": "who takes part?",
     "clipping": "how far can one record push?",
@@ -46,8 +47,8 @@ def parts_table() -> str:
     return "\n".join(lines)
 
 
-def proofs_table() -> str:
-    """Every proved combination, with the page that proves it."""
+def proofs_table(folder: str = "") -> str:
+    """Every proved combination, with the page that proves it in a folder."""
     rows: dict[tuple[str, ...], dict[int, list[str]]] = {}
     for kind, proof in declared():
         if not ours(kind):
@@ -62,13 +63,14 @@ def proofs_table() -> str:
         for own, kinds in owners.items():
             full = [*cells[:own], ", ".join(kinds), *cells[own + 1 :]]
             title = (GUARANTEES / note).read_text().partition("\n")[0].removeprefix("# ")
-            lines.append(f"| [{title}]({note}) | {' | '.join(full)} |")
+            lines.append(f"| [{title}]({folder}{note}) | {' | '.join(full)} |")
     return "\n".join(lines)
 
 
 TABLES = {
     ROOT / "README.md": (r"\| part \| question \|.*?(?=\n\n)", parts_table),
     GUARANTEES / "README.md": (r"\| proof \| sampling \|.*?(?=\n\n)", proofs_table),
+    PLANS: (r"\| proof \| sampling \|.*?(?=\n\n)", lambda: proofs_table("guarantees/")),
 }
 
 

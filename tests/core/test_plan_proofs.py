@@ -1,7 +1,7 @@
 """The registry of proofs: complete, unambiguous, and not to be had by deriving from what is proved."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,7 +14,8 @@ from hush.core.errors import Unproved
 from hush.core.parts import Noise, Part, Proof
 from hush.core.plan import STAGES, covered, declared, proof_note
 from hush.core.randomness import RandomSource
-from tests.core.proof_tables import GUARANTEES, TABLES, ours, updated
+from hush.plans import NAMES
+from tests.core.proof_tables import GUARANTEES, PLANS, TABLES, ours, updated
 
 PLAN = hush.Plan(sampling=hush.Poisson(0.1), clipping=hush.L2(2.0), noise=hush.Gaussian(3.0))
 OURS = [(kind, proof) for kind, proof in declared() if ours(kind)]
@@ -35,6 +36,18 @@ def test_every_part_is_proved_with_others() -> None:
 @pytest.mark.parametrize("page", TABLES, ids=lambda page: str(page.parent.name))
 def test_the_tables_say_what_the_parts_declare(page: Path) -> None:
     assert updated(page) == page.read_text(), "run python -m tests.core.proof_tables"
+
+
+def test_the_page_of_plans_has_every_part_and_every_named_plan() -> None:
+    page = PLANS.read_text()
+    for stage in STAGES.values():
+        for kind in filter(ours, stage.kinds.values()):
+            arguments = (
+                each.name if each.default is MISSING else f"{each.name}={each.default!r}"
+                for each in fields(kind)
+            )
+            assert f"| `{kind.__name__}({', '.join(arguments)})` |" in page
+    assert all(f"`{name}`" in page for name in NAMES)
 
 
 def test_a_page_is_listed_in_the_index() -> None:
