@@ -1,4 +1,4 @@
-"""hush: differential privacy for PyTorch, every epsilon proved.
+"""hush: differential privacy for PyTorch, with written proofs.
 
 The parts of a plan, guarantees and errors import at once; names that need SciPy or torch are loaded when
 they are first used, so that `import hush` costs neither.

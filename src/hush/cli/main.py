@@ -20,7 +20,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def hush(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Differential privacy for PyTorch, every epsilon proved."""
+    """Differential privacy for PyTorch, with written proofs."""
     if version:
         print(__version__)
         raise typer.Exit
