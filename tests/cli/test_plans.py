@@ -55,6 +55,9 @@ def test_costs_of_watched_records_are_summarised_and_private(tmp_path: Path) -> 
         assert len(counts) == 10
         assert sum(map(int, counts)) == 20
     assert (run / "per_instance.npz").stat().st_mode & 0o777 == 0o600
+    noise = read_plan(run / "plan.toml").noise
+    assert isinstance(noise, hush.Truncated)
+    assert noise.bound == pytest.approx(noise.scale), "calibration keeps it one deviation away"
     refused = call(*asked, tmp_path / "other", "--rate", "0.1")
     assert refused.returncode == 2
     assert "Poisson x L2 has no per-instance charge" in refused.stderr

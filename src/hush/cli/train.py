@@ -170,7 +170,10 @@ def train(asked: Run) -> None:
     if not from_file and asked.noise is None and steps is not None:
         adjacency = Adjacency(neighbours=settings.relation)
         charged = dimension if grows_with_dimension(private) else None
-        private = calibrate(private, budget, steps, charged, adjacency=adjacency)
+        begun, private = private, calibrate(private, budget, steps, charged, adjacency=adjacency)
+        if isinstance(begun.noise, Rectified | Truncated):  # --bound is in deviations
+            bound = begun.noise.bound * private.noise.to_plain()["scale"] / begun.noise.scale
+            private = replace(private, noise=replace(private.noise, bound=bound))
     if steps and (ratio := experiments.signal_to_noise(private, units, steps, dimension)) < 1:
         print_error(
             f"the noise is larger than the signal: over {steps} steps the records can move the "

@@ -58,11 +58,7 @@ class NormalOnSupport:
         return Gaussian(multiplier=self.scale / reference_norm)
 
     def with_multiplier(self, multiplier: float) -> Self:
-        """The same law at another deviation: its bound, if it has one, stays as many deviations away."""
-        changed = {"scale": multiplier}
-        if (bound := getattr(self, "bound", None)) is not None:
-            changed["bound"] = min(max(bound * (multiplier / self.scale), 1e-12), 1e15)
-        return replace(self, **changed)
+        return replace(self, scale=multiplier)
 
     def _normal(self, location: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
         return Gaussian(multiplier=self.scale).privatize(location, norm=1.0, generator=generator)
