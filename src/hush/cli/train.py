@@ -171,9 +171,10 @@ def train(asked: Run) -> None:
         adjacency = Adjacency(neighbours=settings.relation)
         charged = dimension if grows_with_dimension(private) else None
         begun, private = private, calibrate(private, budget, steps, charged, adjacency=adjacency)
-        if isinstance(begun.noise, Rectified | Truncated):  # --bound is in deviations
-            bound = begun.noise.bound * private.noise.to_plain()["scale"] / begun.noise.scale
-            private = replace(private, noise=replace(private.noise, bound=bound))
+        noise = private.noise
+        if isinstance(noise, Rectified | Truncated):  # --bound is in deviations
+            bound = noise.scale * begun.noise.to_plain()["bound"] / begun.noise.to_plain()["scale"]
+            private = replace(private, noise=replace(noise, bound=bound))
     if steps and (ratio := experiments.signal_to_noise(private, units, steps, dimension)) < 1:
         print_error(
             f"the noise is larger than the signal: over {steps} steps the records can move the "
