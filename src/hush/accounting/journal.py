@@ -388,12 +388,8 @@ class LockedFile:
 _open_files: "WeakSet[LockedFile]" = WeakSet()
 
 
-def _close_in_fork() -> None:
-    for file in list(_open_files):  # a lock is held until no process has the file open
-        file.close()
-
-
-os.register_at_fork(after_in_child=_close_in_fork)
+# a lock is held until no process has the file open
+os.register_at_fork(after_in_child=lambda: list(map(LockedFile.close, list(_open_files))))
 
 
 def _locked(path: Path, ledger: Path, create: int = 0) -> int:

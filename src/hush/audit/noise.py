@@ -141,7 +141,7 @@ def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
     state, skipped = source.get_state(), step.skipped
     total = _whole(step, step.clipped_sum(batch))
     source.set_state(state)
-    step.skipped = skipped
+    step.gradients.skipped = skipped
     return total
 
 

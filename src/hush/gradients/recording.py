@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -255,7 +256,7 @@ class Recording(TorchFunctionMode):
         """Per-sample losses, each the mean over the record's views."""
 
         if views is None:  # outside of vmap, where it is not intercepted
-            inputs, targets = (tree_map(part, _as_batch_of_one) for part in (inputs, targets))
+            inputs, targets = (tree_map(part, _AS_BATCH_OF_ONE) for part in (inputs, targets))
 
         def one_loss(x: Any, y: Any) -> Tensor:
             self.level = current_level()
@@ -456,8 +457,7 @@ class _LayerFunction(_SingleLevelFunction):
         return None, None, *ctx.layer.backward(grad, saved, ctx.needs_input_grad[2:])
 
 
-def _as_batch_of_one(rows: Tensor) -> Tensor:
-    return rows.unsqueeze(1)
+_AS_BATCH_OF_ONE = methodcaller("unsqueeze", 1)
 
 
 def _pack(value: Tensor) -> tuple[Tensor, int]:

@@ -268,7 +268,14 @@ _SMALL = 2**14
 def joint_norms(terms: Sequence[Term]) -> Tensor:
     """Per-sample Euclidean gradient norms over all terms: (records,)."""
     small = [term for term in terms if _is_small(term)]
-    factored = [term for term in terms if isinstance(term, OuterFactors) and _is_joint(term)]
+    # positions that are accumulated in single precision, so that one bound detects overflow
+    factored = [
+        term
+        for term in terms
+        if isinstance(term, OuterFactors)
+        and term.left.shape[1] > 1
+        and precise_dtype(term.left) == torch.float32
+    ]
     together = {id(term) for term in (*small, *factored)}
     parts = [term.norms(2.0)[None] for term in terms if id(term) not in together]
     if small:
@@ -309,11 +316,6 @@ def joint_sums(terms: Mapping[str, Term], keep: Tensor | None, weights: Tensor) 
     total = (joint if keep is None else joint.mask_records(keep)).weighted_sum(weights)
     parts = total.split([term.shape.numel() for term in small.values()])
     return {name: part.view(term.shape) for (name, term), part in zip(small.items(), parts, strict=True)}
-
-
-def _is_joint(term: OuterFactors) -> bool:
-    """Whether positions are accumulated in single precision, so that one bound detects overflow."""
-    return term.left.shape[1] > 1 and precise_dtype(term.left) == torch.float32
 
 
 def _is_small(term: Term) -> bool:
@@ -401,15 +403,10 @@ def unit_tape(
     values, units = counts.unique_consecutive(return_counts=True)
     for count, number in zip(values.tolist(), units.tolist(), strict=True):
         rows = slice(start, start + count * number)
-        scale = _scale(occupied[rows].unflatten(0, (-1, count)), reduction).flatten()
+        # weight of each record in the gradient of its unit, zero for an empty slot
+        held = occupied[rows].unflatten(0, (-1, count))
+        size = 1 if reduction == "sum" else held.sum(1, keepdim=True).clamp(min=1)
         own = tape.take(rows)
-        parts.append(own if count == 1 else own.of_units(count, scale))
+        parts.append(own if count == 1 else own.of_units(count, (held.double() / size).flatten()))
         start = rows.stop
     return UnitTape(parts)
-
-
-def _scale(occupied: Tensor, reduction: Reduction) -> Tensor:
-    """Weight of each record in the gradient of its unit: (units, count), zero for an empty slot."""
-    if reduction == "sum":
-        return occupied.double()
-    return occupied.double() / occupied.sum(1, keepdim=True).clamp(min=1)

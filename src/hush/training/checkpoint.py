@@ -225,7 +225,7 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
         step.optimizer.load_state_dict(before[1])
         text = f"the checkpoint is of another model, or damaged: {error}. Resume with its model."
         raise CheckpointError(text) from None
-    step.run, step.steps, step.skipped = state["run"], state["steps"], state["skipped"]
+    step.run, step.steps, step.gradients.skipped = state["run"], state["steps"], state["skipped"]
     step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
     step.accepted, step.earlier = state["accepted"], 0
     step.gradients.replayed = state["replayed"]  # repeated steps must round alike

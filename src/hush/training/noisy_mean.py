@@ -98,7 +98,7 @@ class NoisyMean:
         return [
             noise.prepare(size, norm=norm, generator=self.source, device=self.device)
             if size
-            else _unchanged
+            else torch.clone  # an empty block, of a slice that another rank holds
             for size, (noise, norm) in zip(self.layout.block_sizes, self.layout.noises, strict=True)
         ]
 
@@ -123,11 +123,6 @@ def set_gradients(parameters: Sequence[nn.Parameter], update: Tensor) -> None:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if parameter.dtype == precision:
                 parameter.grad = gradient
-
-
-def _unchanged(block: Tensor) -> Tensor:
-    """An empty block, of a slice that another rank holds."""
-    return block
 
 
 @contextmanager

@@ -194,10 +194,6 @@ class PrivateStep:
         """Number of records left out because their gradient was not finite, so far (sensitive)."""
         return self.gradients.skipped
 
-    @skipped.setter
-    def skipped(self, number: int) -> None:
-        self.gradients.skipped = number
-
     @property
     def size(self) -> int:
         """Number of parameters that are trainable now, entry by entry."""

@@ -206,7 +206,7 @@ class ProcessGroup(Local):
     ) -> Tensor:
         before = step.skipped
         total = compute(self.share(batch), None)
-        step.skipped = before + sum(self._agree_on_draw(step, batch, step.skipped - before))
+        step.gradients.skipped = before + sum(self._agree_on_draw(step, batch, step.skipped - before))
         return total
 
     def _agree_on_draw(self, step: "PrivateStep", batch: Batch, content: int) -> list[int]:

@@ -84,7 +84,9 @@ class Sharded(ProcessGroup):
         passes = max(self._agree_on_draw(step, batch, -(-len(share) // share.physical)))
         with self.processes.moving():
             total = compute(share, passes)
-        step.skipped = before + sum(self.exchange("the records skipped", step.skipped - before))
+        step.gradients.skipped = before + sum(
+            self.exchange("the records skipped", step.skipped - before)
+        )
         return total
 
     def whole_sum(self, total: Tensor) -> Tensor:
