@@ -63,7 +63,7 @@ SOURCES = {
     ),
     "bounded support (truncated)": (
         "Privacy Amplification via Bounded Support, 2024",
-        "hush train --plan truncated",
+        "hush train --plan truncated --steps 60 --lr 2",
         "docs/mechanisms/bounded-support.md",
     ),
     _PATE: (

@@ -106,8 +106,10 @@ def test_masked_entries_are_refused_and_a_mask_of_none_is_not() -> None:
     assert values[0].tolist() == values[1].tolist()
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_rows_that_are_not_dense_are_refused() -> None:
-    for rows in (torch.eye(3).to_sparse(), torch.ones(3, 2, device="meta")):
+    quantized = torch.quantize_per_tensor(torch.ones(3, 2), 1.0, 0, torch.qint8)
+    for rows in (torch.eye(3).to_sparse(), torch.ones(3, 2, device="meta"), quantized):
         with pytest.raises(DataError, match="sparse, quantized or meta"):
             hush.mean(rows, EVERY[0], delta=1e-5)
 
