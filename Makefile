@@ -43,10 +43,10 @@ clean:
 
 # torch goes first and alone: anything else would let its own idea of torch in.
 $(READY): pyproject.toml recipes/pyproject.toml constraints.txt
-	@echo 'setting up .venv: some minutes'
+	@echo 'setting up .venv: some minutes, most of them for the download of torch'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable ./recipes
+	$(BIN)/pip install --constraint constraints.txt torch
+	$(BIN)/pip install --constraint constraints.txt --editable '.[dev]' --editable ./recipes
 	touch $@
 
 .venv/ready-docs: $(READY)

@@ -140,6 +140,27 @@ def llama_lora(options: Options) -> nn.Module:
     return add_lora(Logits(model, options.peer), ("q_proj", "v_proj"))
 
 
+def llama_qlora(options: Options) -> nn.Module:
+    """The same with the frozen linear layers of its decoder blocks in 4 bits (bitsandbytes, NF4)."""
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    model = llama_lora(options)
+    for name, module in list(model.named_modules()):
+        if type(module) is not nn.Linear or ".layers." not in name or module.weight.requires_grad:
+            continue
+        small = Linear4bit(
+            *(module.in_features, module.out_features),
+            bias=module.bias is not None,
+            compute_dtype=torch.bfloat16,
+            quant_type="nf4",
+        )
+        weight = Params4bit(module.weight.detach(), requires_grad=False, quant_type="nf4")
+        small.weight = weight.to("cpu")  # which quantizes it
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, small)
+    return model
+
+
 def vit(options: Options) -> nn.Module:
     from torchvision.models import VisionTransformer
 
@@ -229,6 +250,15 @@ ARCHITECTURES = {
     "GPT-2": Architecture(gpt2, vocabulary=50257, generates=True, physical=64),
     "Llama-1.1B, LoRA": Architecture(
         llama_lora,
+        vocabulary=32000,
+        generates=True,
+        logical=1024,
+        physical=16,
+        tokens=512,
+        bfloat16_only=True,
+    ),
+    "Llama-1.1B, QLoRA": Architecture(
+        llama_qlora,
         vocabulary=32000,
         generates=True,
         logical=1024,

@@ -18,16 +18,14 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from hush.integrations.sklearn import Categorical, Numeric, PrivateClassifier, PrivateRegressor
-from hush.integrations.sklearn.schema import Schema, encode
+from hush.schema import Schema, encode
 from hush_recipes.data.adult import COLUMNS, LABELS, UNKNOWN, Categories, Dropped, Measure
 from hush_recipes.data.published import read_published
 
 Table = tuple[Any, Any]
 SETTINGS: dict[str, dict[str, Any]] = {
     "least squares": {"solver": "least_squares"},
-    "least squares, paid": {"solver": "least_squares", "scaling": "paid"},
     "DP-SGD": {"solver": "sgd"},
-    "DP-SGD, paid": {"solver": "sgd", "scaling": "paid"},
     "network of 16": {"solver": "sgd", "hidden_layer_sizes": (16,)},
 }
 ALL = Numeric(low=-1, high=1)

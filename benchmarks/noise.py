@@ -13,15 +13,13 @@ import numpy as np
 import torch
 from scipy import stats
 
-from hush.core.randomness import SystemSource, random_bits, source_for
+from hush.core.randomness import random_bits, source_for
 from hush.noise.exact.ziggurat import add_noise
 from interleaved import Draw, devices, medians, print_rows
 
 DRAWS = {"cpu": (1_000_000,), "cuda": (1_000_000, 32_000_000)}
 BETAS = (1.0, 1.5, 2.0, 2.33, 4.0)
 REPEATS = 15
-# More numbers than this are not asked of the operating system.
-_SECURE = 1_000_000
 
 
 def contenders(beta: float, dtype: torch.dtype, device: torch.device, draws: int) -> dict[str, Draw]:
@@ -43,13 +41,9 @@ def contenders(beta: float, dtype: torch.dtype, device: torch.device, draws: int
     variants: dict[str, Draw] = {
         "torch.randn": lambda: torch.randn(draws, generator=generator, dtype=dtype, device=device),
         "hush": lambda: add_noise(torch.zeros_like(shape), beta, 1.0, stream),
-        "hush, torch's generator": lambda: add_noise(torch.zeros_like(shape), beta, 1.0, generator),
         "torch gamma": torch_gamma,
         "ChaCha20 words": lambda: random_bits(draws, stream),
     }
-    if draws <= _SECURE:
-        secure = SystemSource(device)
-        variants["hush, secure"] = lambda: add_noise(torch.zeros_like(shape), beta, 1.0, secure)
     if device.type == "cpu":
         variants["numpy gamma"] = numpy_gamma
         variants["SciPy gennorm"] = lambda: stats.gennorm.rvs(beta, size=draws, random_state=numpy)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.guarantee import Arithmetic
 from hush.core.parts import Clipping, Sampling
 from hush.training.distributed.processes import Group
 
@@ -77,7 +76,6 @@ def private(
     replay: bool | None = None,
     sampling: Sampling = EVERYONE,
     clipping: Clipping | None = None,
-    arithmetic: Arithmetic = "proved",
     processes: Group = False,
 ) -> Step:
     """A step as a user of hush takes it, charge and all; autocast is around the whole of it."""
@@ -93,7 +91,6 @@ def private(
         plan,
         records=len(task),
         execution=hush.Execution(physical_batch=task.physical, replay=replay),
-        randomness=hush.Randomness(arithmetic=arithmetic),
         distributed=hush.Distributed(processes=processes),
     )
     with task.autocast():

@@ -24,11 +24,11 @@ def tiny(**changes: object) -> Dataset:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y_train": np.array([0, 1])}, "do not belong together"),
-        ({"y_train": np.array([[0], [1], [1]])}, "do not belong together"),
-        ({"y_train": np.array([0, 1, 2])}, "go from 0 to 2"),
-        ({"y_test": np.array([-1])}, "go from -1"),
-        ({"x_test": np.ones((0, 2)), "y_test": np.array([], np.int64)}, "do not belong together"),
+        ({"y_train": np.array([0, 1])}, "do not match"),
+        ({"y_train": np.array([[0], [1], [1]])}, "do not match"),
+        ({"y_train": np.array([0, 1, 2])}, "range from 0 to 2"),
+        ({"y_test": np.array([-1])}, "range from -1"),
+        ({"x_test": np.ones((0, 2)), "y_test": np.array([], np.int64)}, "do not match"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(changes: dict[str, object], message: str) -> None:

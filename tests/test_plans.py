@@ -80,6 +80,7 @@ def test_the_settings_are_the_papers() -> None:
     twice = plans.twice(clip_norm=2.0)
     assert twice.sampling == hush.Twice(rate=0.06, coordinate_rate=1 / 3)
     assert twice.clipping == hush.L2Linf(l2=2.0, linf=0.2)
+    assert plans.twice(clip_norm=2.0, cap=0.1).clipping == hush.L2Linf(l2=2.0, linf=0.1)
     clipping = plans.subspaces().clipping
     assert isinstance(clipping, hush.Subspaces)
     assert clipping.ranks == (250, 500, 1000, 1500, 291_898 - 3250)
@@ -103,9 +104,9 @@ def test_bounds_are_in_standard_deviations() -> None:
 def test_settings_can_be_replaced() -> None:
     assert plans.rectified(rate=0.1).sampling == hush.Poisson(0.1)
     assert plans.subspaces(coordinate_rate=1.0).sampling == hush.Poisson(0.02)
-    clipping = plans.subspaces(parameters=100, ranks=(10,), shares=(4.0, 3.0), cap=None).clipping
+    clipping = plans.subspaces(parameters=100, ranks=(10,), shares=(4.0, 3.0), cap=0.5).clipping
     assert clipping == hush.Subspaces(
-        ranks=(10, 90), l2=(0.8, 0.6), bases=hush.Principal(groups=4, every=100)
+        ranks=(10, 90), l2=(0.8, 0.6), linf=(0.5, 0.5), bases=hush.Principal(groups=4, every=100)
     )
     release = plans.dpsur(test="summed", threshold=0.0).release
     assert isinstance(release, hush.Selective)

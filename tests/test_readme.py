@@ -16,10 +16,20 @@ README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 MANUAL = [*PAGES, ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md"]
 HOW_TO = (
-    *("command-line", "who-is-protected", "data", "plans", "own-loop", "distributed", "pate"),
+    *(
+        "command-line",
+        "who-is-protected",
+        "data",
+        "own-data",
+        "batches",
+        "plans",
+        "own-loop",
+        "distributed",
+        "pate",
+    ),
     *("statistics", "mechanisms/README", "sklearn", "tune", "finetune", "logging", "lightning"),
     *("transformers", "first-steps", "concepts", "from-opacus", "from-jax-privacy", "resume"),
-    *("audit", "report", "ten-minutes", "choosing"),
+    *("audit", "report", "ten-minutes", "choosing", "several-models"),
 )
 PEERS = {"from-opacus": "opacus", "from-jax-privacy": "jax_privacy"}
 """Pages that show a peer's code beside ours, in blocks marked `py`, which are not run."""
@@ -111,8 +121,7 @@ def test_files_that_are_named_are_there(page: Path) -> None:
     paths = re.findall(
         r"(?<![\w/])((?:src|tests|recipes|benchmarks|examples)/[\w/]+\.py)", page.read_text()
     )
-    roots = (ROOT, ROOT / "tests")  # docs/pitfalls.md names tests by their place in tests/
-    assert [path for path in paths if not any((root / path).exists() for root in roots)] == []
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def messages() -> Iterator[str]:
@@ -165,6 +174,18 @@ def test_the_version_is_of_the_newest_changes() -> None:
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert newest is not None
     assert hush.__version__.partition(".dev")[0] == newest[1]
+    assert f"\nversion: {newest[1]}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f'\nversion = "{newest[1]}"\n' in (ROOT / "recipes" / "pyproject.toml").read_text()
+
+
+def test_no_page_installs_the_other_project_of_this_name() -> None:
+    """On the package index, the name hush belongs to another project."""
+    project = re.compile(r"(?:pip|uv)[\w ]* (?:add|install) [^`#\n]*?(?<![\w./-])hush(?![\w-])")
+    assert project.search("pip install 'hush[transformers]'")
+    assert project.search("pip install --upgrade hush")
+    assert not project.search("pip install hush-dp")
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")]:
+        assert not project.search(page.read_text()), page
 
 
 def commands() -> list[list[str]]:

@@ -7,7 +7,7 @@ from scipy import stats
 import hush
 from hush.core.errors import InvalidValue
 from hush.core.parts import Sampling
-from hush.core.randomness import Stream, SystemSource
+from hush.core.randomness import Stream
 
 RECORDS, DRAWS = 400, 500
 SHAPE = 600, 700
@@ -22,9 +22,8 @@ def draws(rate: float) -> torch.Tensor:
     return rows
 
 
-def masks(sampling: Sampling, *, secure: bool = False) -> torch.Tensor:
-    generator = SystemSource(torch.device("cpu")) if secure else torch.Generator().manual_seed(1)
-    return sampling.mask_coordinates(torch.ones(SHAPE), generator)
+def masks(sampling: Sampling) -> torch.Tensor:
+    return sampling.mask_coordinates(torch.ones(SHAPE), torch.Generator().manual_seed(1))
 
 
 def rate_fits(taken: torch.Tensor, rate: float) -> bool:
@@ -78,11 +77,10 @@ def test_a_draw_for_a_gpu_is_that_of_the_same_stream_and_does_not_wait_for_it() 
         assert drawn.tolist() == expected
 
 
-@pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("rate", [1 / 256, 1 / 3, 1 / 2, 255 / 256])
-def test_coordinates_take_part_at_the_rate_that_is_charged(rate: float, secure: bool) -> None:
+def test_coordinates_take_part_at_the_rate_that_is_charged(rate: float) -> None:
     for sampling in (hush.Coordinate(rate=rate), hush.Twice(rate=0.1, coordinate_rate=rate)):
-        mask = masks(sampling, secure=secure)
+        mask = masks(sampling)
         assert set(mask.unique().tolist()) == {0.0, 1.0}
         near = sampling.coordinate_participation
         assert stats.binomtest(int(mask.sum()), mask.numel(), near).pvalue > 1e-7

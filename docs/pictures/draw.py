@@ -100,10 +100,10 @@ def picture(height: float, title: str, *shapes: str) -> str:
 def plan() -> str:
     """The four parts of a plan between the records and the model, and the ledger that prices it."""
     parts = (
-        ("Sampling", "who takes part?", "Poisson(rate=0.25)"),
-        ("Clipping", "how far can one record push?", "L2(norm=1.0)"),
-        ("Noise", "what hides it?", f"Gaussian(multiplier={PLAN.noise.multiplier:.2f})"),
-        ("Release", "which updates are published?", "Always()"),
+        ("Sampling", "draws the records", "Poisson(rate=0.25)"),
+        ("Clipping", "bounds each contribution", "L2(norm=1.0)"),
+        ("Noise", "hides one contribution", f"Gaussian(multiplier={PLAN.noise.multiplier:.2f})"),
+        ("Release", "updates the model", "Always()"),
     )
     shapes = [box(62, 8, 150, 30, "plain"), text(137, 28, "records", "middle")]
     for number, (name, question, example) in enumerate(parts):
@@ -120,14 +120,14 @@ def plan() -> str:
         box(12, 54, 250, 74 * 4 + 4, "frame"),
         text(272, 70, "Plan", "strong"),
         text(272, 88, "one immutable value:", "note"),
-        text(272, 104, "what runs is what", "note"),
-        text(272, 120, "is charged", "note"),
+        text(272, 104, "the step runs it,", "note"),
+        text(272, 120, "the ledger charges it", "note"),
         arrow(262, 214, 296, 214),
         box(296, 176, 136, 76, "plain"),
         text(306, 196, "Ledger", "strong"),
-        text(306, 214, "one line a step, on", "note"),
-        text(306, 230, "disk before the", "note"),
-        text(306, 246, "model moves", "note"),
+        text(306, 214, "one line per step,", "note"),
+        text(306, 230, "on disk before the", "note"),
+        text(306, 246, "model changes", "note"),
         arrow(137, bottom - 18, 137, bottom + 16),
         box(62, bottom + 16, 150, 30, "plain"),
         text(137, bottom + 36, "model", "middle"),
@@ -275,14 +275,16 @@ def accuracy() -> str:
     shapes = _axes(left, top, right, bottom, "epsilon, at delta 1e-05", "test accuracy, %")
     shapes += [text(at(e, 70)[0], bottom + 16, f"{e}", "note middle") for e in epsilons]
     shapes += [text(left - 8, at(1, y)[1] + 4, f"{y}", "note end") for y in range(70, 101, 10)]
+    header = next(line for line in table.splitlines() if line.startswith("| data |")).split("|")
+    columns = [next(k for k, title in enumerate(header) if f"epsilon {e} " in title) for e in epsilons]
     for name, kind, below in (
         ("MNIST", "line", 0),
         ("Fashion-MNIST", "curve", -7),
         ("IMDB", "other", 9),
         ("CIFAR-10", "green", 0),
     ):
-        row = next(line for line in table.splitlines() if re.match(rf"\| {name}(, no pre\w+)? \|", line))
-        cells = [re.match(r"\W*(\d+\.\d+)", cell) for cell in row.split("|")[2:5]]
+        row = next(line for line in table.splitlines() if line.startswith(f"| {name} | none |"))
+        cells = [re.match(r"\W*(\d+\.\d+)", row.split("|")[k]) for k in columns]
         points = [at(e, float(cell[1])) for e, cell in zip(epsilons, cells, strict=True) if cell]
         x, y = points[-1]
         shapes += [path(points, kind), text(x + 8, y + 4 + below, name, f"note {kind}-text")]

@@ -21,12 +21,12 @@ PAPERS = {
     ("DPSUR: selective update and release", "mechanisms/dpsur.md"): {
         "dpsur-fig1": (
             "Path of the weights",
-            "At learning rate 1, selective release ends nearer to the minimum than DP-SGD; at .2, "
-            "DP-SGD is better than both.",
+            "At learning rate 1, selective release ends nearer to the minimum than DP-SGD. DP-SGD at "
+            "learning rate 0.2 is better than both.",
         ),
         "dpsur-fig4": (
             "Changes of the loss",
-            "73% of the changes lie outside of the clip of .001 on the digits; the paper expects "
+            "On the digits, 73% of the changes exceed the clipping bound of 0.001. The paper expects "
             "nearly all.",
         ),
         "dpsur-fig5": (
@@ -36,33 +36,33 @@ PAPERS = {
         ),
         "dpsur-fig6": (
             "Acceptance by threshold",
-            "The two probabilities differ most at threshold 0 for every noise, not at the paper's -1.",
+            "For every noise, the two probabilities differ most at threshold 0. The paper uses -1.",
         ),
         "dpsur-algorithm1": (
             "Noise conditioned on acceptance",
-            "At order 1.5 and test noise 1 a fixed number costs .25 and a chosen model at least "
-            ".88; the published charge is .75.",
+            "At order 1.5 and test noise 1, a fixed number of trials costs 0.25, and a chosen model "
+            "at least 0.88. The published charge is 0.75.",
         ),
     },
     ("Twice sampling and hybrid clipping", "mechanisms/twice-sampling.md"): {
         "twice-fig2": (
             "Geometry of records",
-            "Of a record of length 1, the 10 first of 784 directions have a norm of .91 on average "
-            "(Fashion-MNIST).",
+            "On Fashion-MNIST, the first 10 of 784 principal directions contain 91% of the length of a "
+            "record on average.",
         ),
         "twice-fig3": (
             "Geometry of gradients",
-            "Of a gradient of length 1, the 100 first of 26,010 directions have a norm of .96 on "
-            "average (a CNN on Fashion-MNIST).",
+            "For a CNN on Fashion-MNIST, the first 100 of 26,010 principal directions contain 96% of "
+            "the length of a gradient on average.",
         ),
         "twice-fig4": (
             "Divergence of one step",
-            "A smaller l-infinity bound lets sampling help under less noise: from deviation .35 on "
-            "for d0 = 16 and .11 for d0 = 256 (order 8, q2 = 1/2).",
+            "Sampling of coordinates reduces the cost from noise 0.35 on for d0 = 16, and from 0.11 on "
+            "for d0 = 256 (order 8, q2 = 1/2).",
         ),
         "twice-fig5": (
             "Epsilon of 10,000 steps",
-            "Where twice sampling costs 8 (d0 = 64, q2 = 1/3), input sampling costs 73 by the "
+            "If twice sampling costs epsilon 8 (d0 = 64, q2 = 1/3), input sampling costs 73 by the "
             "paper's accounting and 39 by tight accounting.",
         ),
         "twice-section6": (
@@ -71,34 +71,34 @@ PAPERS = {
         ),
         "twice-table1": (
             "Noise variance",
-            "12% to 53% less than plain DP-SGD with as many sampled entries, and 3% to 12% more "
-            "than with as many gradients.",
+            "Twice sampling has 12% to 53% less noise variance than DP-SGD with as many sampled "
+            "entries, and 3% to 12% more than DP-SGD with as many gradients.",
         ),
     },
     ("Generalized Gaussian mechanism", "mechanisms/generalized-gaussian.md"): {
         "gg-fig2": (
             "Epsilon by scale",
-            "A larger beta needs a larger scale: .25 for beta 1 and 5.0 for beta 4, at epsilon 4.",
+            "At epsilon 4, beta 1 needs scale 0.25, and beta 4 needs scale 5.0.",
         ),
         "gg-fig3": (
             "Accuracy of noisy votes",
-            "At epsilon .1, beta 1 is best: 93.2% of the labels of MNIST are right, and 91.4% on "
+            "At epsilon 0.1, beta 1 is best: 93.2% of the labels of MNIST are correct, and 91.4% on "
             "average for beta up to 2.5.",
         ),
         "gg-fig5": (
             "Outliers",
-            "At epsilon 1, noise beyond 10 has probability 5e-5 for beta 1, .007 for beta 2 and .33 "
-            "for beta 4.",
+            "At epsilon 1, noise beyond 10 has probability 0.00005 for beta 1, 0.007 for beta 2 and "
+            "0.33 for beta 4.",
         ),
         "gg-fig9": (
             "Utility of noisy argmax",
-            "For a single vote beta 1 is best: .96 against .91 for beta 2 (25 classes, epsilon 2, "
-            "two counts).",
+            "For a single vote, beta 1 is best: utility 0.96, and 0.91 for beta 2 (25 classes, "
+            "epsilon 2, two counts).",
         ),
         "gg-fig10": (
             "Gaussian and Laplace votes",
-            "Laplace noise is better at equal divergence of order 10 and 50, Gaussian noise at "
-            "order 2 and epsilon .1.",
+            "Laplace noise is better at equal divergence of order 10 and 50. Gaussian noise is better "
+            "at order 2 and epsilon 0.1.",
         ),
         "gg-dimension": (
             "Cost of the dimension",
@@ -113,12 +113,12 @@ PAPERS = {
         ),
         "bounded-fig2": (
             "Divergence and error",
-            "At mu = 0 and sigma = .05 the corrected charge is 36% below the Gaussian's.",
+            "At mu = 0 and sigma = 0.05, the corrected charge is 36% below that for Gaussian noise.",
         ),
         "bounded-sampling": (
             "Sampled coordinates",
-            "Sampling of coordinates has no gain: at equal noise on the mean, the divergence is "
-            "that of the full batch.",
+            "Sampling of coordinates gains nothing: at equal noise on the mean, the divergence equals "
+            "the one of the full batch.",
         ),
     },
 }
@@ -126,10 +126,10 @@ PAPERS = {
 
 _INTRODUCTION = """# Gallery
 
-Figures of four papers, computed again by hush. Each card has a finding, the command that
-writes the figure and its numbers, and the code of the recipe. The commands need
-`pip install ./recipes`. They write a PNG and a CSV file and print the table:
+Figures of four papers, computed by hush. Each card has the finding, the command, and the code.
+A command prints a table, and writes it as CSV beside the figure (PNG):
 
+    pip install ./recipes
     hush reproduce gg-fig2 --out runs/reproduce
 
 `hush reproduce` lists all recipes. Some of them train on data sets that are not bundled.
@@ -138,7 +138,7 @@ writes the figure and its numbers, and the code of the recipe. The commands need
 _PAPER = """
 ## {paper}
 
-[The method, its use and the claims of the paper]({link})
+[The method and its use]({link})
 
 <div class="grid cards" markdown>
 {cards}
@@ -147,15 +147,13 @@ _PAPER = """
 _CARD = """
 - **{title}**
 
-    ![{caption}](gallery/{name}.png)
+    [![{caption}](gallery/{name}.png)](gallery/{name}.png)
 
     {caption}
 
     {finding}
 
-    `hush reproduce {name}`
-
-    [code](../{code})
+    `hush reproduce {name}` ([code](../{code}))
 """
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 from hush.cli import options as opt
-from hush.cli.options import about
 from hush.cli.output import print_json
 from hush.core.atomic_files import check_folder
 from hush.core.errors import HushError
@@ -15,7 +14,7 @@ from hush.noise import Gaussian
 
 
 def demo(
-    out: Annotated[Path, about("Folder for the runs and their reports.")] = Path("runs/demo"),
+    out: Annotated[Path, opt.running("Folder for the runs and their reports.")] = Path("runs/demo"),
 ) -> None:
     """Run the methods of four papers on bundled data at epsilon 3: table, figure and report.
 
@@ -28,7 +27,7 @@ def demo(
 
 
 def claims(as_json: opt.AsJson = False) -> None:
-    """Published privacy statements that do not hold, with the error and the charge of hush.
+    """List published privacy claims that are wrong, with the error and the bound that hush uses.
 
     Example: hush claims --json
     """
@@ -49,18 +48,18 @@ def claims(as_json: opt.AsJson = False) -> None:
 
 
 def tune_selective(
-    records: Annotated[int, about("Number of records in the data set.")],
-    batch_size: Annotated[int, about("Expected batch size of the training.")],
-    updates: Annotated[int, about("Number of accepted updates.")],
+    records: Annotated[int, opt.privacy("Number of records in the data set.")],
+    batch_size: Annotated[int, opt.privacy("Expected batch size of training steps.")],
+    updates: Annotated[int, opt.training("Number of accepted updates.")],
     epsilon: opt.Epsilon,
     delta: opt.Delta = 1e-5,
-    acceptance: Annotated[float, about("Share of trials to be accepted.")] = 0.5,
-    signal: Annotated[float, about("Mean change of a loss, in standard deviations.")] = 0.1,
-    contrast: Annotated[float, about("Acceptance of helpful over harmful proposals.")] = 2.0,
-    clip: Annotated[float, about("Clipping norm.")] = 1.0,
+    acceptance: Annotated[float, opt.testing("Acceptance rate.")] = 0.5,
+    signal: Annotated[float, opt.testing("Mean change of a loss, in standard deviations.")] = 0.1,
+    contrast: Annotated[float, opt.testing("Acceptance of helpful / of harmful proposals.")] = 2.0,
+    clip: Annotated[float, opt.privacy("Clipping norm.")] = 1.0,
     as_json: opt.AsJson = False,
 ) -> None:
-    """The least training noise for a number of accepted updates: both tests, and the better one's plan.
+    """Tune the acceptance test of selective release for the least training noise.
 
     Example: hush tune-selective --records 60000 --batch-size 2048 --updates 646 --epsilon 1
     """

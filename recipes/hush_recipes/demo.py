@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hush import plans
-from hush.accounting.calibrate import calibrate
-from hush.accounting.shaping import fit_noise
+from hush.accounting.calibrate import calibrate, fit_noise
 from hush.clipping import Subspaces
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
@@ -30,6 +29,7 @@ from hush.report.page import write_report
 from hush.report.text import Table
 from hush.training.evaluate import evaluate
 from hush.training.loop import Run, train
+from hush.training.methods.public_bases import public_thresholds
 from hush.training.options import Checkpoints, Logging, Randomness
 from hush.training.per_instance import PerInstance
 from hush.training.progress import Progress
@@ -48,22 +48,32 @@ _PUBLIC = 100
 _QUERIES, _TEACHERS, _WATCHED = 40, 50, 50
 _LESSON = Lesson(rate=0.05)
 _PATE = "PATE, GGNMax"
+_COMMON = f"--steps 200 --lr {_LEARNING_RATE:g}"
 SOURCES = {
-    "DP-SGD": ("Deep Learning with Differential Privacy, 2016", "hush train", "docs/first-steps.md"),
-    "DPSUR": ("DPSUR, 2024", "hush train --plan dpsur", "docs/mechanisms/dpsur.md"),
+    "DP-SGD": (
+        "Deep Learning with Differential Privacy, 2016",
+        f"hush train --plan dpsgd --rate {_RATE} --clip 1 {_COMMON}",
+        "docs/first-steps.md",
+    ),
+    "DPSUR, summed test": (
+        "DPSUR, 2024",
+        f"hush train --plan dpsur --rate {_RATE} --clip 1 --test summed --test-batch {_TESTED} "
+        f"--test-clip 0.01 --test-noise 8 --test-threshold 0 --steps 150 --lr {_LEARNING_RATE:g}",
+        "docs/mechanisms/dpsur.md",
+    ),
     "twice sampling, subspaces": (
         "Geometry of Sensitivity, 2023",
-        f"hush train --plan subspaces --public-records {_PUBLIC}",
+        f"hush train --plan subspaces --public-records {_PUBLIC} --rate 0.5 {_COMMON}",
         "docs/mechanisms/twice-sampling.md",
     ),
     "beta-DP-SGD": (
         "Beyond Laplace and Gaussian, 2025",
-        "hush train --plan beta --beta 1.5",
+        f"hush train --plan beta --beta 1.5 --rate {_RATE} --clip 1 {_COMMON}",
         "docs/mechanisms/generalized-gaussian.md",
     ),
     "bounded support (truncated)": (
         "Privacy Amplification via Bounded Support, 2024",
-        "hush train --plan truncated --steps 60 --lr 2",
+        f"hush train --plan truncated --bound {_BOUND} --steps 60 --lr {_LEARNING_RATE:g}",
         "docs/mechanisms/bounded-support.md",
     ),
     _PATE: (
@@ -87,24 +97,31 @@ class Row:
     own: str = ""
 
 
-def methods(records: int, parameters: int, steps: int = 200) -> list[tuple[Plan, int]]:
-    """Calibrated plans of the methods, and their numbers of steps: `steps` of DP-SGD."""
+def methods(public: Pair, records: int, steps: int = 200) -> list[tuple[Plan, int]]:
+    """Calibrated plans of the methods, and their numbers of steps: `steps` of DP-SGD.
+
+    They are those of the commands in `SOURCES`.
+    """
     few, trials = max(1, steps * 3 // 10), max(1, steps * 3 // 4)
     dpsgd = plans.dpsgd(rate=_RATE, clip_norm=1.0)
     tests: dict[str, Any] = {"test_rate": _TESTED / records, "test_clip": 0.01, "test_multiplier": 8.0}
     dpsur = plans.dpsur(rate=_RATE, clip_norm=1.0, threshold=0.0, test="summed", **tests)
-    blocks: dict[str, Any] = {"ranks": (10, 40), "shares": (1.0, 0.5, 0.3), "groups": 1, "every": 50}
-    rates: dict[str, Any] = {"rate": 0.5, "coordinate_rate": 0.5}
-    twice = plans.subspaces(parameters=parameters, cap=None, **blocks, **rates)
+    model = _initial_model(0)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    twice = plans.subspaces(parameters=size, public=_PUBLIC, rate=0.5)
+    clipping = twice.clipping
+    assert isinstance(clipping, Subspaces)
+    assert clipping.bases is not None
+    fitted = public_thresholds(
+        model, nn.CrossEntropyLoss(), public, ranks=clipping.ranks, norm=1.0, bases=clipping.bases
+    )
     beta = plans.beta(beta=1.5, rate=_RATE, clip_norm=1.0)
-    normal = calibrate(plans.dpsgd(rate=1.0, clip_norm=1.0, multiplier=1.0), BUDGET, steps=few)
-    (scale,) = _multipliers(normal)
     return [
         (calibrate(dpsgd, BUDGET, steps=steps), steps),
         (calibrate(dpsur, BUDGET, steps=trials), trials),
-        (fit_noise(twice, BUDGET, steps=steps), steps),
+        (fit_noise(replace(twice, clipping=fitted), BUDGET, steps=steps), steps),
         (calibrate(beta, BUDGET, steps=steps), steps),
-        (replace(normal, noise=Truncated(scale=scale, bound=_BOUND * scale)), few),
+        (calibrate(plans.truncated(bound=_BOUND), BUDGET, steps=few), few),
     ]
 
 
@@ -119,7 +136,7 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
     out.mkdir(parents=True, exist_ok=True)  # before any work
     x, y, x_test, y_test = tensors(load("digits"))
     test = x_test[_QUERIES:], y_test[_QUERIES:]  # the others are the public inputs of PATE
-    chosen = dict(zip(SOURCES, methods(len(x), 650, steps), strict=False))
+    chosen = dict(zip(SOURCES, methods((x[:_PUBLIC], y[:_PUBLIC]), len(x), steps), strict=False))
     rows = {name: Row() for name in ("no privacy", *SOURCES)}
     rows["no privacy"].steps = str(steps)
     for name, (plan, count) in chosen.items():
@@ -142,7 +159,7 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
     write_report(out / "report.html", facts)
     _draw(rows, out / "plot.png")
     header, cells = ["method", "epsilon", "accuracy", "rate", "clip", "steps", "noise"], []
-    header.append("result of its own")
+    header.append("specific to the method")
     for name, row in rows.items():
         epsilon = f"{row.epsilon:.3f}" if row.epsilon else "infinite"
         rate = " x ".join(f"{number:g}" for number in row.rates) or "-"
@@ -160,10 +177,11 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
     )
     (out / "table.md").write_text(text)
     print(f"\n{text}\ntable   {out / 'table.md'}\nfigure  {out / 'plot.png'}")
-    print(f"report  {out / 'report.html'} (the first run of DP-SGD)\n")
-    print(Table(header=["paper", "command", "page"], rows=list(SOURCES.values())).markdown())
-    print("\nThe commands use the papers' settings or defaults, and do not repeat the results above.")
-    print("Seeded for reproducible numbers; a private run has no known seed. All methods: hush plans.")
+    print(f"report  {out / 'report.html'} (the first of {seeds} runs of DP-SGD, not their mean)\n")
+    for name, (paper, command, page) in SOURCES.items():
+        print(f"{name} ({paper}): {page}\n    {command}")
+    print("\nThe commands have the settings of the table, with other random numbers. `hush plans` lists")
+    print("all methods. The runs above were seeded; a private run has no known seed.")
 
 
 def _private(plan: Plan, steps: int, data: Pair, test: Pair, seed: int, folder: Path | None) -> Run:
@@ -264,7 +282,9 @@ def _own_number(plan: Plan, run: Run) -> str:
     if isinstance(plan.release, Selective):
         return f"{run.accepted} of {run.steps} updates accepted"
     if isinstance(plan.noise, BlockGaussian):
-        return f"variance {_variance_ratio(plan, run.steps):.0%} of isotropic"
+        assert isinstance(plan.clipping, Subspaces)
+        ranks = ", ".join(map(str, plan.clipping.ranks))
+        return f"ranks {ranks}; variance {_variance_ratio(plan, run.steps):.0%} of isotropic"
     if isinstance(plan.noise, GeneralizedGaussian):
         return f"beta {plan.noise.beta:g}"
     if run.per_instance is None:
@@ -285,8 +305,8 @@ def _draw(rows: dict[str, Row], path: Path) -> None:
         label = f"{mean(row.accuracies):.1%}"
         axes.text(max(row.accuracies) + 0.015, name, label, fontsize=8, va="center")  # type: ignore[arg-type]
     axes.invert_yaxis()
-    privacy = f"epsilon {BUDGET.epsilon:g} at delta {BUDGET.delta:g}"
-    label = f"accuracy on digits, {privacy}\na dot for each seed, a bar for the mean"
+    privacy = f"private methods: epsilon {BUDGET.epsilon:g} at delta {BUDGET.delta:g}"
+    label = f"accuracy on digits; {privacy}\na dot for each seed, a bar for the mean"
     axes.set(xlim=(0, 1.08), xlabel=label)
     axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     figure.savefig(path, dpi=150)

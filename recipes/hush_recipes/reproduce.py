@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from inspect import getdoc, signature
 from pathlib import Path
@@ -37,28 +38,26 @@ _count = partial(typer.Option, callback=_at_least_one)
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Which ones; without a name, all are listed.")
+        list[str] | None, typer.Argument(help="Recipes to run; without a name, list all.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where CSV and PNG files go.")] = Path("runs/reproduce"),
-    model: Annotated[
-        str | None, typer.Option(help="Network in place of the recipe's own, where it has one.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Data set in place of the recipe's own, where it has one.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for CSV and PNG files.")] = Path("runs/reproduce"),
+    model: Annotated[str | None, typer.Option(help="Network, instead of the recipe's own.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data set, instead of the recipe's own.")] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="cpu, cuda or cuda:N; the recipe's own by default.", callback=device_named),
+        typer.Option(help="cpu, cuda or cuda:N; by default the recipe's own.", callback=device_named),
     ] = None,
-    betas: Annotated[str | None, typer.Option(help="Only these shapes, as 1,2,3.")] = None,
-    epsilons: Annotated[str | None, typer.Option(help="Only these epsilons, as 1,3.")] = None,
+    betas: Annotated[str | None, typer.Option(help="Exponents of the noise, e.g. 1,2,3.")] = None,
+    epsilons: Annotated[str | None, typer.Option(help="Values of epsilon, e.g. 1,3.")] = None,
     seeds: Annotated[int | None, _count(help="Number of runs of each kind.")] = None,
     epochs: Annotated[int | None, _count(help="Number of passes over the data.")] = None,
     steps: Annotated[int | None, _count(help="Number of training steps.")] = None,
-    learning_rates: Annotated[str | None, typer.Option(help="The best of these only, as 0.3,1.")] = None,
+    learning_rates: Annotated[
+        str | None, typer.Option(help="Candidate learning rates, e.g. 0.3,1.")
+    ] = None,
     only: Annotated[
         str | None,
-        typer.Option(help="Only these methods, with ; between names or parts of names."),
+        typer.Option(help="Methods to run: names or parts of names, separated by ;."),
     ] = None,
     processes: Annotated[int | None, _count(help="Number of runs at once.")] = None,
     quiet: Quiet = False,
@@ -81,7 +80,8 @@ def reproduce(
         return
     for name in names:
         if name not in recipes:
-            raise InvalidValue(f"{name!r} is no recipe; choose from {', '.join(recipes)}.")
+            near = get_close_matches(name, recipes, 3) or recipes
+            raise InvalidValue(f"{name!r} is no recipe; choose from {', '.join(near)}.")
     choices = {
         "model": model,
         "data": data,

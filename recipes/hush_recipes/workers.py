@@ -7,6 +7,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
@@ -18,7 +19,7 @@ import torch
 
 import hush
 from hush.core.atomic_files import check_folder
-from hush.core.errors import PerformanceWarning
+from hush.core.errors import PerformanceWarning, ProcessFailed
 
 CACHE = "HUSH_RUNS"
 """Environment variable: directory of cached results; without it, none are cached."""
@@ -39,8 +40,14 @@ def workers(processes: int | None, device: str) -> Iterator[Map]:
         yield _cached(map)
         return
     context = get_context("spawn")
-    with ProcessPoolExecutor(count, context, initializer=_prepare, initargs=(count, device)) as pool:
-        yield _cached(pool.map)
+    try:
+        with ProcessPoolExecutor(count, context, initializer=_prepare, initargs=(count, device)) as pool:
+            yield _cached(pool.map)
+    except BrokenProcessPool:
+        raise ProcessFailed(
+            f"one of {count} processes ended, as happens if memory runs out or somebody ends it. Pass "
+            f"fewer (--processes 1); with {CACHE}=FOLDER, finished runs are not run again."
+        ) from None
 
 
 def _cached(over: Map) -> Map:

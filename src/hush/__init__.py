@@ -1,7 +1,7 @@
 """hush: differential privacy for PyTorch, with written proofs.
 
-The parts of a plan, guarantees and errors import at once; names that need SciPy or torch are loaded when
-they are first used, so that `import hush` costs neither.
+Plans, guarantees and errors are imported eagerly. Names that need SciPy or torch are imported on first
+use.
 """
 
 from importlib import import_module
@@ -20,12 +20,13 @@ from hush.sampling import *  # noqa: F403
 
 if TYPE_CHECKING:
     from hush.accounting.attacker import Attacker, Risk
-    from hush.accounting.calibrate import calibrate
+    from hush.accounting.calibrate import calibrate, fit_noise
     from hush.accounting.epsilon import epsilon, rdp
     from hush.accounting.filters import RenyiFilter
     from hush.accounting.ledger import Ledger
+    from hush.accounting.opacus import from_opacus
     from hush.accounting.per_instance import fisher, individual_rdp
-    from hush.accounting.shaping import fit_noise
+    from hush.gradients.fix import fix
     from hush.pate.argmax import Confident, NoisyMax
     from hush.training.loop import train
     from hush.training.methods.least_squares import NoisyLeastSquares
@@ -39,15 +40,15 @@ if TYPE_CHECKING:
     from hush.training.trial import Choice, LogUniform, Uniform
     from hush.training.tune import tune
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = ["Adjacency", "Always", "BestOf", "Bound", "Budget", "Guarantee", "Neighbours", "Plan"]
 __all__ += ["PrivacyWarning", "Selective", "errors"]
 __all__ += ["Attacker", "Ledger", "RenyiFilter", "Risk", "calibrate", "epsilon", "fisher", "fit_noise"]
-__all__ += ["individual_rdp", "rdp"]
+__all__ += ["from_opacus", "individual_rdp", "rdp"]
 __all__ += ["Confident", "NoisyMax"]
 __all__ += ["Checkpoints", "Distributed", "Execution", "Logging", "PerInstance", "PrivateStep"]
-__all__ += ["Randomness", "Source", "Units", "train"]
+__all__ += ["Randomness", "Source", "Units", "fix", "train"]
 __all__ += ["Choice", "LogUniform", "Uniform", "tune"]
 __all__ += ["NoisyLeastSquares", "NoisyMoments", "NoisyQuantile", "NoisyWhitening"]
 __all__ += ["individual_mean", "mean", "public_thresholds"]
@@ -57,12 +58,13 @@ __all__ += noise.__all__
 
 _LAZY = {
     "accounting.attacker": ("Attacker", "Risk"),
-    "accounting.calibrate": ("calibrate",),
+    "accounting.calibrate": ("calibrate", "fit_noise"),
     "accounting.epsilon": ("epsilon", "rdp"),
     "accounting.filters": ("RenyiFilter",),
     "accounting.ledger": ("Ledger",),
+    "accounting.opacus": ("from_opacus",),
     "accounting.per_instance": ("fisher", "individual_rdp"),
-    "accounting.shaping": ("fit_noise",),
+    "gradients.fix": ("fix",),
     "pate.argmax": ("Confident", "NoisyMax"),
     "training.per_instance": ("PerInstance",),
     "training.source": ("Source",),

@@ -1,4 +1,4 @@
-"""Data sets by name, the owners of their records from a file, and views of images."""
+"""Data sets by name, user ids of records from a file, and augmented views of images."""
 
 import os
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hush.core.errors import DataError, shorten
 from hush.core.extensions import choices, extensions
+from hush.core.value import check_count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,9 +22,10 @@ _SEPARATORS = (",", ";", "\t", "|")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Inputs and labels of a private training part and a test part.
+    """Inputs and labels of private training records and of test records.
 
-    Readers scale by public constants only: a mean of the training records would be an uncharged release.
+    Inputs are scaled by public constants only: a mean of the training records would be an uncharged
+    release.
     """
 
     name: str
@@ -40,13 +42,13 @@ class Dataset:
         for part, (x, y) in parts.items():
             if y.ndim != 1 or x.ndim < 2 or not len(x) == len(y) > 0:
                 raise DataError(
-                    f"{self.name}: {part} inputs {x.shape} and labels {y.shape} do not belong together. "
+                    f"{self.name}: {part} inputs {x.shape} and labels {y.shape} do not match. "
                     "Pass one row of inputs and one label per record."
                 )
             if y.min() < 0 or y.max() >= self.classes:
                 raise DataError(
-                    f"{self.name}: {part} labels go from {y.min()} to {y.max()}, but {self.classes} "
-                    f"classes are numbered 0 to {self.classes - 1}."
+                    f"{self.name}: {part} labels range from {y.min()} to {y.max()}, but labels of "
+                    f"{self.classes} classes are 0 to {self.classes - 1}."
                 )
 
     @property
@@ -61,19 +63,19 @@ class Dataset:
 
 
 def names() -> tuple[str, ...]:
-    """Names for `load`: the bundled digits, and data sets of other distributions."""
+    """Names for `load`: the bundled digits, and data sets of other installed packages."""
     return ("digits", *extensions("datasets"))
 
 
 def load(name: str, directory: str | Path | None = None) -> Dataset:
     """Training and test records of a data set, scaled with public constants.
 
-    `pip install ./recipes` in a clone of hush adds the papers' data sets, which are read from their
-    published files and checked against their sha256 sums.
+    `pip install ./recipes` in a clone of hush adds the papers' data sets. Their published files are
+    verified by SHA-256.
 
     Args:
         name: One of `hush.data.names()`. `digits` needs no files.
-        directory: Directory of the files. None: the environment's HUSH_DATA.
+        directory: Directory of the files; by default the environment variable HUSH_DATA.
 
     >>> load("digits")
     Dataset(digits: 1437 training and 360 test records of 1 x 8 x 8, 10 classes)
@@ -95,20 +97,20 @@ def with_features(
     cache: Path | None = None,
     directory: str | Path | None = None,
 ) -> Dataset:
-    """Data set with fixed features in place of its inputs, which are cached on disk.
+    """Replace the inputs of a data set by fixed features, which are cached on disk.
 
     `pip install ./recipes` in a clone of hush adds `scattering` and `efficientnet-lite0`.
 
-    **Guarantee.** The features of a record are a function of that record alone and of public constants:
-    a guarantee for the records holds with their features as inputs.
+    **Guarantee.** The features of a record depend on that record and public constants only, so a
+    guarantee for training on features holds for the records.
 
     Args:
         dataset: Images, channels x side x side.
         features: Name of the features.
         device: Device that computes them.
-        cache: Directory of the cached files, which are as private as the records. None: the
-            environment's HUSH_CACHE, else `hush` below the user's cache directory.
-        directory: Directory of published weights. None: the environment's HUSH_DATA.
+        cache: Directory of the cached files, which are as private as the records; by default the
+            environment variable HUSH_CACHE, or `hush` in the user's cache directory.
+        directory: Directory of published weights; by default the environment variable HUSH_DATA.
     """
     makers = extensions("features")
     if features not in makers:
@@ -136,7 +138,7 @@ def public_order(count: int) -> NDArray[np.int64]:
     >>> [int(i) for i in public_order(5)]
     [3, 2, 1, 0, 4]
     """
-    # NumPy promises a stable stream for the raw words of a bit generator, not for `permutation`.
+    # NumPy guarantees a stable stream for raw words of a bit generator, not for `permutation`.
     words = np.random.PCG64(0).random_raw(count)
     return np.argsort(words, kind="stable").astype(np.int64)
 
@@ -147,7 +149,7 @@ def _digits() -> Dataset:
 
     bundled = load_digits()
     order = public_order(len(bundled.target))
-    # pixels count the dark points of a 4 x 4 patch
+    # a pixel is the number of dark points in a 4 x 4 patch
     images = bundled.images[order].astype(np.float32, order="C")[:, np.newaxis] / np.float32(16)
     labels, split = bundled.target[order].astype(np.int64), _DIGITS_TRAINING
     parts = {"x_train": images[:split], "y_train": labels[:split]}
@@ -156,13 +158,13 @@ def _digits() -> Dataset:
 
 
 def read_owners(path: str | os.PathLike[str], records: int) -> NDArray[Any]:
-    """Owner of each record, as `PrivateStep(units=...)` takes them, from a text file or a `.npy` array.
+    """Read the user id of each record from a text file or a `.npy` array, for `hush.Units(owners=)`.
 
     Records with equal ids belong to one user. Empty lines and lines with several columns raise, because
     they would split a user into several.
 
     Args:
-        path: File with one id per line, in the order of the records; blanks around an id are ignored.
+        path: File with one id per line, in the order of the records; surrounding whitespace is ignored.
         records: Number of records.
     """
     path = Path(path)
@@ -192,16 +194,19 @@ def read_owners(path: str | os.PathLike[str], records: int) -> NDArray[Any]:
 
 
 def flips_and_shifts(count: int, *, shift: int = 4) -> "Callable[[Tensor], Tensor]":
-    """Function from an image to augmented views of it, for `PrivateStep(..., views=)`.
+    """Function that returns augmented views of an image, for `PrivateStep(..., views=)`.
 
-    A per-sample gradient is averaged over the `count` views before clipping: one record has one
-    gradient. Images are (channels, height, width), and views have one more first dimension.
+    The gradients of the `count` views are averaged before clipping, so each record has one gradient. An
+    image is (channels, height, width); its views are (count, channels, height, width).
 
     Args:
-        count: Number of views of an image.
-        shift: Largest shift in pixels in each direction; half of the views are mirrored.
+        count: Number of views per image.
+        shift: Largest shift in pixels; half of the views are mirrored.
     """
     import torch
+
+    check_count("count", count, "a gradient is the mean of so many views", at_least=1, example=4)
+    check_count("shift", shift, "it is a number of pixels", example=4)
 
     def views(image: "Tensor") -> "Tensor":
         _, height, width = image.shape

@@ -1,37 +1,40 @@
-"""Networks by name: two for records of any shape, and networks of other distributions."""
+"""Networks by name: two for any input shape, and networks of other installed packages."""
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from torch import nn
 
 from hush.core.errors import Unsupported
 from hush.core.extensions import choices, extensions
+from hush.core.value import with_article
 
 HIDDEN = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Factory of a network, and the records that it takes."""
+    """Factory of a network, and its supported inputs."""
 
     factory: Callable[[int, tuple[int, ...]], nn.Module]
     """Function from the number of classes and the shape of a record to a new network."""
     default_for: tuple[str, ...] = ()
     """Data sets with this network as the default."""
     features: str | None = None
-    """Features of the data that it takes. None: the records as they are."""
+    """Features that the network needs; None for the records themselves."""
     shape: tuple[int | None, ...] | None = None
-    """Shape of a record, with None for any size. None: any shape."""
+    """Input shape, with None for a dimension of any size; None for any shape."""
     channels: int = 1
-    """Divisor of the first size."""
+    """The size of the first dimension must be a multiple of this."""
     tokens: bool = False
-    """Whether a record is token ids, which are integers."""
+    """Whether inputs are token ids (integers)."""
 
     def takes(self, shape: tuple[int, ...], tokens: bool) -> bool:
-        """Whether records of this shape fit, of token ids or of floating-point numbers."""
+        """Whether the network supports inputs of this shape and kind (token ids or numbers)."""
         if tokens != self.tokens:
             return False
         return self.shape is None or (
@@ -42,7 +45,7 @@ class Network:
 
 
 def logistic(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Linear layer on the flattened input, initialised to zero, as the loss is convex."""
+    """Linear layer on the flattened input, initialised to zero because the loss is convex."""
     linear = nn.Linear(math.prod(shape), classes)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -56,17 +59,33 @@ def mlp(classes: int, shape: tuple[int, ...]) -> nn.Module:
     )
 
 
-_OWN = {"logistic": Network(factory=logistic, default_for=("digits",)), "mlp": Network(factory=mlp)}
+def cnn(classes: int, shape: tuple[int, ...]) -> nn.Module:
+    """Two convolutions of stride 2 with 16 and 32 channels and tanh, and a linear layer."""
+    channels, height, width = shape
+    pixels = -(-height // 4) * -(-width // 4)
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 16, 3, stride=2, padding=1), nn.Tanh()),
+        *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.Tanh()),
+        *(nn.Flatten(), nn.Linear(32 * pixels, classes)),
+    )
+
+
+_OWN = {
+    "logistic": Network(factory=logistic, default_for=("digits",)),
+    "mlp": Network(factory=mlp),
+    "linear": Network(factory=logistic),
+    "cnn": Network(factory=cnn, shape=(None, None, None), channels=1),
+}
 
 
 def networks() -> dict[str, Network]:
-    """All networks by name; imports the modules of other distributions."""
+    """All networks by name; imports the modules of other packages."""
     return _OWN | {name: point.load() for name, point in extensions("models").items()}
 
 
 def default_model(data: str, features: str | None = None) -> str:
     """Name of the default network for a data set, or for features of it."""
-    for wanted in (features, None):  # records without such features raise when those are computed
+    for wanted in (features, None):  # computing unavailable features raises later
         for name, network in networks().items():
             if data in network.default_for and network.features == wanted:
                 return name
@@ -76,13 +95,14 @@ def default_model(data: str, features: str | None = None) -> str:
 def build(
     name: str, *, classes: int, shape: Sequence[int], dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Build a network with one score per class; weights come from torch's global generator.
+    """Build a network with one score per class; weights are drawn from torch's global generator.
 
     Args:
-        name: `logistic`, `mlp`, or a network of another distribution, as `hush train --help` lists them.
+        name: `logistic` or `linear`, `mlp`, `cnn`, a network of another package, or `module:function`
+            with a function of `classes` and `shape`; `hush train --help` lists the names.
         classes: Number of classes.
         shape: Shape of a record.
-        dtype: Type of the records. None: one that the network takes.
+        dtype: Type of the inputs; by default one that the network supports.
 
     >>> build("logistic", classes=10, shape=(1, 8, 8))
     Sequential(
@@ -90,24 +110,45 @@ def build(
       (1): Linear(in_features=64, out_features=10, bias=True)
     )
     """
-    point = extensions("models").get(name)
-    if name not in _OWN and point is None:
-        raise Unsupported(f"No network is called {name!r}. There are {choices('models', *_OWN)}")
-    network: Network = _OWN[name] if point is None else point.load()
-    record = tuple(shape)
+    network, record = network_of(name), tuple(shape)
     tokens = network.tokens if dtype is None else not dtype.is_floating_point
     if not network.takes(record, tokens):
-        # records of unknown type fit networks of both kinds
+        # inputs of unknown type fit networks of both kinds
         kinds = (tokens,) if dtype is not None else (True, False)
         fitting = [
             name for name, each in networks().items() if any(each.takes(record, k) for k in kinds)
         ]
         source = f" ({network.features} features of the data)" if network.features else ""
         raise Unsupported(
-            f"{name} takes records of {_in_words(network.shape, network.tokens)}{source}, not "
-            f"{_in_words(record, tokens)}. Networks that take those (--model): {', '.join(fitting)}."
+            f"{name} needs inputs of {_in_words(network.shape, network.tokens)}{source}, not "
+            f"{_in_words(record, tokens)}. Networks for these inputs (--model): {', '.join(fitting)}."
         )
-    return network.factory(classes, record)
+    built = network.factory(classes, record)
+    if not isinstance(built, nn.Module):
+        text = f"{name} returned {with_article(type(built).__name__)} instead of a torch.nn.Module."
+        raise Unsupported(f"{text} Return a network for (classes, shape).")
+    return built
+
+
+def network_of(name: str) -> Network:
+    """The network of this name, or the caller's own `module:function`, which is imported."""
+    module, separator, function = name.partition(":")
+    if not separator:
+        point = extensions("models").get(name)
+        if name not in _OWN and point is None:
+            raise Unsupported(f"No network is called {name!r}. There are {choices('models', *_OWN)}")
+        return _OWN[name] if point is None else point.load()
+    sys.path.insert(0, "")  # a command does not search the working directory
+    try:
+        factory = getattr(import_module(module), function)
+    except Exception as error:
+        raise Unsupported(
+            f"--model {name} cannot be imported ({type(error).__name__}: {error}). Pass module:function,"
+            " e.g. --model mymodels:build for build(classes, shape) in mymodels.py of this folder."
+        ) from error
+    finally:
+        sys.path.remove("")
+    return Network(factory=factory)
 
 
 def _in_words(shape: Sequence[int | None] | None, tokens: bool) -> str:

@@ -1,7 +1,7 @@
 """Named plans: the methods of the papers, with the papers' hyperparameters as defaults.
 
-Keyword arguments replace single hyperparameters; `hush.calibrate` replaces the noise by the least that
-a budget allows. Sampling rates are batch sizes over the papers' numbers of records.
+Keyword arguments replace hyperparameters, and `hush.calibrate` computes the noise for a budget. Default
+sampling rates are the papers' batch sizes divided by their numbers of records.
 
 >>> from hush import plans
 >>> print(plans.NAMES["dpsgd"].summary)
@@ -25,7 +25,7 @@ from hush.sampling import FullBatch, Poisson, Twice
 
 @dataclass(frozen=True, kw_only=True)
 class NamedPlan:
-    """Function that makes a plan, and the paper of its method: authors, title, venue, year, arXiv."""
+    """Function that returns a plan, and the paper of its method: authors, title, venue, year, arXiv."""
 
     make: Callable[..., Plan]
     paper: str
@@ -89,11 +89,11 @@ def dpsur(
     test: Test = "mean",
     accounting: Accounting = "per-trial",
 ) -> Plan:
-    """DPSUR: an update is released if a noisy test accepts it; every trial is charged.
+    """DPSUR: release an update if a noisy test accepts it; every trial is charged.
 
-    Defaults: Fashion-MNIST at epsilon 3 (Fu et al. 2024, section 6.1.3 and Table 1; batch and noise of
-    training as in the authors' runs). The paper tests the mean loss; the summed test needs less noise.
-    The arguments of the test are those of `Selective`.
+    Defaults: Fashion-MNIST at epsilon 3 (Fu et al. 2024, section 6.1.3 and Table 1; batch size and
+        training noise as in the authors' runs). The paper tests the mean loss; the summed test needs
+        less noise. `Selective` documents the arguments of the test.
 
     Args:
         rate: Sampling rate of training.
@@ -113,7 +113,7 @@ def dpsur(
 
 
 def dpsur_published(**options: Any) -> Plan:
-    """DPSUR with the paper's accounting of accepted updates alone: for comparison, not a guarantee.
+    """DPSUR with the paper's accounting of accepted updates alone; for comparison, not a guarantee.
 
     Args:
         **options: Arguments of `dpsur`, except `test` and `accounting`.
@@ -126,22 +126,23 @@ def twice(
     rate: float = 0.06,
     coordinate_rate: float = 1 / 3,
     clip_norm: float = 1.0,
-    cap: float = 0.1,
+    cap: float | None = None,
     multiplier: float = 1.61,
 ) -> Plan:
-    """Twice sampling: records are sampled, and coordinates of each record; clipping in two norms.
+    """Twice sampling: sampling of records and of coordinates, with clipping in two norms.
 
     Defaults: ResNet22 on CIFAR-10 at epsilon 2 in 1,500 steps (Xiao et al. 2023, Table 1, first row;
-    norms as in section 6). The noise is calibrated here.
+    norms as in section 6). The noise is calibrated by hush.
 
     Args:
         rate: Sampling rate of records.
         coordinate_rate: Sampling rate of coordinates, rounded to a multiple of 1/256.
         clip_norm: l2 clipping norm.
-        cap: Bound on each entry, in units of `clip_norm`.
+        cap: Bound on each entry, in the same unit as `clip_norm`; None: a tenth of `clip_norm`.
         multiplier: Noise multiplier.
     """
-    clipping, noise = L2Linf(l2=clip_norm, linf=cap * clip_norm), Gaussian(multiplier)
+    cap = clip_norm / 10 if cap is None else cap
+    clipping, noise = L2Linf(l2=clip_norm, linf=cap), Gaussian(multiplier)
     return Plan(sampling=_sampling(rate, coordinate_rate), clipping=clipping, noise=noise)
 
 
@@ -154,34 +155,36 @@ def subspaces(
     coordinate_rate: float = 1 / 2,
     clip_norm: float = 1.0,
     shares: Sequence[float] | None = None,
-    cap: float | None = 0.1,
+    cap: float | None = None,
     groups: int = 4,
     every: int = 100,
-    multiplier: float = 0.555,
+    multiplier: float = 0.637,
 ) -> Plan:
-    """Hybrid clipping: a norm for each principal subspace of public gradients, with twice sampling.
+    """Hybrid clipping: a clipping norm per principal subspace of public gradients, with twice sampling.
 
     Defaults: ResNet22 on CIFAR-10 at epsilon 8 in 5,000 steps (Xiao et al. 2023, Table 2, last row;
     ranks as in section 6, 250, 500, 1000 and 1500, or in these proportions a quarter of a small model).
-    The paper measures the shares on public gradients; here they are equal, and the noise is calibrated.
-    `hush.fit_noise` shapes it. Proof: docs/guarantees/twice-sampling.md and public-basis.md.
+    The paper measures the shares on public gradients and fits the noise, as `hush train` does with
+    `hush.public_thresholds` and `hush.fit_noise`; here the shares are equal and the noise is isotropic.
+    Proof: docs/guarantees/twice-sampling.md and public-basis.md.
 
     Args:
         parameters: Number of trained parameters.
-        public: Number of public records, if known; they span no more directions.
+        public: Number of public records, if known. `hush.public_thresholds` computes its bases from 60%
+            of them, which limits the sum of the ranks.
         ranks: Dimensions of the principal subspaces; the last subspace is their complement. None: the
             paper's, scaled down for small models and few public records.
         rate: Sampling rate of records.
         coordinate_rate: Sampling rate of coordinates; 1 for sampling of records alone.
-        clip_norm: l2 norm of a gradient that fills all subspaces.
+        clip_norm: l2 norm of a gradient that reaches the bound in all subspaces.
         shares: Relative norm of each subspace and of the complement; None: equal.
-        cap: Bound on each coefficient, in units of its subspace's norm; None for none.
-        groups: Number of parameter groups with bases of their own.
+        cap: Bound on each coefficient, in the same unit as `clip_norm`; None for none.
+        groups: Number of parameter groups with separate bases.
         every: Number of steps between updates of the bases.
         multiplier: Noise multiplier.
     """
     if ranks is None:
-        total = min(sum(_RANKS), parameters // 4, public or parameters)
+        total = min(sum(_RANKS), parameters // 4, parameters if public is None else public * 3 // 5)
         scaled = [rank * total // sum(_RANKS) for rank in _RANKS]
         ranks = [rank for rank in scaled if rank] or [1]
     relative = [1.0] * (len(ranks) + 1) if shares is None else shares
@@ -190,7 +193,7 @@ def subspaces(
     clipping = Subspaces(
         ranks=(*ranks, parameters - sum(ranks)),
         l2=norms,
-        linf=None if cap is None else [cap * norm for norm in norms],
+        linf=None if cap is None else [cap] * len(norms),
         bases=Principal(groups=groups, every=every),
     )
     noise = Gaussian(multiplier)
@@ -202,8 +205,9 @@ def beta(
 ) -> Plan:
     """beta-DP-SGD: noise of density exp(-|x|^beta), between Laplace (1) and Gaussian (2).
 
-    Defaults: CIFAR-10 (arXiv 2506.12553, Appendix E.2, of the values that it searches). Gradients are
-    clipped in the l_beta norm, for beta above 2 in the l2 norm, where the paper's charge does not hold.
+    Defaults: CIFAR-10 (arXiv 2506.12553, Appendix E.2, among the values searched). Gradients are clipped
+        in the l_beta norm; for beta above 2 in the l2 norm, because the paper's accounting is wrong
+        there.
 
     Args:
         beta: Exponent of the density, at least 1.
@@ -217,42 +221,57 @@ def beta(
 
 
 def rectified(
-    *, rate: float = 1.0, clip_norm: float = 1.0, multiplier: float = 10.0, bound: float = 0.5
+    *,
+    rate: float = 1.0,
+    clip_norm: float = 1.0,
+    linf: float | None = None,
+    multiplier: float = 10.0,
+    bound: float = 0.5,
 ) -> Plan:
-    """Rectified Gaussian noise: the noisy sum is clamped, and far from 0 a record costs less.
+    """Rectified Gaussian noise: the noisy sum is clamped to [-bound, bound].
 
-    The paper's linear layer on features of 50,000 images has `Linf(0.002)`, a deviation of 4 and a bound
-    of 32 (Hu et al. 2024, Appendix G, Table 1); a bound beyond the sums of fewer records has no effect.
+    Sums far from 0 have a lower per-instance cost. The paper trains a linear layer on features of 50,000
+    images with `Linf(0.002)`, standard deviation 4 and bound 32 (Hu et al. 2024, Appendix G, Table 1).
+    For fewer records use a smaller bound: a bound beyond the sums has no effect.
 
     Args:
         rate: Sampling rate; 1 for full batches.
-        clip_norm: Clipping norm.
-        multiplier: Standard deviation, in units of `clip_norm`.
+        clip_norm: l2 clipping norm.
+        linf: l-infinity clipping norm, as in the paper, instead of `clip_norm`.
+        multiplier: Standard deviation, in units of the clipping norm.
         bound: End of the support of the noisy sum, in standard deviations.
     """
-    scale = multiplier * clip_norm
+    clipping = L2(clip_norm) if linf is None else Linf(linf)
+    scale = multiplier * clipping.reference_norm
     noise = Rectified(scale=scale, bound=bound * scale)
-    return Plan(sampling=_sampling(rate), clipping=L2(clip_norm), noise=noise)
+    return Plan(sampling=_sampling(rate), clipping=clipping, noise=noise)
 
 
 def truncated(
-    *, rate: float = 1.0, clip_norm: float = 1.0, multiplier: float = 10.0, bound: float = 1.0
+    *,
+    rate: float = 1.0,
+    clip_norm: float = 1.0,
+    linf: float | None = None,
+    multiplier: float = 10.0,
+    bound: float = 1.0,
 ) -> Plan:
     """Truncated Gaussian noise: the noisy sum is conditioned on an interval. Defaults as in `rectified`.
 
     Args:
         rate: Sampling rate; 1 for full batches.
-        clip_norm: Clipping norm.
-        multiplier: Standard deviation before truncation, in units of `clip_norm`.
+        clip_norm: l2 clipping norm.
+        linf: l-infinity clipping norm, as in the paper, instead of `clip_norm`.
+        multiplier: Standard deviation before truncation, in units of the clipping norm.
         bound: End of the support of the noisy sum, in standard deviations before truncation.
     """
-    scale = multiplier * clip_norm
+    clipping = L2(clip_norm) if linf is None else Linf(linf)
+    scale = multiplier * clipping.reference_norm
     noise = Truncated(scale=scale, bound=bound * scale)
-    return Plan(sampling=_sampling(rate), clipping=L2(clip_norm), noise=noise)
+    return Plan(sampling=_sampling(rate), clipping=clipping, noise=noise)
 
 
 def sign(*, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0) -> Plan:
-    """Stochastic sign: one bit of each coordinate of the noisy sum. Clipping and noise of the paper.
+    """Stochastic sign: one bit per coordinate of the noisy sum; defaults of the paper.
 
     Args:
         rate: Sampling rate; 1 for full batches.

@@ -1,22 +1,21 @@
-"""Subsampling: which records, and which of their coordinates, take part in a step."""
+"""Subsampling of records and coordinates."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from hush.core.errors import InvalidValue
 from hush.core.parts import Proof, Sampling
-from hush.core.randomness import RandomSource, bernoulli
-from hush.core.value import number
+from hush.core.randomness import RandomSource, bernoulli, random_bits
+from hush.core.value import count, number
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Coordinate", "FullBatch", "Poisson", "Twice"]
+__all__ = ["Coordinate", "FixedSize", "FullBatch", "Poisson", "TruncatedPoisson", "Twice"]
 
 _WHY = "it is the probability that a record takes part, and amplification by sampling is proved for it"
 RATE = number(at_least=1e-9, at_most=1, why=_WHY, example=0.01)
-_WHY_BYTE = (
-    "it is the probability that a coordinate of a record takes part, which one random byte decides"
-)
+_WHY_BYTE = "it is the probability that a coordinate of a record takes part, drawn with one random byte"
 _BYTES = number(at_least=1 / 512, at_most=1, why=_WHY_BYTE, example=0.5)["check"]
 # the nearest positive multiple of 1/256, which one random byte implements exactly
 _COORDINATE_RATE = {"check": lambda name, rate: max(1, round(_BYTES(name, rate) * 256)) / 256}
@@ -55,8 +54,112 @@ class Poisson(Sampling):
         return self.rate
 
     def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
-        # 62 bits: a single-precision uniform would run a rate up to 2**-24 off the charge
+        # 62 bits: with single-precision uniforms the actual rate would differ by up to 2**-24
         return bernoulli(records, self.rate, generator).nonzero().squeeze(1)
+
+
+_LIMITED = (
+    Proof(
+        clippings=("L2", "Normalized", "Quantile", "L2Linf", "Box", "Subspaces"),
+        noises=("Gaussian",),
+        note="limited-batches.md",
+    ),
+)
+_SLOTS = count("the law of a batch depends on the number of slots", example=60_000)
+
+
+class Competing:
+    """Mixin for a `Sampling` of a public number of slots, which compete for places in a batch."""
+
+    records: int
+    counts_slots: ClassVar[bool] = True
+
+    def check_slots(self, slots: int) -> None:
+        if slots != self.records:
+            raise InvalidValue(
+                f"{type(self).__name__} has records={self.records} and the data {slots} slots: the "
+                f"charge depends on their number. Pass records={slots} to the sampling.",
+                key="records",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatedPoisson(Competing, Sampling):
+    """Poisson subsampling with a largest batch: a larger draw is cut to it, at random.
+
+    No batch exceeds `max_batch`, so memory and shapes are public. The charge includes the truncation.
+    With `max_batch` six standard deviations above the mean it costs what `Poisson` costs. Reference:
+    Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling, NeurIPS 2024.
+
+    Args:
+        rate: Probability that a record is drawn.
+        max_batch: Largest number of records in a batch.
+        records: Number of slots of the data, which is public.
+    """
+
+    proofs: ClassVar[tuple[Proof, ...]] = _LIMITED
+
+    rate: float = field(metadata=RATE)
+    max_batch: int = field(metadata=count("it is the largest number of records in a batch", example=300))
+    records: int = field(metadata=_SLOTS)
+
+    @property
+    def participation(self) -> float:
+        # in a draw with a free place, or as one of the `max_batch` records that are kept
+        free = 1 - binomial_tail(self.max_batch - 1, self.records - 1, self.rate)
+        kept = binomial_tail(self.max_batch, self.records, self.rate) * self.max_batch / self.records
+        return self.rate * free + kept
+
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+        self.check_slots(records)
+        drawn = Poisson(self.rate).draw(records, generator)
+        # words for all slots: the use of the stream does not depend on the draw
+        order = random_bits(records, generator).to(drawn.device)[drawn].argsort()
+        return drawn[order[: self.max_batch].sort().values]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSize(Competing, Sampling):
+    """Batches of exactly `size` records, drawn without replacement, independently in each step.
+
+    A record in a batch takes the place of another one, so the noise has to cover two changes: at equal
+    noise a step costs about as much as a Poisson-sampled one with half the noise. `TruncatedPoisson`
+    also has public shapes, at the price of `Poisson`. Reference: Wang, Balle and Kasiviswanathan,
+    Subsampled Renyi Differential Privacy and Analytical Moments Accountant, AISTATS 2019.
+
+    Args:
+        size: Number of records in a batch.
+        records: Number of slots of the data, which is public.
+    """
+
+    proofs: ClassVar[tuple[Proof, ...]] = _LIMITED
+
+    size: int = field(metadata=count("it is the number of records in a batch", example=256))
+    records: int = field(metadata=_SLOTS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.size > self.records:
+            raise InvalidValue(
+                f"size={self.size} is more than records={self.records}, and no record is drawn twice. "
+                "Pass a smaller size, or hush.FullBatch() for all records.",
+                key="size",
+            )
+
+    @property
+    def participation(self) -> float:
+        return self.size / self.records
+
+    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+        self.check_slots(records)
+        return random_bits(records, generator).argsort()[: self.size].sort().values
+
+
+def binomial_tail(limit: int, count: int, rate: float) -> float:
+    """Probability that more than `limit` of `count` independent coins of this rate come up."""
+    from scipy.special import betainc
+
+    return float(betainc(limit + 1, count - limit, rate)) if limit < count else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +190,8 @@ class Twice(Sampling):
 
     Args:
         rate: Probability that a record takes part.
-        coordinate_rate: Probability that a coordinate of it does, rounded to a multiple of 1/256.
+        coordinate_rate: Probability that a coordinate of a sampled record takes part, rounded to a
+            multiple of 1/256.
     """
 
     proofs: ClassVar[tuple[Proof, ...]] = _PROOFS

@@ -58,32 +58,6 @@ def realised(at: float, mine: float) -> np.ndarray:
     return hush.individual_rdp(PLAN, [at], ORDERS, change=[-mine])[None]
 
 
-BUDGET = [0.5, 2.0]
-
-
-def test_watching_one_record_at_the_realised_location() -> None:
-    def watched() -> Location:
-        guard = RenyiFilter(orders=ORDERS, budget=BUDGET, knows="location")
-
-        def at(past: Past) -> float:
-            mine, theirs = gradient(0, past), gradient(1, past)
-            return theirs + (mine if guard.admit(realised(mine + theirs, mine))[0] else 0.0)
-
-        return at
-
-    def absent() -> Location:
-        return lambda past: gradient(1, past)
-
-    divergences = largest(watched, absent)
-    assert (np.array(divergences) <= BUDGET).all()
-    assert divergences[0] > 0.2 * BUDGET[0], "the record does take part"
-
-    def unwatched() -> Location:
-        return lambda past: gradient(0, past) + gradient(1, past)
-
-    assert largest(unwatched, absent)[0] > BUDGET[0], "without the filter the budget is exceeded"
-
-
 @pytest.mark.parametrize("removed", [0, 1])
 def test_everyone_s_own_filter(removed: int) -> None:
     def run(present: tuple[int, ...]) -> Callable[[], Location]:
@@ -115,7 +89,7 @@ def test_stopping_where_the_charge_says_so_tells_everything() -> None:
 
     def run(present: tuple[int, ...]) -> Callable[[], Location]:
         def make() -> Location:
-            guard = RenyiFilter(orders=ORDERS, budget=budget, knows="location")
+            guard = RenyiFilter(orders=ORDERS, budget=budget)
 
             def at(past: Past) -> float | None:
                 location = 0.5 if len(present) == 1 else 2.0
@@ -134,9 +108,7 @@ def test_filters_for_all_that_look_at_the_location_exceed_their_budget() -> None
 
     def run(present: tuple[int, ...]) -> Callable[[], Location]:
         def make() -> Location:
-            guards = {
-                k: RenyiFilter(orders=ORDERS, budget=budgets[k], knows="location") for k in present
-            }
+            guards = {k: RenyiFilter(orders=ORDERS, budget=budgets[k]) for k in present}
 
             def at(past: Past) -> float:
                 total = sum(gradient(k, past) for k in present)

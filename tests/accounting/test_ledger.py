@@ -67,7 +67,7 @@ def test_without_the_dimension_such_a_step_is_not_charged(tmp_path: Path) -> Non
     path = tmp_path / "ledger.jsonl"
     with (
         hush.Ledger(path) as ledger,
-        pytest.raises(LedgerError, match=r"dimension=None.*a guess.*Pass dim"),
+        pytest.raises(LedgerError, match=r"dimension=None is not supported.*Pass dim"),
     ):
         ledger.charge(STEEP, run="a", step=1, release="x")
     assert len(path.read_text().splitlines()) == 1
@@ -111,7 +111,9 @@ def test_a_void_ledger_gives_no_epsilon_and_takes_no_charge(path: Path) -> None:
     with hush.Ledger(path) as ledger:
         assert ledger.voided is None
         ledger.void("the model was moved outside of a private step")
-        with pytest.raises(LedgerError, match=r"void \(the model was moved .*new model on a new ledger"):
+        with pytest.raises(
+            LedgerError, match=r"void \(the model was moved .*new model with a new ledger"
+        ):
             ledger.charge(PLAN, run="r", step=4, release="4")
     with hush.Ledger(path) as ledger:
         assert ledger.voided == "the model was moved outside of a private step"
@@ -190,7 +192,7 @@ def test_a_charge_is_for_one_unit(path: Path, adjacency: Any, said: str) -> None
 def test_another_number_of_records_a_step_is_refused_for_what_the_guarantee_names() -> None:
     ledger = hush.Ledger()
     ledger.charge(PLAN, run="r", step=1, release="x", adjacency=Adjacency(per_unit=2))
-    with pytest.raises(LedgerError, match=r"names one number of records a step\. Pass per_unit=2") as k:
+    with pytest.raises(LedgerError, match=r"a ledger has one per_unit\. Pass per_unit=2") as k:
         ledger.check_adjacency(Adjacency(per_unit=3))
     assert "add up" not in str(k.value)
     for other in (
@@ -215,7 +217,7 @@ def test_a_copy_is_the_ledger_line_by_line_and_takes_no_charge(tmp_path: Path) -
         assert copy.head == ledger.head
         assert copy.epsilon() == ledger.epsilon()
         assert copy.digest_at("a", 3) == ledger.digest_at("a", 3) is not None
-        with pytest.raises(LedgerError, match="copy of the one that rank 0 writes"):
+        with pytest.raises(LedgerError, match="copy of the ledger of rank 0"):
             copy.charge(PLAN, run="a", step=4, release="x")
-        with pytest.raises(LedgerError, match="is no copy"):
+        with pytest.raises(LedgerError, match="is not a copy"):
             ledger.follow(PLAN, run="a", step=4, release="x")

@@ -80,7 +80,7 @@ def test_an_exponent_of_two_is_the_gaussian(clipping: Clipping) -> None:
 def test_a_norm_that_does_not_fit_the_noise_is_refused_with_one_that_does(
     clipping: Clipping, noise: Noise
 ) -> None:
-    with pytest.raises(Unproved, match=r"clips in l_.*spread over many coordinates.*Clip with L"):
+    with pytest.raises(Unproved, match=r"clips in l_.*is proved only for p = beta.*Clip with L"):
         mechanism(plan(clipping=clipping, noise=noise))
 
 

@@ -11,7 +11,6 @@ from scipy import stats
 import hush
 from hush.accounting.pld import accountant
 from hush.accounting.steps import SampledNoise
-from hush.core.errors import InvalidValue
 
 DIMENSION, BETA, DELTA = 1000, 4.0, 1e-5
 
@@ -25,13 +24,8 @@ def plan(multiplier: float = 1.0, beta: float = BETA, rate: float = 1.0) -> hush
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.05])
-def test_a_published_number_is_that_of_one_dimension_and_says_so(rate: float) -> None:
-    guarantee = hush.epsilon(
-        plan(3.0, 3.0, rate), steps=10, delta=DELTA, dimension=1000, mode="published"
-    )
-    assert guarantee.basis == "published"
-    assert "not proved" in str(guarantee)
-    assert "one record, proved" not in str(guarantee)
+def test_a_published_number_is_that_of_one_dimension(rate: float) -> None:
+    guarantee = hush.epsilon(plan(3.0, 3.0, rate), steps=10, delta=DELTA, dimension=1)
     assert guarantee.epsilon == accountant.epsilon({SampledNoise(rate, 3.0, 3.0): 10}, DELTA)
     scalar, vector = (float(hush.rdp(plan(3.0, 3.0, rate), [2.0], d)[0]) for d in (1, 1000))
     assert vector > 4 * scalar
@@ -78,7 +72,7 @@ def _epsilon(hits: npt.NDArray[np.bool_], alarms: npt.NDArray[np.bool_]) -> floa
 def test_an_attack_exceeds_the_published_epsilon_and_not_the_proved_one() -> None:
     budget = hush.Budget(epsilon=1.0, delta=DELTA)
     claimed = hush.calibrate(plan(), budget, steps=1, dimension=1)
-    printed = hush.epsilon(claimed, steps=1, delta=DELTA, mode="published")
+    printed = hush.epsilon(claimed, steps=1, delta=DELTA, dimension=1)
     assert printed.epsilon.upper <= 1.0
     measured = lower_bound(claimed.noise.to_plain()["multiplier"])
     assert measured > 1.1
@@ -89,9 +83,3 @@ def test_an_attack_exceeds_the_published_epsilon_and_not_the_proved_one() -> Non
     enough = 3 * claimed.noise.to_plain()["multiplier"]
     assert hush.epsilon(plan(enough), steps=1, delta=DELTA, dimension=DIMENSION).epsilon.upper <= 1.0
     assert 0 <= lower_bound(enough) <= 1.0
-
-
-def test_plans_without_a_published_charge_are_refused() -> None:
-    box = hush.Plan(sampling=hush.FullBatch(), clipping=hush.Linf(1.0), noise=hush.Gaussian(9.0))
-    with pytest.raises(InvalidValue, match="is not defined for Linf"):
-        hush.epsilon(box, 1, 1e-5, dimension=4, mode="published")

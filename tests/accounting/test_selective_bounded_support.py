@@ -141,7 +141,7 @@ def test_a_divergence_does_not_tell_what_a_trial_costs() -> None:
 def test_hidden_trials_and_other_numbers_of_the_records_are_refused() -> None:
     hidden = hush.Selective(rate=0.2, clip=1.0, multiplier=1.0, accounting="per-acceptance", test="mean")
     linf = hush.Linf(0.5)
-    with pytest.raises(Unproved, match="chosen among hidden ones"):
+    with pytest.raises(Unproved, match="selected among hidden"):
         hush.individual_rdp(plan(NOISES["truncated"], hidden, linf), [0.0], [2.0])
     tested = plan(NOISES["truncated"], mean_test(0.2, 1.0, 0.0), linf)
     with pytest.raises(Unproved, match="release=Selective"):

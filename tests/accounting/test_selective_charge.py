@@ -65,7 +65,6 @@ def test_the_epsilons_of_the_design(
 def test_the_published_number_says_that_it_is() -> None:
     printed = hush.epsilon(plan(accounting="published"), steps=10, delta=1e-5)
     assert printed.basis == "published"
-    assert hush.epsilon(plan(), 10, 1e-5, mode="published") == printed
     assert hush.epsilon(plan(), steps=10, delta=1e-5).basis == "proved"
     mixed = charge.compose({plan(accounting="published"): 1, plan(): 5}, 1e-5)
     assert mixed.basis == "published"

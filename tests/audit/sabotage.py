@@ -249,7 +249,7 @@ def stale_loss(patch: pytest.MonkeyPatch) -> None:
 
 
 @replaces(lp, "clipping_weights")
-def no_clipping_far_out(norm: float, norms: Tensor, **_: bool) -> Tensor:
+def no_clipping_far_out(norm: float, norms: Tensor, *_: Any, **__: bool) -> Tensor:
     """Gradients longer than a thousand norms are added as they are."""
     return torch.where(norms > 1e3 * norm, torch.ones_like(norms), WEIGHTS(norm, norms))
 

@@ -142,7 +142,7 @@ def test_the_surest_are_guessed_and_counted() -> None:
     assert surest_guesses(scores, truth, 2).right == 2
     assert surest_guesses(scores, truth, 5).right == 3
     assert surest_guesses(scores, truth, 1) == Guesses(canaries=5, made=1, right=1)
-    with pytest.raises(DataError, match="do not fit"):
+    with pytest.raises(DataError, match="do not match"):
         surest_guesses(scores, truth[:2], 1)
     with pytest.raises(DataError, match="is NaN"):
         surest_guesses([math.nan], [True], 1)

@@ -155,6 +155,6 @@ def test_the_self_test_stops_what_is_not_as_charged(
 ) -> None:
     step = step_of(1, **STEPS[case])
     broken(monkeypatch)
-    with pytest.raises(Unsupported, match="does not do what is charged"):
+    with pytest.raises(Unsupported, match="violates its guarantee"):
         self_test(step, records())
     assert not step.ledger.counts

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from torch import Tensor
 
 import hush
+from hush.audit import lower_bound
 from hush.core.plan import plan_text
 from hush.core.randomness import RandomSource
 from hush.noise import Gaussian
@@ -65,6 +67,7 @@ def test_missing_noise_is_caught_and_said(run: Path, monkeypatch: pytest.MonkeyP
     assert result["lower_bound"] > result["charge"]["epsilon"]["upper"]
     text = call("audit", run, "--seed", 1, "--no-others").stdout
     assert "THE BOUND IS ABOVE THE CHARGE" in text
+    assert "Repeat the audit" in text
 
 
 @pytest.mark.parametrize("relation", ["replace", "add/remove"])
@@ -76,8 +79,8 @@ def test_an_audit_of_another_relation_than_the_runs_says_so(
     call(*began, "--neighbours", relation, *constant, "--run-dir", tmp_path / "run")
     asked = ("audit", tmp_path / "run", "--canaries", 8, "--no-others", "--seed", 1)
     text = call(*asked).stdout
-    assert f"the run promises {relation}; a canary is there or not" in text
-    assert "bound below are of its plan under zero-out" in text
+    assert f"the run is private under {relation}; a canary is included or left out" in text
+    assert "bound below are under zero-out" in text
     assert audit(*asked[1:])["run_neighbours"] == relation
     same = call("audit", run, "--canaries", 8, "--no-others", "--seed", 1).stdout
     assert "the run promises" not in same
@@ -87,8 +90,8 @@ def test_an_audit_of_another_relation_than_the_runs_says_so(
     ("options", "words"),
     [
         ("--runs 2", "at least 32 runs"),
-        ("--runs 40 --canaries 2", "no independent trials"),
-        ("--canaries 7", "refute no charge"),
+        ("--runs 40 --canaries 2", "not independent trials"),
+        ("--canaries 7", "cannot refute an epsilon"),
         ("--canaries 651", "650"),
         ("--confidence 1", "--confidence"),
     ],
@@ -104,4 +107,38 @@ def test_a_folder_without_charges_or_settings_is_refused(run: Path, tmp_path: Pa
         shutil.copy(run / name, tmp_path)
     assert "no ledger.jsonl with a step of its plan" in call("audit", tmp_path).stderr
     (tmp_path / "settings.json").write_text("{}")
+    shutil.copy(run / "ledger.jsonl", tmp_path)
     assert "no readable settings.json" in call("audit", tmp_path).stderr
+
+
+def test_a_run_of_python_is_audited_under_its_plan(run: Path, tmp_path: Path) -> None:
+    for name in ("ledger.jsonl", "plan.toml"):  # a run of hush.train has no settings
+        shutil.copy(run / name, tmp_path)
+    asked = ("audit", tmp_path, "--canaries", 8, "--no-others", "--seed", 1)
+    assert "was audited on the bundled digits and a linear model" in call(*asked).stdout
+    result = audit(*asked[1:])
+    assert result["plan"] == hush.plans.dpsgd(rate=1.0, clip_norm=1.0, multiplier=20.0).to_plain()
+    assert (result["steps"], result["exceeded"]) == (9, False)
+
+
+def test_an_estimate_above_the_charge_says_to_repeat_the_audit(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_run = lower_bound.one_run
+
+    def lucky(*scores: Any, **options: Any) -> lower_bound.CanaryBound:
+        return replace(one_run(*scores, **options), gaussian_epsilon=99.0)
+
+    monkeypatch.setattr(lower_bound, "one_run", lucky)
+    text = call("audit", run, "--canaries", 8, "--no-others", "--seed", 1).stdout
+    assert "repeat the audit" in text
+    assert "found no violation" in text
+
+
+def test_a_launcher_is_refused_in_words_for_a_shell(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for command in (("audit", run), ("train", "--epochs", 1), ("tune", "--epochs", 1)):
+        result = call(*command)
+        assert result.returncode == 2
+        assert "Start it without the launcher" in result.stderr

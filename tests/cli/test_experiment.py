@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import hush
-from hush.cli.experiment import signal_to_noise
+from hush.accounting.planning import signal_to_noise
 from hush.core.parts import Clipping, Noise, Sampling
 
 

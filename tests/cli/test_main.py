@@ -31,7 +31,7 @@ def test_values_of_options_are_in_the_help_and_checked_before_torch_is_loaded(tm
     described = " ".join(call("train", "--help").stdout.replace("│", "").split())
     defaults = (
         "256 by default",
-        "summed, or a named plan's",
+        "default the plan's",
         "20 epochs by default",
         "A plan file keeps its noise",
     )

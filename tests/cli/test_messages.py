@@ -13,7 +13,7 @@ def test_a_warning_is_one_line_and_no_error(monkeypatch: pytest.MonkeyPatch) -> 
     def doubtful(**_: object) -> None:
         warnings.warn("delta=0.1 is more than\none in 5 records", UserWarning, stacklevel=1)
 
-    monkeypatch.setattr("hush.cli.questions.opt.refuse_together", doubtful)
+    monkeypatch.setattr("hush.cli.questions.opt.reject_together", doubtful)
     result = call("calibrate", "--epsilon", "2", "--noise", "1", "--rate", "0.01", "--json")
     assert result.returncode == 0
     assert result.stderr.splitlines() == ["hush: warning: delta=0.1 is more than one in 5 records"]

@@ -24,7 +24,7 @@ def test_a_run_prints_what_may_be_published_and_what_may_not(tmp_path: Path) -> 
     assert spread is not None
     assert float(spread[1]) > 30 / 6
     assert "sensitive: do not publish" in private
-    assert "known seed" in private
+    assert "seeded" in private
     resumed = call("pate", *SMALL, "--run-dir", tmp_path / "run", "--seed", "0", "--resume", "--json")
     value = json.loads(resumed.stdout)
     assert value["answered"] == 40
@@ -33,7 +33,7 @@ def test_a_run_prints_what_may_be_published_and_what_may_not(tmp_path: Path) -> 
     for named in ((tmp_path / "run",), ("--ledger", tmp_path / "run" / "ledger.jsonl")):
         spent = answer("account", *named)
         assert spent["epsilon"] == value["guarantee"]["epsilon"]
-        assert "of a PATE run, whose answers are on the ledger alone" in spent["notes"][1]
+        assert "a PATE run has no checkpoint to compare the ledger with" in spent["notes"][1]
 
 
 def test_users_are_protected_where_their_records_are_named(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """`hush account`, `hush calibrate` and `hush compare` as a user meets them."""
 
+import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import hush
+from hush.accounting.explanation import explain
 from hush.cli.options import plan_of
 from hush.core.guarantee import at_most
 from hush.core.plan import EXAMPLE, plan_text, read_plan
@@ -103,16 +106,16 @@ def test_a_run_is_answered_for_at_its_own_delta(tmp_path: Path) -> None:
     for named in (("run",), ("--ledger", "run/ledger.jsonl")):
         result = answer("account", *named, cwd=tmp_path)
         assert (result["delta"], result["epsilon"]) == (1e-6, stated)
-        assert result["notes"][0] == "delta 1e-06, as the run was made for"
+        assert result["notes"][0] == "delta 1e-06, the run's own"
         text = call("account", *named, cwd=tmp_path).stdout
         assert "at delta 1e-06 (dp, zero-out one record" in text
-        assert "  delta 1e-06, as the run was made for\n" in text
+        assert "  delta 1e-06, the run's own\n" in text
         other = answer("account", *named, "--delta", "1e-4", cwd=tmp_path)
         assert other["delta"] == 1e-4
         assert other["epsilon"]["upper"] < stated["upper"]
     (tmp_path / "copy.jsonl").write_bytes((tmp_path / "run" / "ledger.jsonl").read_bytes())
     alone = answer("account", "--ledger", "copy.jsonl", cwd=tmp_path)["notes"][1]
-    assert alone.startswith("only the ledger is here, no checkpoint to compare it with")
+    assert alone.startswith("there is no checkpoint to compare the ledger with")
     marked = call("account", "run", "--delta", "0.01", cwd=tmp_path)
     assert "delta=0.01 is above 1/1437" in marked.stderr
     assert "delta: above 1/1437, which permits publishing one record of 1437" in marked.stdout
@@ -149,7 +152,7 @@ def test_options_that_a_ledger_would_ignore_are_refused(tmp_path: Path, named: s
     refused = call("account", *named.split(), *option.split(), cwd=tmp_path)
     assert refused.returncode == 2
     assert f"{option.split()[0]} " in refused.stderr
-    assert "is for a question without a ledger" in " ".join(refused.stderr.split())
+    assert "cannot be combined with" in " ".join(refused.stderr.split())
 
 
 ASKED = ("--records", "60000", "--batch-size", "600", "--epochs", "5")
@@ -174,6 +177,13 @@ def test_calibrate_to_a_risk(options: str, risk: hush.Risk, tmp_path: Path) -> N
     path.write_text(call("calibrate", *options.split(), *FEW).stdout)
     assert read_plan(path) == plan
     assert f"# at most {risk}: {at_most(attained, 5)}" in path.read_text()
+
+
+def test_explain_of_a_tiny_rate_is_quick() -> None:
+    plan = plan_of(hush.Poisson(1e-9), 1.0)
+    guarantee, began = hush.epsilon(plan, 100, 1e-5), time.process_time()
+    assert explain(guarantee, {plan: 100}).attack.advantage < 1e-6
+    assert time.process_time() - began < 10
 
 
 def test_explain_says_what_the_best_attack_achieves() -> None:
@@ -218,3 +228,20 @@ def test_a_claim_without_a_proof_has_no_attack_bound_and_its_proved_epsilon_besi
         told = answer(*asked)
         assert told["proved"]["epsilon"] == expected.epsilon.to_plain()
         assert not {"attack", "attacker", "gaussian"} & told.keys()
+
+
+def test_plan_prints_a_plan_file_within_the_budget(tmp_path: Path) -> None:
+    asked = ("plan", "--records", 2000, "--parameters", "1e4", "--epsilon", 3, "--epochs", 10)
+    text = call(*asked, "--out", tmp_path / "curve.svg").stdout
+    (tmp_path / "plan.toml").write_text(text)
+    (steps,) = re.findall(r"train with --steps (\d+)", text)
+    said = answer("account", "--plan", tmp_path / "plan.toml", "--steps", steps)
+    assert 2.99 < said["epsilon"]["upper"] <= 3
+    assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
+    found = answer(*asked)
+    assert found["best"] in found["points"]
+    assert found["best"]["steps"] == int(steps)
+    for wrong, words in ((("--out", "curve.txt"), "--out"), (("--parameters", -1), "--parameters")):
+        result = call(*asked, *wrong)
+        assert result.returncode == 2
+        assert words in result.stderr

@@ -14,22 +14,25 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_selective_run_says_how_many_trials_were_accepted() -> None:
-    asked = ("train", "--batch-size", 256, "--steps", 12, "--test-batch", 64, "--seed", 1, "--noise", 3)
+    plan = ["--plan", "dpsur", "--batch-size", "256", "--test-batch", "64", "--test", "summed"]
+    asked = ["train", *plan, "--noise", "3", "--steps", "12", "--seed", "1"]
     run = answer(*asked, "--run-dir", "run")
     assert run["steps"] == 12
     assert 0 <= run["accepted"] <= 12
     assert run["plan"]["release"]["test"] == "summed"
     text = call(*asked, "--run-dir", "again").stdout
-    assert f"{run['accepted']} of 12 trials were accepted" in text
+    assert f"12 trials, {run['accepted']} accepted, of Plan(" in text
     by_file = ("train", "--plan", "run/plan.toml", "--steps", "12", "--seed", "1")
     assert answer(*by_file)["accepted"] == run["accepted"]
 
 
 def test_a_test_that_cannot_be_accounted_for_is_refused() -> None:
-    asked = "train --test-batch 64 --test mean --test-threshold -90 --noise 2 --steps 5"
+    asked = (
+        "train --plan dpsur --test-batch 64 --test-noise 1.3 --test-threshold -90 --noise 2 --steps 5"
+    )
     result = call(*asked.split())
     assert result.returncode == 2
-    assert "between m=1.12e-268 and M=4.22e-257: most likely none of 5 trials" in result.stderr
+    assert "between m=1.12e-268 and M=4.22e-257: 5 trials would most likely all be" in result.stderr
 
 
 def test_the_tuner_prints_the_better_plan(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -50,7 +51,37 @@ def test_one_record_lands_in_the_ball_and_keeps_its_direction(
         assert torch.equal(total, clipped(hush.L2(norm), row))
 
 
-@pytest.mark.parametrize("clipping", [hush.L2(1.0), hush.Lp(p=2.0, norm=1.0), hush.Importance(1.0)])
+@given(
+    length=st.floats(1e-30, 1e30),
+    norm=st.floats(1e-12, 1e12),
+    stability=st.floats(1e-6, 1e6),
+    kind=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_normalized_gradients_have_the_length_of_automatic_clipping(
+    length: float, norm: float, stability: float, kind: torch.dtype
+) -> None:
+    row = torch.tensor([[0.6, 0.8]], dtype=torch.float64) * length
+    total = clipped(hush.Normalized(norm, stability=stability), row.to(kind))
+    # the formula of Bu et al. (2023), written so that no intermediate number is too large
+    expected = norm / (1 + stability / length) * torch.tensor([0.6, 0.8], dtype=torch.float64)
+    if length < 1e6 * norm:  # longer gradients are tapered, below
+        assert torch.allclose(total, expected, rtol=1e-5, atol=0)
+    assert total.norm() <= norm * (1 + 1e-6)
+
+
+def test_normalized_training_does_not_depend_on_the_scale_of_the_loss() -> None:
+    rows = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sums = [clipped(hush.Normalized(2.0, stability=1e-6), scale * rows) for scale in (1.0, 1e3, 1e6)]
+    assert torch.allclose(sums[0], sums[1], rtol=1e-5)
+    assert torch.allclose(sums[1], sums[2], rtol=1e-5)
+    plain = [clipped(hush.L2(2.0), scale * rows) for scale in (1.0, 1e3)]
+    assert not torch.allclose(plain[0], plain[1], rtol=0.1), "l2 clipping does"
+
+
+@pytest.mark.parametrize(
+    "clipping",
+    [hush.L2(1.0), hush.Lp(p=2.0, norm=1.0), hush.Importance(1.0), hush.Normalized(1.0, stability=1e-6)],
+)
 def test_records_that_are_not_finite_are_left_out_and_counted(clipping: Clipping) -> None:
     rows = torch.tensor([[3.0, 4.0], [math.nan, 1.0], [math.inf, 0.0], [0.0, 0.0]])
     total = clipping.clip(tape_of(rows))
@@ -74,6 +105,7 @@ def test_a_last_bit_of_a_norm_moves_a_record_by_next_to_nothing(norm: float, kin
         return float((before - behind).abs().max())
 
     assert jump(clipping_weights) <= 1e-6 * norm
+    assert jump(partial(clipping_weights, stability=0.01)) <= 1e-6 * norm
     # a weight that is cut off where it gets too small is caught
     if norm <= 1:
         assert jump(_cut_off) > 0.99 * norm
@@ -139,6 +171,9 @@ def test_importance_costs_what_clipping_costs_and_a_smaller_chance_costs_less() 
     orders = [1.5, 2.0, 8.0, 32.0]
     ours = hush.rdp(poisson_plan(hush.Importance(NORM)), orders)
     assert ours.tolist() == hush.rdp(poisson_plan(hush.L2(NORM)), orders).tolist()
+    for scaled in (hush.Normalized(NORM), hush.Quantile(NORM)):
+        normalized = hush.rdp(poisson_plan(scaled), orders)
+        assert normalized.tolist() == hush.rdp(poisson_plan(hush.L2(NORM)), orders).tolist()
     # a record of norm r is a Poisson-sampled one of the full norm at a lower rate
     for share in (0.01, 0.5, 0.99):
         assert (hush.rdp(poisson_plan(hush.L2(NORM), 0.1 * share), orders) < ours).all()
@@ -150,7 +185,12 @@ def test_coordinates_of_importance_are_not_proved() -> None:
         hush.rdp(
             hush.Plan(sampling=twice, clipping=hush.Importance(1.0), noise=hush.Gaussian(1.0)), [2.0]
         )
-    for clipping, says in ((hush.Importance(1.0), "whole records"), (hush.Lp(p=2, norm=1), "whole")):
+    for clipping, says in (
+        (hush.Importance(1.0), "whole records"),
+        (hush.Normalized(), "whole records"),
+        (hush.Quantile(), "whole records"),
+        (hush.Lp(p=2, norm=1), "whole"),
+    ):
         with pytest.raises(Unsupported, match=says):
             clipping.clip(tape_of(torch.ones(1, 2)), mask=lambda values: values)
 

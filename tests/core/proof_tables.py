@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[2]
 GUARANTEES = ROOT / "docs" / "guarantees"
 PLANS = ROOT / "docs" / "plans.md"
 _QUESTIONS = {
-    "sampling": ("who takes part?", hush.Poisson),
-    "clipping": ("how far can one record push?", hush.L2),
-    "noise": ("what hides it?", hush.Gaussian),
+    "sampling": ("which records take part?", hush.Poisson),
+    "clipping": ("how much can one record contribute?", hush.L2),
+    "noise": ("how is this contribution hidden?", hush.Gaussian),
     "release": ("which updates are published?", hush.Always),
 }
 """Question that each part answers, and the part of plain DP-SGD."""

@@ -27,5 +27,5 @@ def test_a_folder_is_made_and_left_empty_or_refused_by_name(tmp_path: Path) -> N
     atomic_files.check_folder("--out", folder)
     assert not list(folder.iterdir())
     (folder / "file").write_text("")
-    with pytest.raises(InvalidValue, match=r"--out=.*/file must be a folder .* \(File exists\)"):
+    with pytest.raises(InvalidValue, match=r"--out=.*/file must be a writable folder .*\(File exists\)"):
         atomic_files.check_folder("--out", folder / "file")

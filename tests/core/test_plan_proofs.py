@@ -110,7 +110,7 @@ def test_a_declared_proof_is_no_charge() -> None:
     """A proof that the accountant cannot carry out is refused, not charged as something near."""
     coordinates = hush.Coordinate(rate=0.5)
     for wrong in (replace(PLAN, noise=_Declared()), replace(PLAN, noise=_Power(), sampling=coordinates)):
-        with pytest.raises(Unproved, match=r"no accountant computes its charge.*Define"):
+        with pytest.raises(Unproved, match=r"no accountant computes its cost.*Define"):
             mechanism(wrong)
     with pytest.raises(Unproved, match="no proved guarantee"):
         mechanism(replace(PLAN, noise=_Derived()))

@@ -1,5 +1,4 @@
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from hush.core.errors import InvalidValue
 from hush.core.randomness import (
     RandomSource,
     Stream,
-    SystemSource,
     bernoulli,
     derive_source,
     fill_state,
@@ -27,10 +25,10 @@ def test_torch_keeps_only_32_bits_of_a_seed() -> None:
     assert torch.equal(*(torch.randn(9, generator=generator) for generator in pair))
 
 
-SYSTEM = SystemSource(torch.device("cpu"))
+FRESH = source_for(torch.device("cpu"))
 
 
-@pytest.mark.parametrize("source", [SYSTEM, torch.Generator().manual_seed(0)])
+@pytest.mark.parametrize("source", [FRESH, torch.Generator().manual_seed(0)])
 def test_every_bit_is_random(source: RandomSource) -> None:
     words = random_bits(50_000, source)
     assert words.dtype == torch.int64
@@ -39,7 +37,7 @@ def test_every_bit_is_random(source: RandomSource) -> None:
         assert abs(ones - 25_000) < 5 * math.sqrt(12_500)
 
 
-@pytest.mark.parametrize("source", [SYSTEM, torch.Generator().manual_seed(0)])
+@pytest.mark.parametrize("source", [FRESH, torch.Generator().manual_seed(0)])
 def test_uniforms_are_uniform_to_53_bits(source: RandomSource) -> None:
     drawn = uniform(100_000, source)
     assert stats.kstest(drawn.numpy(), "uniform").pvalue > 1e-6
@@ -49,37 +47,12 @@ def test_uniforms_are_uniform_to_53_bits(source: RandomSource) -> None:
     assert 0 <= float(drawn.min()) <= float(drawn.max()) < 1
 
 
-def test_the_system_s_source_is_asked_for_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def urandom(count: int) -> bytes:
-        asked.append(count)
-        return bytes(count)
-
-    monkeypatch.setattr(randomness.os, "urandom", urandom)  # type: ignore[attr-defined]
-    assert not random_bits(5, SYSTEM).any()
-    assert not uniform(3, SYSTEM).any()
-    assert asked == [40, 24]
-
-
-def test_secure_and_what_can_be_repeated_exclude_each_other() -> None:
-    device = torch.device("cpu")
-    assert source_for(device, secure=True) == SYSTEM
-    with pytest.raises(InvalidValue, match=r"secure=True .*a generator .*Pass one of the two"):
-        source_for(device, torch.Generator(), secure=True)
-    with pytest.raises(InvalidValue, match=r"secure=True .*Pass one of the two"):
-        source_for(device, secure=True, arithmetic="assumed")
-    with pytest.raises(InvalidValue, match="must be one of proved, assumed"):
-        source_for(device, arithmetic="exact")  # type: ignore[arg-type]
-
-
 def test_a_generator_that_everything_draws_from_is_refused() -> None:
     device = torch.device("cpu")
-    with pytest.raises(InvalidValue, match="which all code draws from"):
+    with pytest.raises(InvalidValue, match="which other code uses too"):
         source_for(device, torch.default_generator)
     mine = torch.Generator()
-    assert source_for(device, mine, arithmetic="assumed") is mine
-    assert isinstance(source_for(device, arithmetic="assumed"), torch.Generator)
+    assert source_for(device, mine).key != source_for(device, mine).key
 
 
 def test_a_stream_is_chacha20() -> None:
@@ -102,11 +75,11 @@ def test_a_stream_goes_on_from_its_state() -> None:
     resumed = Stream(torch.device("cpu"), bytes(32))
     resumed.set_state(state)
     assert torch.equal(random_bits(5, resumed), expected)
-    with pytest.raises(ValueError, match="no state"):
+    with pytest.raises(ValueError, match="not the state"):
         resumed.set_state(state[1:])
 
 
-@pytest.mark.parametrize("source", [SYSTEM, torch.Generator().manual_seed(0)])
+@pytest.mark.parametrize("source", [FRESH, torch.Generator().manual_seed(0)])
 def test_coins_have_their_rate_and_no_more(
     source: RandomSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,10 +106,9 @@ def test_the_whole_state_of_a_generator_is_drawn() -> None:
     assert (states[0] != states[1]).sum() > 620
 
 
-@pytest.mark.parametrize("arithmetic", ["proved", "assumed"])
-def test_equal_sources_with_different_labels_draw_unrelated_numbers(arithmetic: Any) -> None:
-    def source() -> Any:
-        return source_for(torch.device("cpu"), torch.Generator().manual_seed(5), arithmetic=arithmetic)
+def test_equal_sources_with_different_labels_draw_unrelated_numbers() -> None:
+    def source() -> Stream:
+        return source_for(torch.device("cpu"), torch.Generator().manual_seed(5))
 
     plain = random_words(64, source())
     assert (random_words(64, derive_source(source(), b"")) == plain).all()
@@ -144,7 +116,6 @@ def test_equal_sources_with_different_labels_draw_unrelated_numbers(arithmetic: 
     assert (random_words(64, derive_source(source(), b"1:0")) == first).all(), "a run can be repeated"
     for a, b in ((first, plain), (second, plain), (first, second)):
         assert not set(a.tolist()) & set(b.tolist())
-    assert derive_source(SystemSource(torch.device("cpu")), b"x") == SystemSource(torch.device("cpu"))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -109,17 +109,21 @@ _OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+_RECORDS = [1, 2, 3, 7, 12]
+
+
 def legal(seed: int, *, quick: bool) -> Case:
     """The plan of that number, the same one every time; `quick` leaves out those slow to price."""
     pick = Random(seed)
     network = pick.choice(list(_NETWORKS))
     dimension = _NETWORKS[network][1]
-    family = pick.choice([_normal, _normal, _blocks, _powers, _bounded, _selective, _importance])
+    family = pick.choice([_normal, _normal, _blocks, _powers, _bounded, _selective, _scaled, _limited])
+    plan = family(pick, dimension, quick)
     return Case(
-        plan=family(pick, dimension, quick),
+        plan=plan,
         network=network,
         optimizer=pick.choice(list(_OPTIMIZERS)),
-        records=pick.choice([1, 2, 3, 7, 12]),
+        records=getattr(plan.sampling, "records", None) or pick.choice(_RECORDS),
         delta=pick.choice([1e-300, 1e-9, 1e-5, 1e-5, 0.01, 0.05]),
         physical_batch=pick.choice([None, 1, 2, 5]),
         seed=seed,
@@ -254,11 +258,23 @@ def _selective(pick: Random, dimension: int, quick: bool) -> hush.Plan:
     )
 
 
-def _importance(pick: Random, dimension: int, quick: bool) -> hush.Plan:
+def _scaled(pick: Random, dimension: int, quick: bool) -> hush.Plan:
+    norm = _norm(pick)
     return hush.Plan(
         sampling=_participation(pick),
-        clipping=hush.Importance(_norm(pick)),
+        clipping=pick.choice([hush.Importance(norm), hush.Normalized(norm), hush.Quantile(norm)]),
         noise=hush.Gaussian(_multiplier(pick)),
+    )
+
+
+def _limited(pick: Random, dimension: int, quick: bool) -> hush.Plan:
+    records = pick.choice(_RECORDS)
+    limit = pick.randint(1, records)
+    sampling: Sampling = hush.FixedSize(size=limit, records=records)
+    if pick.random() < 0.5:
+        sampling = hush.TruncatedPoisson(rate=_rate(pick), max_batch=limit, records=records)
+    return hush.Plan(
+        sampling=sampling, clipping=hush.L2(_norm(pick)), noise=hush.Gaussian(_multiplier(pick))
     )
 
 

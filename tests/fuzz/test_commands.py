@@ -25,6 +25,7 @@ WRONG = ["nan", "-inf", "abc", "9" * 400]
 TEXT = {
     *("--data-dir", "--run-dir", "--out", "--plan", "--units", "--ledger", "--audit", "--device"),
     *("--data", "--features", "--model", "--neighbours", "--test", "--subspaces", "--kind"),
+    "--test-data",
 }
 
 

@@ -72,7 +72,6 @@ def argument(pick: Random, folder: Path) -> Mistake:
     """A public function with an argument that means nothing."""
     whole = [value for value in WRONG if value is not None]
     counted = [value for value in whole if not isinstance(value, int) or value != 0] + [1.5, -3]
-    flags = ["yes", "no"]
     chances = [*whole, 1, 1.5]
     shapes = [v for v in whole if not isinstance(v, list | torch.Tensor)]
     calls: list[tuple[str, list[Any], Callable[[Any], object]]] = [
@@ -97,7 +96,6 @@ def argument(pick: Random, folder: Path) -> Mistake:
         ("delta", chances, lambda v: hush.epsilon(_PLAN, 3, v)),
         ("delta", chances, lambda v: hush.mean(torch.zeros(3, 2), _SHOWN, delta=v)),
         ("delta", chances, lambda v: hush.Ledger().epsilon(v)),
-        ("mode", whole, lambda v: hush.epsilon(_PLAN, 3, 1e-5, mode=v)),
         ("dimension", [*counted, 0], lambda v: hush.epsilon(_SHOWN, 3, 1e-5, dimension=v)),
         ("orders", whole, lambda v: hush.rdp(_PLAN, v)),
         ("orders", [1.0, -2.0, math.nan, math.inf, 1e9], lambda v: hush.rdp(_PLAN, [v])),
@@ -113,8 +111,6 @@ def argument(pick: Random, folder: Path) -> Mistake:
             lambda v: a_step(folder, execution=hush.Execution(physical_batch=v)),
         ),
         ("generator", whole, lambda v: a_step(folder, randomness=hush.Randomness(generator=v))),
-        ("secure", [*flags, None], lambda v: a_step(folder, randomness=hush.Randomness(secure=v))),
-        ("secure", [*flags, None], lambda v: hush.noise.sample(_PLAN.noise, (2,), secure=v)),
         ("step", [*counted, 0], lambda v: hush.Ledger().charge(_PLAN, run="r", step=v, release="x")),
     ]
     name, values, call = pick.choice(calls)
@@ -125,9 +121,11 @@ def argument(pick: Random, folder: Path) -> Mistake:
 _EXAMPLES: tuple[Value, ...] = (
     *(hush.Poisson(0.1), hush.FullBatch(), hush.Coordinate(rate=0.5)),
     hush.Twice(rate=0.1, coordinate_rate=0.5),
+    hush.TruncatedPoisson(rate=0.1, max_batch=3, records=20),
+    hush.FixedSize(size=3, records=20),
     *(hush.L2(1.0), hush.Lp(p=1.5, norm=1.0), hush.Linf(1.0), hush.L2Linf(l2=1.0, linf=0.5)),
     *(hush.Box(bounds=[(8, 1.0)]), hush.Subspaces(ranks=[3, 5], l2=[1.0, 1.0])),
-    *(hush.Entries(changed=1), hush.Importance(1.0)),
+    *(hush.Entries(changed=1), hush.Importance(1.0), hush.Normalized(), hush.Quantile()),
     *(hush.Gaussian(1.0), hush.BlockGaussian(multipliers=[1.0])),
     *(hush.Laplace(1.0), hush.GeneralizedGaussian(beta=1.5, multiplier=1.0)),
     *(hush.Rectified(scale=1.0, bound=1.0), hush.Truncated(scale=1.0, bound=1.0)),
@@ -148,6 +146,11 @@ _TAKEN: dict[str, Callable[[float], bool]] = {
     "mean": lambda v: 1.01 <= v <= 10_000,
     "shape": lambda v: 0 <= v <= 100,
     "threshold": lambda v: abs(v) <= 1e15,
+    "quantile": lambda v: 0.01 <= v <= 0.99,
+    "learning_rate": lambda v: 1e-3 <= v <= 2,
+    "share": lambda v: 1e-3 <= v <= 0.25,
+    "stability": lambda v: 1e-6 <= v <= 1e6,
+    **dict.fromkeys(("max_batch", "records", "size"), lambda v: v == 1),
     **dict.fromkeys(("changed", "groups", "every", "iterations", "steps"), lambda v: v == 1),
     **dict.fromkeys(("levels", "accounting", "test", "law"), lambda v: False),
     "epsilon": lambda v: 0 < v < math.inf,
@@ -184,6 +187,9 @@ def setting(pick: Random, folder: Path) -> Mistake:
 def _proved(sampling: str, clipping: str, noise: str, release: str) -> bool:
     """Which kinds go together, as docs/guarantees has them; written down here a second time."""
     whole = sampling in ("Poisson", "FullBatch")
+    if sampling in ("TruncatedPoisson", "FixedSize"):
+        clippings = ("L2", "Normalized", "Quantile", "L2Linf", "Box", "Subspaces")
+        return noise == "Gaussian" and release == "Always" and clipping in clippings
     if release == "BestOf":
         return whole and (clipping, noise) == ("L2", "Gaussian")
     if release == "Selective" and (
@@ -194,7 +200,7 @@ def _proved(sampling: str, clipping: str, noise: str, release: str) -> bool:
         return clipping in ("L2", "Linf", "L2Linf")
     if clipping == "Entries":
         return sampling == "FullBatch" and noise in ("Gaussian", "Laplace", "GeneralizedGaussian")
-    if clipping == "Importance":
+    if clipping in ("Importance", "Normalized", "Quantile"):
         return whole and noise == "Gaussian"
     if clipping == "Lp":
         return whole and noise in ("Gaussian", "Laplace", "GeneralizedGaussian")

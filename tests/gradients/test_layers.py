@@ -353,7 +353,25 @@ WITHOUT_POSITIONS: dict[str, Callable[[], nn.Module]] = {
     "batch norm, frozen": lambda: Transposed(nn.BatchNorm1d(8).eval()),
     "attention": encoder,
     "embedding": lambda: nn.Embedding(11, 8),
+    "patches": lambda: OfRows(nn.Conv2d(1, 1, 1), 1, 2, 4),
+    "convolution": lambda: OfRows(nn.Conv2d(1, 1, 3, padding=1), 1, 2, 4),
+    "transposed convolution": lambda: OfRows(nn.ConvTranspose1d(1, 1, 1), 1, 8),
+    "images": lambda: OfRows(nn.Sequential(nn.GroupNorm(1, 1), nn.MaxPool2d(1)), 1, 2, 4),
+    "cell": lambda: OfRows(nn.GRUCell(8, 8), 8),
+    "PReLU": lambda: OfRows(nn.PReLU(8), 8),
 }
+
+
+class OfRows(nn.Module):
+    """A layer of all rows of a record, such as the frames of a video."""
+
+    def __init__(self, layer: nn.Module, *shape: int) -> None:
+        super().__init__()
+        self.layer, self.shape = layer, shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x.reshape(x.shape[:2].numel(), *self.shape)).reshape(x.shape)
+        return output
 
 
 class Transposed(nn.Module):

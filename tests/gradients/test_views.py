@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.core.errors import CheckpointError
+from hush.core.errors import CheckpointError, InvalidValue
 from hush.data import flips_and_shifts
 from hush.gradients.recording import record
 from hush.gradients.tree import Views, expand_views
@@ -102,3 +102,8 @@ def test_other_views_are_not_taken_for_the_same_on_resuming() -> None:
     for changed in (flips_and_shifts(3, shift=1), flips_and_shifts(2, shift=2), both_ways, None):
         with pytest.raises(CheckpointError, match=r"views is flips_and_shifts\(2, shift=1\) there"):
             step(changed).load_state_dict(state)
+
+
+def test_a_number_of_views_without_a_view_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="count=0 must be a whole number >= 1"):
+        flips_and_shifts(0)

@@ -166,7 +166,7 @@ def test_checkpoints_hold_what_is_charged_and_no_more(tmp_path: Path) -> None:
     assert key not in file.read_bytes()
 
 
-@pytest.mark.filterwarnings("ignore:the model's weights came out:hush.PrivacyWarning")
+@pytest.mark.filterwarnings("ignore:some of the model's weights come:hush.PrivacyWarning")
 def test_a_run_goes_on_with_its_own_ledger_key_and_records(tmp_path: Path) -> None:
     options: dict[str, Any] = {"ledger": tmp_path / "ledger.jsonl"}
     fit(Private(), 1, callbacks=[ModelCheckpoint(tmp_path, filename="kept")], options=options)
@@ -174,7 +174,7 @@ def test_a_run_goes_on_with_its_own_ledger_key_and_records(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match="in memory: it lacks the charges of the run"):
         fit(Private(), resume=file)
     other = PoissonLoader((X.flip(0), Y), PLAN, BUDGET, **options)
-    with pytest.raises(CheckpointError, match="records are not those that the run began with"):
+    with pytest.raises(CheckpointError, match="records differ from the run"):
         fit(Private(), resume=file, loader=other)
     step_file(options["ledger"]).unlink()
     with pytest.raises(CheckpointError, match="has no state of step 4"):
@@ -207,6 +207,16 @@ def test_the_budget_ends_the_run() -> None:
     assert loader.step is not None
     assert loader.step.steps == 3
     assert loader.spent().epsilon.upper <= budget.epsilon
+
+
+def test_a_callback_that_stops_training_leaves_the_planned_steps_charged() -> None:
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            trainer.should_stop = trainer.global_step >= 3
+
+    loader = fit(Private(), callbacks=[Stop()], enable_checkpointing=False)
+    assert loader.step.steps == 3
+    assert loader.spent().epsilon == hush.epsilon(PLAN, 8, 1e-3).epsilon
 
 
 def test_low_precision_is_that_of_every_gradient() -> None:
@@ -247,7 +257,7 @@ def test_validation_on_the_training_records_is_refused() -> None:
     records = TensorDataset(X, Y)
     seen: Any = Subset(records, range(10))
     module = Private()
-    with pytest.raises(DataError, match="evaluation data is the training data"):
+    with pytest.raises(DataError, match="evaluation data shares records"):
         fit(module, 1, options={"data": records}, validation=DataLoader(seen))
     assert not module.rates
 
@@ -307,7 +317,7 @@ class Reduced(Classifier):
         (OwnOptimizer, {}, "overrides the private configure_optimizers"),
         (private(Two), {}, "returns 2 optimizers"),
         (Manual, {}, "sets automatic_optimization=False"),
-        (Classifier, {}, "no PrivateModule has made one"),
+        (Classifier, {}, "needs a PrivateModule"),
         (Private, {"gradient_clip_val": 1.0}, r"gradient_clip_val=1\.0 .*set the plan's clipping"),
         (Private, {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 .*its whole batch at once"),
         (private(Reduced), {}, r"loss of a batch of one record is a shape \(1, 3\)"),

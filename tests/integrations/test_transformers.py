@@ -31,6 +31,9 @@ from hush.integrations.transformers import PrivateTrainer
 from hush.training import checkpoint
 from hush.training.run_folder import step_file
 
+# the runs of these tests are short
+pytestmark = pytest.mark.filterwarnings("ignore:the noise is larger than the signal")
+
 RECORDS, LENGTH = 60, 6
 PLAN = hush.plans.dpsgd(rate=15 / 60, clip_norm=1.0, multiplier=2.0)
 
@@ -121,7 +124,7 @@ def test_the_trainer_runs_the_steps_of_an_own_loop(tmp_path: Path) -> None:
     assert not torch.allclose(weights(run.model), weights(bert()), atol=1e-2)
     assert run.spent().epsilon == step.spent(1e-3).epsilon
     assert 7.99 < run.spent().epsilon.upper <= 8.0
-    assert (plan.sampling, plan.clipping) == (hush.Poisson(0.25), hush.L2(1.0))
+    assert (plan.sampling, plan.clipping) == (hush.Poisson(0.25), hush.L2(0.1))
     assert (run.state.global_step, output.global_step) == (8, 8)
     assert not multiprocessing.active_children(), "workers end with training"
 
@@ -232,7 +235,7 @@ def test_a_budget_ends_the_run_and_holds_for_all_runs_in_a_folder(tmp_path: Path
         run.train()
     assert (run.state.global_step, run.private_step.steps) == (3, 3)
     assert run.spent().epsilon.upper <= limit
-    with pytest.raises(BudgetExceeded, match="with what is on the ledger"):
+    with pytest.raises(BudgetExceeded, match="with the charges on the ledger"):
         trainer(tmp_path, plan=PLAN, epsilon=limit).train()
 
 
@@ -244,8 +247,8 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"train_dataset": Stream(), "args": {"max_steps": 2}}, "no sampling, no charge"),
-        ({"train_dataset": Stream()}, "no sampling, no charge"),
+        ({"train_dataset": Stream(), "args": {"max_steps": 2}}, "does not support Poisson sampling"),
+        ({"train_dataset": Stream()}, "does not support Poisson sampling"),
         ({"args": {"train_sampling_strategy": "group_by_length"}}, "selects records by their length"),
         ({"args": {"auto_find_batch_size": True}}, "another plan"),
         ({"args": {"include_num_input_tokens_seen": True}}, "depends on who was drawn"),
@@ -266,13 +269,13 @@ def test_arguments_that_cannot_be_private_are_refused_by_name(
 
 def test_metrics_of_the_training_records_are_refused(tmp_path: Path) -> None:
     records = Words()
-    with pytest.raises(DataError, match="evaluation data is the training data"):
+    with pytest.raises(DataError, match="evaluation data shares records"):
         trainer(tmp_path, train_dataset=records, eval_dataset={"seen": records})
     some: Any = Subset(records, range(10))
     with pytest.raises(DataError, match="shares records"):
         trainer(tmp_path, train_dataset=records, eval_dataset=some)
     run = trainer(tmp_path, train_dataset=records, eval_dataset=Words(8, shift=1))
-    with pytest.raises(DataError, match="evaluation data is the training data"):
+    with pytest.raises(DataError, match="evaluation data shares records"):
         run.evaluate(records, metric_key_prefix="train")
     with pytest.raises(DataError, match="shares records"):
         run.predict(some)
@@ -377,3 +380,32 @@ def test_settings_of_a_trainer_are_tuned(tmp_path: Path) -> None:
     assert 7 < tuned.guarantee.epsilon.upper <= 8
     (charged,) = ledger.counts
     assert isinstance(charged.release, hush.BestOf)
+
+
+def test_a_callback_that_stops_training_leaves_the_planned_steps_charged(tmp_path: Path) -> None:
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step >= 3
+
+    run = trainer(tmp_path, epsilon=8.0, callbacks=[Stop()])
+    run.train()
+    assert run.private_step.steps == 3
+    assert run.spent().epsilon == hush.epsilon(run.private_step.plan, 8, 1e-3).epsilon
+
+
+def test_the_default_norm_is_that_of_short_gradients_or_of_the_plan(tmp_path: Path) -> None:
+    run = trainer(tmp_path / "a", epsilon=8.0)
+    run.train()
+    assert run.private_step.plan.clipping == hush.L2(0.1)
+    own = hush.plans.dpsgd(rate=15 / 60, clip_norm=0.3, multiplier=2.0)
+    run = trainer(tmp_path / "b", plan=own)
+    run.train()
+    assert run.private_step.plan == own
+    run = trainer(tmp_path / "c", epsilon=8.0, args={"max_grad_norm": 0.5})
+    run.train()
+    assert run.private_step.plan.clipping == hush.L2(0.5)
+
+
+def test_noise_that_drowns_the_records_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"the noise is larger than the signal: over 8 steps"):
+        trainer(tmp_path, epsilon=0.01).train()

@@ -14,19 +14,19 @@ from hush.core.errors import InvalidValue
 from hush.core.parts import Noise
 from hush.noise.bounded import quantile
 
-KINDS = pytest.mark.parametrize(("dtype", "secure"), [(torch.float32, False), (torch.float64, True)])
+KINDS = pytest.mark.parametrize(("dtype", "fresh"), [(torch.float32, False), (torch.float64, True)])
 
 
 def draws(
     noise: Noise,
     location: float,
     dtype: torch.dtype = torch.float32,
-    secure: bool = False,
+    fresh: bool = False,
     count: int = 200_000,
 ) -> np.ndarray:
-    source = None if secure else torch.Generator().manual_seed(2)
+    source = None if fresh else torch.Generator().manual_seed(2)
     around = torch.full((count,), location, dtype=dtype)
-    drawn = hush.noise.sample(noise, around.shape, location=around, generator=source, secure=secure)
+    drawn = hush.noise.sample(noise, around.shape, location=around, generator=source)
     assert drawn.dtype == dtype
     return np.asarray(drawn.double())
 
@@ -45,9 +45,9 @@ def fits(x: np.ndarray, location: float, scale: float, bound: float) -> bool:
 @KINDS
 @pytest.mark.parametrize("location", [0.0, 0.9, -2.5])
 def test_rectified_is_a_normal_with_its_tails_at_the_ends(
-    location: float, dtype: torch.dtype, secure: bool
+    location: float, dtype: torch.dtype, fresh: bool
 ) -> None:
-    x = draws(hush.Rectified(scale=0.7, bound=1.5), location, dtype, secure)
+    x = draws(hush.Rectified(scale=0.7, bound=1.5), location, dtype, fresh)
     assert fits(x, location, 0.7, 1.5)
     assert not fits(x, location, 0.72, 1.5)
     assert not fits(x, location + 0.03, 0.7, 1.5)
@@ -87,9 +87,9 @@ def levels_fit(x: np.ndarray, location: float, scale: float, bound: float, level
 @KINDS
 @pytest.mark.parametrize(("location", "levels"), [(0.0, 5), (-2.0, 16), (0.4, 2)])
 def test_each_level_has_the_mass_between_its_midpoints(
-    location: float, levels: int, dtype: torch.dtype, secure: bool
+    location: float, levels: int, dtype: torch.dtype, fresh: bool
 ) -> None:
-    x = draws(hush.Quantized(scale=0.8, bound=1.5, levels=levels), location, dtype, secure)
+    x = draws(hush.Quantized(scale=0.8, bound=1.5, levels=levels), location, dtype, fresh)
     assert levels_fit(x, location, 0.8, 1.5, levels)
     assert not levels_fit(x, location, 0.85, 1.5, levels)
     assert not levels_fit(x, location + 0.04, 0.8, 1.5, levels)
@@ -104,9 +104,9 @@ def test_there_are_between_two_levels_and_what_single_precision_tells_apart(leve
 @KINDS
 @pytest.mark.parametrize("location", [0.0, 0.7, -1.9])
 def test_the_chance_of_plus_is_the_normal_mass_above_zero(
-    location: float, dtype: torch.dtype, secure: bool
+    location: float, dtype: torch.dtype, fresh: bool
 ) -> None:
-    drawn = draws(hush.StochasticSign(scale=1.3), location, dtype, secure)
+    drawn = draws(hush.StochasticSign(scale=1.3), location, dtype, fresh)
     assert set(drawn.tolist()) == {-1.0, 1.0}
     plus = int((drawn > 0).sum())
     assert stats.binomtest(plus, 200_000, stats.norm.cdf(location / 1.3)).pvalue > 1e-5
@@ -122,10 +122,8 @@ def truncated_cdf(x: np.ndarray, location: float, scale: float, bound: float) ->
 @pytest.mark.few(6)
 @KINDS
 @pytest.mark.parametrize("location", [0.0, 0.9, -2.5, 6.0, -9.0, 40.0, -1000.0])
-def test_truncated_is_normal_given_the_support(
-    location: float, dtype: torch.dtype, secure: bool
-) -> None:
-    x = draws(hush.Truncated(scale=0.7, bound=1.5), location, dtype, secure, 100_000)
+def test_truncated_is_normal_given_the_support(location: float, dtype: torch.dtype, fresh: bool) -> None:
+    x = draws(hush.Truncated(scale=0.7, bound=1.5), location, dtype, fresh, 100_000)
     assert np.abs(x).max() <= 1.5
     assert stats.kstest(x, lambda x: truncated_cdf(x, location, 0.7, 1.5)).pvalue > 1e-6
     for wrong in ((location, 0.8, 1.5), (location * 1.15 + 0.15, 0.7, 1.5)):

@@ -21,7 +21,7 @@ LAWS: list[tuple[Noise, float]] = [  # with beta
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("source", ["seeded", "secure", "assumed"])
+@pytest.mark.parametrize("source", ["seeded", "fresh"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("noise", "beta"), LAWS)
 def test_the_law_is_the_one_charged(noise: Noise, beta: float, dtype: torch.dtype, source: str) -> None:
@@ -32,13 +32,11 @@ def test_the_law_is_the_one_charged(noise: Noise, beta: float, dtype: torch.dtyp
         (500, 500),
         norm=0.5,
         location=location,
-        generator=None if source == "secure" else torch.Generator().manual_seed(0),
-        secure=source == "secure",
-        arithmetic="assumed" if source == "assumed" else "proved",
+        generator=None if source == "fresh" else torch.Generator().manual_seed(0),
     )
     assert drawn.dtype == dtype
     law, standard = stats.gennorm(beta), (drawn - location).double().flatten().numpy() / (1.7 * 0.5)
-    assert stats.kstest(standard, law.cdf).pvalue > (1e-6 if source == "secure" else 1e-3)
+    assert stats.kstest(standard, law.cdf).pvalue > (1e-6 if source == "fresh" else 1e-3)
     for wrong in (0.95, 1.05):
         assert stats.kstest(standard * wrong, law.cdf).pvalue < 1e-6
 

@@ -15,7 +15,7 @@ from scipy.stats import norm
 import hush
 from hush.accounting.epsilon import compose
 from hush.accounting.epsilon import delta as delta_of
-from hush.core.errors import BudgetExceeded, Unproved
+from hush.core.errors import BudgetExceeded, InvalidValue, Unproved
 from hush.core.guarantee import Budget, Neighbours
 from hush.core.parts import Noise
 from hush.pate.argmax import NO_ANSWER, Confident, NoisyMax, planned, with_noise
@@ -171,12 +171,12 @@ def test_scores_whose_whole_change_is_bounded() -> None:
 )
 def test_noise_on_a_fixed_support_decides_nothing(noise: Noise) -> None:
     """Drawn around 0 and added it changes no answer; drawn around the scores it makes all alike."""
-    with pytest.raises(Unproved, match="fixed support"):
+    with pytest.raises(Unproved, match="bounded support"):
         NoisyMax(
             noise=noise, moved=hush.L2(math.sqrt(2)), neighbours=Neighbours.REPLACE, unit="one vote"
         )
     vote = NoisyMax.of_votes(noise=hush.Gaussian(1.0))
-    with pytest.raises(Unproved, match="fixed support"):
+    with pytest.raises(Unproved, match="bounded support"):
         Confident(vote=vote, threshold=10.0, noise=noise)
 
 
@@ -224,5 +224,16 @@ def test_the_noise_a_budget_asks_for(noise: hush.Gaussian | hush.Laplace) -> Non
         if isinstance(scaled, Confident):
             ratio = scaled.noise.to_plain()["multiplier"] / scaled.vote.noise.to_plain()["multiplier"]
             assert ratio == pytest.approx(3.0)
-    with pytest.raises(BudgetExceeded, match="Ask fewer queries"):
+    with pytest.raises(BudgetExceeded, match="Pass fewer queries"):
         with_noise(vote, Budget(epsilon=1e-12, delta=1e-12), queries=10**6, answers=10**6)
+
+
+def test_calibrate_takes_a_noisy_max() -> None:
+    budget = Budget(epsilon=1.0, delta=1e-5)
+    vote = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=1.0))
+    for query in (vote, Confident(vote=vote, threshold=9.0, noise=hush.Gaussian(multiplier=3.0))):
+        found = hush.calibrate(query, budget, steps=50)
+        assert found == with_noise(query, budget, 50, 50)
+        assert 0.99 < found.guarantee(50, delta=1e-5).epsilon.upper <= 1.0
+    with pytest.raises(InvalidValue, match="spent, dimension and adjacency do not apply"):
+        hush.calibrate(vote, budget, 50, spent={vote.plan: 1})  # type: ignore[call-overload]

@@ -162,5 +162,5 @@ def test_the_statement_is_sensitive_and_for_gaussian_noise_only() -> None:
     assert "do not publish" in str(guarantee)
     assert guarantee.epsilon.upper < 0.2 < vote(20.0).guarantee(queries=100, delta=1e-5).epsilon.upper
     laplace = NoisyMax.of_votes(noise=hush.Laplace(20.0))
-    with pytest.raises(Unproved, match="Laplace noise has no per-instance charge"):
+    with pytest.raises(Unproved, match="Laplace noise has no per-instance cost"):
         per_instance(laplace, scores, 1e-5)

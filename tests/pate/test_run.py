@@ -151,7 +151,7 @@ def test_bad_input_is_named_before_any_work(
     ],
 )
 def test_only_what_one_record_of_a_teacher_can_do_is_charged(query: NoisyMax, tmp_path: Path) -> None:
-    with pytest.raises(Unproved, match=r"may change one vote, which moves two counts.*of_teachers"):
+    with pytest.raises(Unproved, match=r"may change one vote, and so two counts.*of_teachers"):
         run(tmp_path / "run", query=query)
     assert not (tmp_path / "run").exists()
 
@@ -159,7 +159,7 @@ def test_only_what_one_record_of_a_teacher_can_do_is_charged(query: NoisyMax, tm
 def test_a_delta_above_one_over_the_records_is_warned_of_in_private(tmp_path: Path) -> None:
     with pytest.warns(PrivacyWarning, match=rf"above 1/{len(X)} .*private number: do not publish it"):
         run(tmp_path / "run", delta=0.01, lesson=Lesson(epochs=1, rate=0.05))
-    with pytest.warns(PrivacyWarning, match=r"everything of one user of the 200 users outright"):
+    with pytest.warns(PrivacyWarning, match=r"all data of one user of the 200 users outright"):
         run(
             tmp_path / "users",
             delta=0.01,

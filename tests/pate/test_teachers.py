@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+import re
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -76,8 +77,8 @@ def test_removing_a_user_changes_one_teacher_and_its_votes_alone(tmp_path: Path,
     ("units", "teachers", "said"),
     [
         (["a"] * 299, 5, "300 records and units has 299 ids"),
-        ([0.5] * 300, 5, "one integer or string a record"),
-        ([["a", "b"]] * 300, 5, "give a record several owners"),
+        ([0.5] * 300, 5, "one integer or string per record"),
+        ([["a", "b"]] * 300, 5, "give a record several users"),
         ([], 5, "units is empty"),
         (["a", "b", "c"] * 100, 5, "teachers=5 is more than the 3 users"),
     ],
@@ -190,8 +191,15 @@ def test_teachers_that_train_one_body_cost_more_than_is_charged() -> None:
     vote = NoisyMax.of_teachers(noise=hush.Gaussian(8.0))
     charge = vote.guarantee(queries=100, delta=1e-5).epsilon.upper
     shared, first, second = moved_by_one_record(copied=False)
+    cost = exact_epsilon(first, second, 8.0, 100, 1e-5)
     assert shared >= 10
-    assert exact_epsilon(first, second, 8.0, 100, 1e-5) > 5 * charge
+    assert cost > 5 * charge
+    page = (Path(hush.__file__).parents[2] / "docs/pitfalls.md").read_text()
+    printed = re.search(
+        r"(\d+) of 50 votes, and 100 answers are charged epsilon ([\d.]+) at .* cost is (\d+)\.", page
+    )
+    assert printed
+    assert [float(each) for each in printed.groups()] == pytest.approx([shared, charge, cost], rel=0.05)
     own, first, second = moved_by_one_record(copied=True)
     assert own == 1
     assert exact_epsilon(first, second, 8.0, 100, 1e-5) < charge

@@ -20,6 +20,8 @@ def test_reproduce_lists_its_recipes_and_refuses_others(tmp_path: Path) -> None:
     wrong = call("reproduce", "gg-dimension", "nothing", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "'nothing' is no recipe; choose from audit-mechanisms, bounded-fig1" in wrong.stderr
+    near = call("reproduce", "dpsur-tabel2")
+    assert "choose from dpsur-table2" in near.stderr
     none = call("reproduce", "gg-dimension", "--seeds", "0", cwd=tmp_path)
     assert none.returncode == 2
     assert none.stderr.startswith("hush: --seeds=0 must be a whole number >= 1")

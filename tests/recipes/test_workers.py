@@ -1,8 +1,9 @@
+import os
 from pathlib import Path
 
 import pytest
 
-from hush.core.errors import PerformanceWarning
+from hush.core.errors import PerformanceWarning, ProcessFailed
 from hush_recipes import workers as module
 from hush_recipes.workers import CACHE, cached_result, code_digest, workers
 
@@ -11,6 +12,11 @@ from hush_recipes.workers import CACHE, cached_result, code_digest, workers
 def test_a_map_over_processes_is_a_map(processes: int) -> None:
     with workers(processes, "cpu") as over:
         assert list(over(abs, [-1, 2, -3])) == [1, 2, 3]
+
+
+def test_a_process_that_is_killed_is_an_error_with_a_way_out() -> None:
+    with pytest.raises(ProcessFailed, match="--processes 1"), workers(2, "cpu") as over:
+        list(over(os._exit, [1]))
 
 
 @pytest.mark.parametrize("processes", [1, 2])

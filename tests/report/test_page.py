@@ -11,7 +11,8 @@ from hush.accounting.epsilon import compose
 from hush.accounting.explanation import FALSE_POSITIVE_RATES
 from hush.core.guarantee import at_most
 from hush.report.facts import RunFacts, attack_rows, run_facts
-from hush.report.page import charts, render, report_json
+from hush.report.page import charts, render
+from hush.report.wording import statements
 from tests.report.conftest import STATISTICS, TRAINING, charge
 
 
@@ -43,14 +44,13 @@ class Page(HTMLParser):
 
 
 def test_everything_is_said(facts: RunFacts) -> None:
-    page, plain = Page(render(facts)), report_json(facts)
+    page, said = Page(render(facts)), statements(facts)
     ids = {attributes.get("id") for _, attributes in page.elements}
-    assert {"guarantee", "protected", "attacks", "spent", "caveats", "reporting-lists"} <= ids
-    said = plain["statements"]
+    assert {"guarantee", "protected", "attacks", "spent", "caveats"} <= ids
     for text in (said["for_lawyers"], said["for_engineers"]):
         assert text in page.texts["guarantee"]
-    for item in (*said["protection"], *said["caveats"], *said["reporting_lists"]):
-        assert item["text"] in "".join(page.texts.values())
+    for item in (*said["protection"], *said["caveats"]):
+        assert item.text in "".join(page.texts.values())
     assert page.texts["card"] == said["model_card"]
     assert f"{facts.guarantee.delta:g}" in page.texts["guarantee"]
     assert all(chart.caption in page.texts[name] for name, chart in charts(facts).items())
@@ -117,10 +117,9 @@ def test_a_published_claim_has_no_attack_bound_and_names_the_proved_epsilon(tmp_
     path = charge(tmp_path / "ledger.jsonl", (replace(TRAINING, release=claim), 10))
     facts = run_facts(path)
     expected = at_most(hush.epsilon(proved, steps=10, delta=1e-5).epsilon.upper)
-    page, plain = Page(render(facts)), report_json(facts)
+    page, said = Page(render(facts)), statements(facts)
     assert "attacks" not in page.texts
-    assert not {"attack", "trade_off", "privacy_profile"} & plain.keys()
-    said = plain["statements"]
+    assert facts.explanation is None
     for text in (said["for_lawyers"], said["model_card"]):
         assert text.replace("## Privacy", "").strip().startswith("No guarantee")
         assert f"proved epsilon of the same steps is at most {expected}" in text

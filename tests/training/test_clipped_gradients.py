@@ -55,7 +55,7 @@ def test_whether_records_are_compared_is_found_whatever_the_first_two_hold(scale
     torch.manual_seed(0)  # one in sixty random layers gives the two made-up records nearly the same loss
     inputs = torch.randn(RECORDS, 3)
     inputs[:2] *= scale
-    with pytest.raises(Unsupported, match="who else is in the batch"):
+    with pytest.raises(Unsupported, match="depends on the other records"):
         step_of(Compares()).batches((inputs, TARGETS))
 
 

@@ -21,6 +21,7 @@ from hush.core.errors import (
 )
 from hush.training.checkpoint import load
 from hush.training.loop import Run
+from hush.training.trial import TuningTrial
 from tests.training import helpers
 from tests.training.helpers import plan_of, randomness, seeded
 
@@ -65,7 +66,7 @@ def test_the_epsilon_of_a_run_is_the_epsilon_of_its_plan() -> None:
 def test_it_stops_before_the_step_that_would_go_over() -> None:
     cost = [hush.epsilon(PLAN, steps=n, delta=1e-5).epsilon.upper for n in (7, 8)]
     budget = hush.Budget(epsilon=sum(cost) / 2, delta=1e-5)
-    with pytest.warns(UserWarning, match=r"steps=30 were asked for and the run ends after 7.*calibrate"):
+    with pytest.warns(UserWarning, match=r"the run ends after 7 of steps=30.*calibrate"):
         limited = train(budget=budget, steps=30)
     for run in (limited, train(budget=budget)):
         assert (run.steps, run.stopped) == (7, "budget")
@@ -182,43 +183,6 @@ def test_there_must_be_something_to_resume(tmp_path: Path) -> None:
         train(steps=2, directory=tmp_path / "mistyped", resume=True)
 
 
-def test_a_secure_run_pays_again_for_what_it_cannot_repeat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options: dict[str, Any] = {"every": 3, "directory": tmp_path / "run"}
-    options["randomness"] = hush.Randomness(secure=True)
-    taken = []
-
-    class Killed(Exception):
-        pass
-
-    def kill_at_five(self: hush.PrivateStep, batch: object) -> None:
-        taken.append(batch)
-        if len(taken) == 5:
-            raise Killed
-        original(self, batch)  # type: ignore[arg-type]
-
-    original = hush.PrivateStep.__call__
-    monkeypatch.setattr(hush.PrivateStep, "__call__", kill_at_five)
-    with pytest.raises(Killed):
-        train(steps=6, **options)
-    # Four steps charged, a checkpoint after the third: the fourth is drawn, and paid for, again.
-    assert sum(hush.Ledger(tmp_path / "run/ledger.jsonl").counts.values()) == 4
-    result = train(steps=6, resume=True, **options)
-    assert result.steps == 6
-    assert sum(hush.Ledger(tmp_path / "run/ledger.jsonl").counts.values()) == 7
-    assert result.guarantee == hush.epsilon(PLAN, steps=7, delta=1e-5)
-
-
-def test_secure_runs_draw_records_and_noise_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = problem(), problem()
-    for each in (first, second):
-        monkeypatch.setattr("os.urandom", lambda count: (bytes(range(256)) * (count // 256 + 1))[:count])
-        train(of=each, steps=2, randomness=hush.Randomness(secure=True))
-    for ours, theirs in zip(first[0].parameters(), second[0].parameters(), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 WIDER = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
 SGD, USUAL = torch.optim.SGD, {"lr": 0.3, "momentum": 0.5}
 
@@ -230,7 +194,7 @@ SGD, USUAL = torch.optim.SGD, {"lr": 0.3, "momentum": 0.5}
         (None, SGD, {**USUAL, "momentum": 0.9}, r"\(momentum of group 0 is 0\.5 there and 0\.9 here"),
         (None, SGD, {**USUAL, "weight_decay": 0.1}, r"weight_decay of group 0 is 0 there and 0\.1 here"),
         (None, torch.optim.Adam, {"lr": 0.3}, "optimizer is SGD there and Adam here"),
-        (WIDER, SGD, USUAL, "another model"),
+        (WIDER, SGD, USUAL, "does not fit the model"),
     ],
     ids=["lr", "momentum", "weight decay", "optimizer", "model"],
 )
@@ -254,35 +218,35 @@ def test_runs_that_share_a_ledger_add_up_and_others_are_warned_of(tmp_path: Path
     assert both.guarantee.epsilon == hush.epsilon(PLAN, steps=7, delta=1e-5).epsilon
     assert both.steps == 4
     cost = both.guarantee.epsilon.upper
-    with pytest.raises(BudgetExceeded, match="with what is on the ledger"):
+    with pytest.raises(BudgetExceeded, match="with the charges on the ledger"):
         train(of=of, steps=1, ledger=ledger, budget=hush.Budget(epsilon=cost, delta=1e-5))
-    assert ledger.counts == {PLAN: 7}, "still open, and nothing was added"
-    with pytest.warns(PrivacyWarning, match="two charges add up"):
+    assert ledger.counts == {PLAN: 7}, "still open, and no step was added"
+    with pytest.warns(PrivacyWarning, match="two costs add up"):
         assert train(of=of, steps=2).guarantee.epsilon.upper < cost
     with pytest.raises(InvalidValue, match="ledger and directory were both passed"):
         train(of=of, steps=1, ledger=ledger, directory=tmp_path / "run")
     with pytest.raises(InvalidValue, match="must be a Ledger"):
-        train(of=of, steps=1, ledger="ledger.jsonl")
+        train(of=of, steps=1, ledger=3)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
     train(steps=2, directory=tmp_path / "run")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").rglob("*.*")}
     model, optimizer, (inputs, targets) = problem()
     weights = [value.clone() for value in model.parameters()]
     others: list[tuple[Any, str]] = [
-        ((inputs.flip(0), targets), "first 8 records are not those"),
-        ((inputs, (targets + 1) % 3), "first 8 records are not those"),
+        ((inputs.flip(0), targets), "first 8 records differ"),
+        ((inputs, (targets + 1) % 3), "first 8 records differ"),
         ((inputs.double(), targets), r"float32 \(4,\) -> int64 \(\) and these are float64 \(4,\)"),
         ((inputs[:, :3], targets), r"float32 \(4,\) -> int64 \(\) and these are float32 \(3,\)"),
-        (TensorDataset(inputs + 1, targets), "first 8 records are not those"),
+        (TensorDataset(inputs + 1, targets), "first 8 records differ"),
     ]
     for data, message in others:
         with pytest.raises(CheckpointError, match=rf"{message}.*new run in a new directory"):
             train(of=(model, optimizer, data), steps=3, directory=tmp_path / "run", resume=True)
     assert all(map(torch.equal, weights, model.parameters()))
-    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").rglob("*.*")} == before
     same: Any = TensorDataset(inputs.clone(), targets.clone())
     repeated = train(of=(model, optimizer, same), steps=3, directory=tmp_path / "run", resume=True)
     assert repeated.steps == 3
@@ -290,22 +254,21 @@ def test_a_run_is_not_resumed_on_other_data(tmp_path: Path) -> None:
 
 def test_digests_of_records_are_in_the_secret_checkpoint_alone(tmp_path: Path) -> None:
     origins = []
-    for name, chosen in (("one", None), ("two", None), ("secure", hush.Randomness(secure=True))):
-        train(steps=1, directory=tmp_path / name, randomness=chosen or randomness(1))
-        path = tmp_path / name / "checkpoint.safetensors"
+    for name in ("one", "two"):
+        train(steps=1, directory=tmp_path / name, randomness=randomness(1))
+        path = tmp_path / name / "private" / "checkpoint.safetensors"
         assert path.stat().st_mode & 0o077 == 0
         origins.append(load(path)["origin"])
         public = [file.read_text() for file in (tmp_path / name).glob("*.[jt]*")]
         secrets = [origins[-1][each] for each in ("first", "seed") if origins[-1][each]]
         assert not [secret for secret in secrets for text in public if secret in text]
     assert origins[0]["first"] == origins[1]["first"] is not None
-    assert origins[2]["first"] is None, "a secure run keeps nothing to test guesses against"
 
 
 def test_another_seed_is_not_ignored_on_resuming(tmp_path: Path) -> None:
     train(steps=2, directory=tmp_path / "run")
     with pytest.raises(
-        CheckpointError, match=r"began with another seed, not with the seed 4: .*Leave it"
+        CheckpointError, match=r"began with another seed, not with the seed 4: .*Leave the"
     ):
         train(steps=3, directory=tmp_path / "run", resume=True, randomness=randomness(4))
     train(steps=2, directory=tmp_path / "unseeded", randomness=hush.Randomness())
@@ -351,11 +314,11 @@ def test_mistakes_of_data_and_loss_are_named_before_a_charge(tmp_path: Path) -> 
     model, optimizer, (inputs, targets) = problem()
     of = (model, optimizer, (inputs, targets))
     before = [value.clone() for value in model.parameters()]
-    cannot, shape = "evaluation data cannot .*", r"\(4,\) -> int64 \(\)"
+    cannot, shape = "model cannot be evaluated .*", r"\(4,\) -> int64 \(\)"
     mistakes: list[tuple[Any, Any, str]] = [
-        (of, (inputs.double(), targets), f"{cannot}float64 {shape}, .* float32 {shape}.*nothing was"),
-        (of, (inputs + 1, targets + 1), f"{cannot}Target 3 is out of bounds.*nothing was charged"),
-        (of, (inputs, targets), "without being charged"),
+        (of, (inputs.double(), targets), f"{cannot}float64 {shape}, .* float32 {shape}.*no step was"),
+        (of, (inputs + 1, targets + 1), f"{cannot}Target 3 is out of bounds.*no step was charged"),
+        (of, (inputs, targets), "evaluation is not"),
         (of, (inputs[:0], targets[:0]), "evaluation: the data has no records"),
         ((model, optimizer, (inputs, targets[:, None])), None, r"targets\.squeeze\(-1\)"),
         ((model, optimizer, ({"x": inputs}, targets)), None, r"forward\(\) takes \(input\)"),
@@ -370,6 +333,29 @@ def test_mistakes_of_data_and_loss_are_named_before_a_charge(tmp_path: Path) -> 
 @pytest.mark.parametrize("relation", ["add/remove", hush.Neighbours.ADD_REMOVE])
 def test_under_add_remove_the_length_of_the_data_is_never_the_divisor(relation: Any) -> None:
     """Whether the relation is passed as a name or as a value: the divisor would release the length."""
-    with pytest.raises(InvalidValue, match="public constant"):
+    with pytest.raises(InvalidValue, match="public estimate"):
         train(neighbours=relation, steps=1)
     assert train(neighbours=relation, records=51, steps=1).guarantee.records == 51
+
+
+def test_a_ledger_is_passed_by_its_path(tmp_path: Path) -> None:
+    """Training, a selection and a mean on one file add up, and the file is free in between."""
+    file, budget = tmp_path / "ledger.jsonl", hush.Budget(epsilon=50.0, delta=1e-5)
+    first, second = (train(steps=4, ledger=ledger) for ledger in (file, str(file)))
+    assert first.guarantee.epsilon == hush.epsilon(PLAN, 4, 1e-5).epsilon
+    assert second.guarantee.epsilon == hush.epsilon(PLAN, 8, 1e-5).epsilon
+    counted = hush.plans.dpsgd(rate=1.0, multiplier=3.0)
+    found = hush.mean(torch.rand(RECORDS, 2), counted, delta=1e-5, ledger=file)
+
+    def fit(settings: Any, trial: TuningTrial) -> tuple[nn.Module, float]:
+        model, optimizer, data = problem()
+        options: Any = {"budget": trial.budget, "steps": trial.steps, "ledger": trial.ledger}
+        helpers.train(model, trial.plan, data, optimizer=optimizer, **options)
+        return model, 0.0
+
+    space = {"rate": hush.Choice(0.1, 0.2)}
+    tuned = hush.tune(fit, space, plan=PLAN, steps=2, budget=budget, mean=2.0, ledger=file)
+    with hush.Ledger(file, read_only=True) as ledger:
+        assert dict(ledger.counts) == {PLAN: 8, counted: 1, tuned.plan: 1}
+        assert ledger.epsilon().epsilon == tuned.guarantee.epsilon
+        assert found.guarantee.epsilon.upper < tuned.guarantee.epsilon.upper <= 50.0

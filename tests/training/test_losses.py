@@ -96,3 +96,13 @@ def test_class_weights_of_another_type_are_named() -> None:
     step = step_of(nn.Linear(5, 3), loss=loss, records=RECORDS)
     with pytest.raises(hush.errors.DataError, match=r"class weights of .*loss\.to\(torch\.float32\)"):
         next(step.batches((X, CLASSES)))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_labels_of_a_functional_loss_with_a_dimension_too_many_are_named(reduction: str) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs, targets, reduction=reduction)
+
+    step = step_of(nn.Linear(5, 3), loss=loss, records=RECORDS)
+    with pytest.raises(hush.errors.DataError, match=r"labels of shape \(records,\): targets\.squeeze"):
+        next(step.batches((X, CLASSES[:, None])))

@@ -143,7 +143,7 @@ def test_an_interrupted_write_ends_the_use_of_a_ledger(
     monkeypatch.undo()
     with pytest.raises(LedgerError):
         step(next(step.batches((X, Y))))
-    with pytest.warns(PrivacyWarning, match="at least"):
+    with pytest.warns(PrivacyWarning, match="incomplete line"):
         step.spent(1e-3)
 
 
@@ -167,7 +167,7 @@ def test_a_body_trained_under_another_ledger_is_noticed() -> None:
     with pytest.warns(PrivacyWarning, match=f"another ledger \\({first.ledger.identity}\\)"):
         second = step_of(model)
     run(second, (X, Y))
-    with pytest.warns(PrivacyWarning, match="the two charges add up"):
+    with pytest.warns(PrivacyWarning, match="the two costs add up"):
         second.spent(1e-3)
     with pytest.raises(LedgerError, match="outside of the private step"):
         first.spent(1e-3)

@@ -86,6 +86,8 @@ WEIGHTS = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
 # fmt: off
 LOSSES: dict[str, Case] = {
     "class weights": (mlp, nn.CrossEntropyLoss(WEIGHTS, reduction="none"), vectors),
+    "reduced": (mlp, F.cross_entropy, vectors),
+    "reduced, squared": (single, F.mse_loss, numbers),
     "label smoothing": (mlp, nn.CrossEntropyLoss(label_smoothing=0.1), vectors),
     "soft labels": (mlp, nn.CrossEntropyLoss(), shares),
     "negative log-likelihood": (lambda: nn.Sequential(mlp(), nn.LogSoftmax(1)), nn.NLLLoss(), vectors),
@@ -114,14 +116,28 @@ def test_losses(name: str) -> None:
     check(LOSSES[name])
 
 
+def test_a_mask_of_a_public_weight_per_class_is_drawn_for_each_record() -> None:
+    """docs/data.md: a record counts with the probability of its class, and within the clipping norm."""
+
+    def rarely(outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs[:, 0] * (torch.rand(len(targets)) < torch.tensor([0.25, 1.0])[targets])
+
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1, bias=False)
+    classes = (torch.arange(400) >= 200).long()
+    plan = plan_of(clipping=hush.L2(0.5))
+    step = hush.PrivateStep(
+        model, rarely, torch.optim.SGD(model.parameters(), lr=0.1), plan, records=400
+    )
+    sums = []
+    for batch in step.batches((torch.ones(400, 1), classes), steps=8):
+        sums.append(float(step.clipped_sum(batch)) / 0.5)
+        step(batch)
+    assert len(set(sums)) > 1  # two draws agree once in 22, eight once in 10^9
+    assert all(220 < value < 280 for value in sums)  # 200 of one class, a quarter of 200 of the other
+
+
 # loops
-
-# fmt: off
-# fmt: on
-
-
-# fmt: off
-# fmt: on
 
 
 def test_poisson_sampling_with_a_moving_average_and_an_evaluation_between_steps() -> None:

@@ -1,5 +1,6 @@
 """Ordinary models: they train, on the clipped gradients of one record at a time."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -289,15 +290,19 @@ def transformed(transform: Any) -> Callable[[], nn.Module]:
 class AttentionMap(nn.Module):
     """Attention that keeps its map for inspection, which no later call reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, keep: Any = None) -> None:
         super().__init__()
         self.body, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
-        self.map: Tensor | None = None
+        self.map: Any = None
+        self.maps: list[Tensor] = []
+        self.by_layer: dict[str, Any] = {}
+        self.keep = keep or (lambda model, kept: setattr(model, "map", kept))
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.body(x[:, None].expand(-1, 2, -1))
-        self.map = torch.softmax(hidden @ hidden.mT, -1)
-        scores: Tensor = self.head((self.map @ hidden).mean(1))
+        attention = torch.softmax(hidden @ hidden.mT, -1)
+        self.keep(self, attention)
+        scores: Tensor = self.head((attention @ hidden).mean(1))
         return scores
 
 
@@ -339,6 +344,38 @@ class Experts(nn.Module):
             output = output.index_add(0, rows, expert(flat[rows]) * weights[rows, places, None])
         scores: Tensor = self.head(output.view_as(x).mean(1))
         return scores
+
+
+def switch() -> nn.Module:
+    """The best of four experts for a whole record; the others have no gradient for it."""
+
+    def forward(m: Any, x: Tensor) -> Any:
+        shares = m.gate(x).softmax(-1)
+        weight, best = shares.max(-1, keepdim=True)
+        outputs = torch.stack([expert(x) for expert in m.experts], 1)
+        return weight * outputs.take_along_dim(best[..., None], 1).squeeze(1)
+
+    experts = nn.ModuleList(mlp_of(6, 3) for _ in range(4))
+    return Of(forward, gate=nn.Linear(6, 4), experts=experts)
+
+
+def heads_by_task() -> nn.Module:
+    """A head for each task; a record has labels for one task and uses one head."""
+
+    def forward(m: Any, x: Tensor) -> Any:
+        body = m.body(x)
+        return m.first(body), m.second(body)
+
+    return Of(forward, body=mlp_of(6, 5), first=nn.Linear(5, 3), second=nn.Linear(5, 4))
+
+
+def labelled_tasks(outputs: Any, targets: Any) -> Tensor:
+    both = zip(outputs, targets, strict=True)
+    return sum(F.cross_entropy(o, y, reduction="none", ignore_index=-100) for o, y in both)  # type: ignore[return-value]
+
+
+def tasks() -> tuple[Tensor, Any]:
+    return torch.randn(RECORDS, 6), (torch.tensor([0, -100, 2, -100]), torch.tensor([-100, 3, -100, 1]))
 
 
 def kept_tokens() -> nn.Module:
@@ -418,6 +455,8 @@ MODELS: dict[str, Case] = {
     "gradient reversal": (adversarial, nn.CrossEntropyLoss(), vectors),
     "experts, best": (lambda: Experts(1), nn.CrossEntropyLoss(), sequences),
     "experts, best two": (lambda: Experts(2), nn.CrossEntropyLoss(), sequences),
+    "experts by record": (switch, nn.CrossEntropyLoss(), vectors),
+    "heads by task": (heads_by_task, labelled_tasks, tasks),
     "tokens without padding": (kept_tokens, nn.CrossEntropyLoss(), padded_text),
     "force field": (force_field, nn.MSELoss(), positions),
     "classes of a force": (force_field, nn.CrossEntropyLoss(), lambda: vectors(3)),
@@ -442,6 +481,7 @@ def test_models(name: str) -> None:
 DRAWS: dict[str, Case] = {
     "variational autoencoder": (variational, evidence, pictures),
     "dropout": (lambda: nn.Sequential(mlp(), nn.Dropout(0.5)), nn.CrossEntropyLoss(), vectors),
+    "dropout, reduced loss": (lambda: nn.Sequential(mlp(), nn.Dropout(0.5)), F.cross_entropy, vectors),
     "RReLU": (activation(nn.RReLU), nn.CrossEntropyLoss(), vectors),
     "spectral norm": (spectral_norm, nn.CrossEntropyLoss(), vectors),
 }
@@ -453,9 +493,23 @@ def test_models_that_draw(name: str) -> None:
     check(DRAWS[name], draws=True)
 
 
-def test_an_attention_map_that_is_kept_is_dropped_after_the_pass() -> None:
-    model, (x, y) = AttentionMap(), vectors()
+def in_a_new_list(model: Any, kept: Tensor) -> None:
+    model.map = [kept]
+
+
+def appended(model: Any, kept: Tensor) -> None:
+    model.maps.append(kept)
+
+
+def in_a_dictionary(model: Any, kept: Tensor) -> None:
+    model.by_layer["first"] = {"detached": [kept.detach()]}
+
+
+@pytest.mark.parametrize("keep", [None, in_a_new_list, appended, in_a_dictionary])
+def test_an_attention_map_that_is_kept_is_dropped_after_the_pass(keep: Any) -> None:
+    model, (x, y) = AttentionMap(keep), vectors()
     step = step_of(model, nn.CrossEntropyLoss())
     for batch in step.batches((x, y), steps=1):
         step(batch)
-    assert model.map is None
+    copy.deepcopy(model)  # of a tensor of torch.vmap there is none
+    assert (model.map, model.maps) == (None, [])

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from tests.training.ordinary import RECORDS, check, label, labels, next_word, text
 
@@ -56,9 +57,25 @@ def reviews() -> tuple[Any, Tensor]:
     return prompts()[0], labels()
 
 
+def labelled_reviews() -> tuple[Any, Tensor]:
+    inputs, targets = reviews()
+    return {**inputs, "labels": targets}, targets
+
+
 def answers() -> tuple[Any, Tensor]:
     tokens = torch.randint(3, 20, (RECORDS, 5))
     return {**prompts()[0], "decoder_input_ids": tokens}, tokens
+
+
+def labelled_prompts() -> tuple[Any, Tensor]:
+    inputs, tokens = prompts()
+    return {**inputs, "labels": tokens}, tokens
+
+
+def balanced(outputs: Any, _: Tensor) -> Any:
+    """The loss of the tokens and of the balance of the experts, over the tokens of a record."""
+    assert outputs.aux_loss is not None
+    return outputs.loss
 
 
 def photographs() -> tuple[Any, Tensor]:
@@ -97,6 +114,7 @@ CLASSIFIER, GENERATOR = "ForSequenceClassification", "ForCausalLM"
 HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], Any, Any]] = {
     "BERT": ("Bert", CLASSIFIER, TEXT, {}, label, reviews),
     "BERT, masked words": ("Bert", "ForMaskedLM", TEXT, {}, next_word, prompts),
+    "BERT, its own loss": ("Bert", CLASSIFIER, TEXT, {}, lambda o, _: o.loss, labelled_reviews),
     "RoBERTa": ("Roberta", CLASSIFIER, TEXT, {}, label, reviews),
     "DistilBERT": ("DistilBert", CLASSIFIER, TEXT, DISTIL, label, reviews),
     "ALBERT": ("Albert", CLASSIFIER, TEXT, {"embedding_size": 4}, label, reviews),
@@ -118,6 +136,10 @@ HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], Any, Any
     "Phi": ("Phi", GENERATOR, TEXT, {}, next_word, prompts),
     "Falcon": ("Falcon", GENERATOR, TEXT, {}, next_word, prompts),
     "Mixtral": ("Mixtral", GENERATOR, TEXT, {**ONE_KEY, "num_local_experts": 3}, next_word, prompts),
+    "Mixtral, best one": ("Mixtral", GENERATOR, TEXT, {**ONE_KEY, "num_local_experts": 3,
+        "num_experts_per_tok": 1}, next_word, prompts),
+    "Mixtral, balanced": ("Mixtral", GENERATOR, TEXT, {**ONE_KEY, "num_local_experts": 3,
+        "output_router_logits": True}, balanced, labelled_prompts),
     "RecurrentGemma": ("RecurrentGemma", GENERATOR, TEXT, {**ONE_KEY, "lru_width": 8,
         "attention_window_size": 4}, next_word, prompts),
     "Mamba": ("Mamba", GENERATOR, TEXT, {"state_size": 4}, next_word, prompts),
@@ -145,7 +167,7 @@ HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], Any, Any
 def test_hugging_face(name: str) -> None:
     model, task, settings, own, loss, data = HUGGING_FACE[name]
     # the products of Mixtral's experts have no kernel for double precision
-    dtype = torch.float32 if name == "Mixtral" else torch.float64
+    dtype = torch.float32 if model == "Mixtral" else torch.float64
     check((lambda: pretrained(model, task, settings, **own), loss, data), dtype=dtype)
 
 
@@ -156,6 +178,8 @@ def test_lora() -> None:
 # fmt: off
 HUGGING_FACE_DRAWS: dict[str, tuple[str, str, Any, Any, Any]] = {
     "BERT, dropout": ("Bert", CLASSIFIER, TEXT, label, reviews),
+    "XLNet, dropout, reduced loss": ("XLNet", CLASSIFIER, {"vocab_size": 20, "num_labels": 3, "d_model":
+        8, "n_layer": 1, "n_head": 2, "d_inner": 8}, lambda o, y: F.cross_entropy(o.logits, y), reviews),
     "OPT, layers dropped": ("OPT", GENERATOR, {**TEXT, "layerdrop": 0.5, "ffn_dim": 8,
         "word_embed_proj_dim": 8}, next_word, prompts),
     "wav2vec2, masked": ("Wav2Vec2", CLASSIFIER, {**SPEECH, "mask_time_length": 2}, label, recordings),

@@ -38,7 +38,7 @@ def taken(step: hush.PrivateStep, steps: int = 1, data: Any = BATCH) -> hush.Pri
     return step
 
 
-def run_again(work: Any, pool: Any, generator: torch.Generator | None) -> Any:
+def run_again(work: Any, pool: Any) -> Any:
     """A stand-in for a graph where there is no GPU: the same memory, filled by running the work."""
     before = torch.get_rng_state()
     clipped = work()
@@ -51,7 +51,7 @@ def run_again(work: Any, pool: Any, generator: torch.Generator | None) -> Any:
     return CapturedGraph(replay, clipped, [])
 
 
-def refuse(work: Any, pool: Any, generator: torch.Generator | None) -> Any:
+def refuse(work: Any, pool: Any) -> Any:
     raise CaptureError("the driver is in a mood")
 
 
@@ -121,8 +121,8 @@ class Scaled(nn.Module):
 def frozen_graph(model: Scaled) -> Any:
     """A stand-in for a graph that, as a real one, goes on with the attribute of the capture."""
 
-    def capture(work: Any, pool: Any, generator: torch.Generator | None) -> Any:
-        taken, captured = model.scale, run_again(work, pool, generator)
+    def capture(work: Any, pool: Any) -> Any:
+        taken, captured = model.scale, run_again(work, pool)
 
         def replay() -> None:
             now, model.scale = model.scale, taken

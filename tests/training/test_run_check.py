@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -41,9 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, built: Path) -> Path:
     folder = tmp_path / "run"
-    folder.mkdir()
-    for path in built.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    copytree(built, folder)
     return folder
 
 
@@ -51,6 +50,17 @@ def test_a_whole_run_fits(run: Path) -> None:
     ledger, notes = checked_ledger(run)
     assert ledger.counts == {PLAN: 6}
     assert notes == ["fits its plan, anchor and checkpoint (of step 6)"]
+
+
+def test_the_folder_of_secrets_is_for_its_owner_and_an_earlier_version_had_none(run: Path) -> None:
+    assert (run / "private").stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in (run / "private").iterdir()] == ["checkpoint.safetensors"]
+    (run / CHECKPOINT).rename(run / "checkpoint.safetensors")
+    (run / "private").rmdir()
+    assert checked_ledger(run)[1] == ["fits its plan, anchor and checkpoint (of step 6)"]
+    train(run, 9, resume=True)
+    assert checked_ledger(run)[0].counts == {PLAN: 9}
+    assert not (run / "private").exists(), "one place for the checkpoint"
 
 
 def edited(change: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], None]:
@@ -91,10 +101,10 @@ def rewritten(run: Path) -> None:
 
 DAMAGE = [
     (edited(lambda lines: []), "it is empty"),
-    (edited(lambda lines: lines[:-2]), "taken 6 steps .* knows of 4: charges are missing"),
+    (edited(lambda lines: lines[:-2]), "has 6 steps .* has 4: charges are missing"),
     (edited(lambda lines: lines[:2] + lines[3:]), "damaged at line 3"),
-    (begun_anew, "was replaced, and the charges of the run are not on it"),
-    (rewritten, "not the one that the checkpoint was charged to"),
+    (begun_anew, "was replaced, and does not have the charges of the run"),
+    (rewritten, "does not belong to the checkpoint"),
     (without("ledger.jsonl"), "ledger"),
     (without("anchor.json"), r"anchor\.json cannot be read"),
 ]
@@ -105,16 +115,16 @@ def test_what_does_not_fit_is_neither_accounted_for_nor_resumed(
     run: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     damage(run)
-    files = {path.name: path.read_bytes() for path in run.iterdir()}
+    files = {path: path.read_bytes() for path in run.rglob("*.*")}
     with pytest.raises(LedgerError, match=message):
         checked_ledger(run)
     with pytest.raises(LedgerError, match=message):
         train(run, 9, resume=True)
-    assert {path.name: path.read_bytes() for path in run.iterdir()} == files
+    assert {path: path.read_bytes() for path in run.rglob("*.*")} == files
 
 
 def test_a_damaged_checkpoint_is_named_and_a_missing_one_noted(run: Path) -> None:
-    path = run / "checkpoint.safetensors"
+    path = run / "private" / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(LedgerError, match=r"checkpoint\.safetensors is damaged"):
         checked_ledger(run)
@@ -123,18 +133,18 @@ def test_a_damaged_checkpoint_is_named_and_a_missing_one_noted(run: Path) -> Non
 
 
 def test_a_ledger_ahead_of_the_checkpoint_fits(run: Path) -> None:
-    behind = (run / "checkpoint.safetensors").read_bytes()
+    behind = (run / "private" / "checkpoint.safetensors").read_bytes()
     train(run, 9, resume=True)
-    (run / "checkpoint.safetensors").write_bytes(behind)
+    (run / "private" / "checkpoint.safetensors").write_bytes(behind)
     assert checked_ledger(run)[0].counts == {PLAN: 9}
     assert train(run, 9, resume=True).steps == 9
-    assert checked_ledger(run)[0].counts == {PLAN: 9}, "repeated steps are not paid again"
+    assert checked_ledger(run)[0].counts == {PLAN: 9}, "repeated without a new charge"
 
 
 def torn_last_charge(run: Path, budget: hush.Budget = ENOUGH) -> None:
-    behind = (run / "checkpoint.safetensors").read_bytes()
+    behind = (run / "private" / "checkpoint.safetensors").read_bytes()
     train(run, 9, resume=True, budget=budget)
-    (run / "checkpoint.safetensors").write_bytes(behind)
+    (run / "private" / "checkpoint.safetensors").write_bytes(behind)
     (run / "ledger.jsonl").write_bytes((run / "ledger.jsonl").read_bytes()[:-60])
 
 
@@ -155,7 +165,7 @@ def test_a_run_whose_last_charge_was_torn_takes_all_its_steps(run: Path) -> None
 
 def test_a_torn_charge_that_will_not_be_repeated_stays_within_the_budget(run: Path) -> None:
     torn_last_charge(run)
-    with pytest.raises(BudgetExceeded, match="the ledger holds charges"):
+    with pytest.raises(BudgetExceeded, match="the charges on the ledger"):
         train(run, 8, resume=True, budget=budget_of(8))
 
 
@@ -173,7 +183,7 @@ def test_a_torn_first_charge_is_repeated_or_kept_beside_new_noise(
     assert checked_ledger(tmp_path / "run")[0].counts == {PLAN: 3 + (reseed and names_its_run)}
 
 
-CHECKPOINT = "checkpoint.safetensors"
+CHECKPOINT = "private/checkpoint.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +191,7 @@ CHECKPOINT = "checkpoint.safetensors"
     [
         (torn_last_charge, 9, 12),
         (edited(lambda lines: [lines[0][:60]]), *["damaged at line 1: .*Restore it"] * 2),
-        (without(CHECKPOINT), r"no checkpoint.*pass reseed=True .*charges are kept", 15),
+        (without(CHECKPOINT), r"checkpoint.* is missing.*pass reseed=True .*additional charges", 15),
         (without("ledger.jsonl"), *[r"Restore ledger\.jsonl"] * 2),
         (without("ledger.jsonl", CHECKPOINT), *[r"Restore ledger\.jsonl"] * 2),
     ],

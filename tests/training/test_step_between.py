@@ -47,7 +47,7 @@ REFUSED: list[tuple[str, Callable[[Any], object]]] = [
     ("mixes the records", lambda model: model.norm.train()),
     ("before this one changed", lambda model: setattr(model, "first", nn.Linear(4, 4))),
     ("does not hold extra", lambda model: setattr(model, "extra", nn.Parameter(torch.ones(2)))),
-    ("nothing to train", lambda model: model.requires_grad_(False)),
+    ("no trainable parameter", lambda model: model.requires_grad_(False)),
 ]
 
 

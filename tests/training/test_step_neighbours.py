@@ -160,7 +160,7 @@ def test_another_length_is_refused_where_it_is_public() -> None:
     for relation in ("zero-out", "replace"):
         with pytest.raises(DataError, match=r"neighbours=hush\.Neighbours\.ADD_REMOVE"):
             step_of(0, neighbours=relation).batches(data)
-    with pytest.raises(InvalidValue, match="public constant"):
+    with pytest.raises(InvalidValue, match="public estimate"):
         step_of(0, records=None)
 
 

@@ -60,13 +60,13 @@ def test_a_drawn_unit_takes_part_with_few_of_its_own_records_alone() -> None:
     ("owners", "error", "text"),
     [
         ([], DataError, "empty"),
-        ([[1, 2], [1, 3]], DataError, "several owners"),
+        ([[1, 2], [1, 3]], DataError, "several users"),
         ([0.5, 1.0], DataError, "type float"),
         (np.array([0.5, 1.0]), DataError, "type float64"),
         (["u1", float("nan")], DataError, "type float and str"),
         ("abc", DataError, "shape ()"),
-        ([[1], [2, 3]], DataError, "several owners"),
-        (torch.zeros(3, 1).long(), DataError, "pass the column, ids[:, 0]"),
+        ([[1], [2, 3]], DataError, "several users"),
+        (torch.zeros(3, 1).long(), DataError, "pass ids[:, 0]"),
     ],
 )
 def test_ids_that_say_nothing_of_owners_are_refused(owners: Any, error: Any, text: str) -> None:

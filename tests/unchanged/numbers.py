@@ -46,7 +46,7 @@ def combined(name: str, plan: hush.Plan) -> Entries:
 
 def _searches(question: Question) -> Entries:
     plan, size, delta = question.plan, question.dimension, question.case.delta
-    numbers = asked("published", hush.epsilon, plan, 3, delta, size, mode="published")
+    numbers = asked("in one dimension", hush.epsilon, plan, 3, delta, 1)
     if min(getattr(part, "rate", 1.0) for part in (plan.sampling, plan.release)) < _COMMON_RATE:
         return numbers
     attacker = Attacker({plan: 3}, size)

@@ -49,6 +49,8 @@ DIMENSION = 8
 _SAMPLINGS = {
     "FullBatch": hush.FullBatch(),
     "Poisson": hush.Poisson(0.1),
+    "Truncated": hush.TruncatedPoisson(rate=0.1, max_batch=20, records=100),
+    "FixedSize": hush.FixedSize(size=10, records=100),
     "Coordinate": hush.Coordinate(rate=0.5),
     "Twice": hush.Twice(rate=0.1, coordinate_rate=0.5),
 }
@@ -66,6 +68,8 @@ _CLIPPINGS = {
     ),
     "Entries": hush.Entries(changed=2),
     "Importance": hush.Importance(1.0),
+    "Normalized": hush.Normalized(1.0),
+    "Quantile": hush.Quantile(1.0),
 }
 _NOISES = {
     "Gaussian": hush.Gaussian(2.0),

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import hush
-from hush.core.guarantee import Arithmetic
 from hush.data import flips_and_shifts
 from hush.training.methods.moments import NoisyWhitening
 from hush.training.methods.statistics import NoisyQuantile
@@ -51,7 +50,6 @@ def _stepped(
     plan: hush.Plan,
     data: Callable[[], Data] = digits,
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-    arithmetic: Arithmetic = "proved",
     **settings: Any,
 ) -> Entries:
     """Some steps of a `PrivateStep`."""
@@ -63,7 +61,7 @@ def _stepped(
         optimizer(model.parameters(), lr=0.1),
         plan,
         records=len(inputs),
-        randomness=hush.Randomness(generator=seeded(), arithmetic=arithmetic),
+        randomness=hush.Randomness(generator=seeded()),
         **settings,
     )
     present = torch.arange(len(inputs)) % 9 != 0
@@ -182,8 +180,8 @@ RUNS: dict[str, Callable[[], Entries]] = {
         _plan(hush.Lp(p=1.5, norm=2.0), hush.GeneralizedGaussian(beta=1.5, multiplier=2.0)),
         tokens,
     ),
-    "transformer, Importance, assumed": partial(
-        _stepped, transformer, _plan(hush.Importance(1.0), _GAUSSIAN), tokens, arithmetic="assumed"
+    "transformer, Importance": partial(
+        _stepped, transformer, _plan(hush.Importance(1.0), _GAUSSIAN), tokens
     ),
     "mlp, Coordinate, Principal, BlockGaussian": partial(
         _stepped,

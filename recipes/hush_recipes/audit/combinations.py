@@ -179,9 +179,6 @@ def _other_attacks() -> Iterator[Attack]:
         name="Lp(p=3) x GeneralizedGaussian(beta=3), spread over 4 numbers",
         attack=partial(audit, spread, touched=4, dimension=4),
     )
-    yield Attack(
-        name="secure FullBatch x L2 x Gaussian", attack=partial(audit, full, secure=True), runs=many
-    )
     for noise in _noises(L2(norm=1.0), 1):
         if _has_per_instance_charge(noise):
             bounded = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)

@@ -75,7 +75,6 @@ def released(
     steps: int = 1,
     others: int = 0,
     seed: int = 0,
-    secure: bool = False,
 ) -> Draws:
     """The noisy sums of `steps` steps, a row of steps x `touched` numbers for each run.
 
@@ -94,9 +93,7 @@ def released(
         torch.optim.SGD(table.parameters(), lr=0.0),
         copied(plan, 2 * rows),
         records=len(index),
-        randomness=Randomness(
-            generator=None if secure else torch.Generator().manual_seed(seed), secure=secure
-        ),
+        randomness=Randomness(generator=torch.Generator().manual_seed(seed)),
         execution=Execution(physical_batch=len(index)),
     )
     sums = []

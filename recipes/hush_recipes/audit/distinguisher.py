@@ -32,7 +32,6 @@ def audit(
     delta: float = DELTA,
     confidence: float = 0.95,
     seed: int = 0,
-    secure: bool = False,
 ) -> Audit:
     """Attack on `steps` steps of `plan` by a record that fills the clipping in `touched` numbers.
 
@@ -50,9 +49,7 @@ def audit(
     >>> attack.holds, attack.tightness > 0.5
     (True, True)
     """
-    outputs = copies.released(
-        plan, touched=touched, runs=runs, steps=steps, others=others, seed=seed, secure=secure
-    )
+    outputs = copies.released(plan, touched=touched, runs=runs, steps=steps, others=others, seed=seed)
     shift = clipped(plan, touched)
     around = others * shift
     scores = Draws(

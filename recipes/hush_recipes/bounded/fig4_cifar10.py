@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hush.data import load, tensors
 from hush.models import build
-from hush.training.per_instance import power_iteration_error
 from hush_recipes.bounded.fig4 import draw_frontiers
+from hush_recipes.bounded.information import power_iteration_error
 from hush_recipes.bounded.wide_resnet import Training, train
 from hush_recipes.figure import Figure
 from hush_recipes.workers import workers

@@ -4,6 +4,7 @@ The spectral norm of diag(eta) J, J the Jacobian of a record's clipped gradient 
 input. Neither J nor J^T J is ever materialised.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,6 @@ from hush.core.errors import InvalidValue, Unproved, Unsupported
 from hush.core.parts import Clipping
 from hush.core.plan import Plan
 from hush.gradients.precision import full_precision
-from hush.training.per_instance import power_iteration_error
 
 NormalOperator = Callable[[Tensor], Tensor]
 """Multiplies each row by its record's J^T diag(eta^2) J."""
@@ -207,3 +207,15 @@ class FisherInformationTable:
         below = position.long()
         table = self._table.to(location.dtype)
         return torch.lerp(table[below], table[below + 1], position - below)
+
+
+def power_iteration_error(dimension: int, iterations: int, failure: float) -> float:
+    """Relative error that the power method with a random start exceeds with probability `failure`."""
+    if dimension == 1:
+        return 0.0
+    start, power = math.log(2 * dimension / math.pi) / 2, iterations + 0.5
+    low, high = 0.0, 1.0
+    while low < (middle := (low + high) / 2) < high:
+        chance = start + (power * math.log1p(-middle) - math.log(middle * 2 * power) / 2)
+        low, high = (middle, high) if chance > math.log(failure) else (low, middle)
+    return high

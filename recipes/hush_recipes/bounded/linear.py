@@ -75,7 +75,6 @@ class LinearDescent:
         momentum: float = 0.9,
         ledger: Ledger | None = None,
         generator: torch.Generator | None = None,
-        secure: bool = False,
         orders: npt.ArrayLike = (),
         individual: RenyiFilter | None = None,
     ) -> None:
@@ -105,18 +104,17 @@ class LinearDescent:
         check_first_rank(type(self).__name__)
         self.ledger = Ledger() if ledger is None else ledger
         self.ledger.check_adjacency()
-        source = source_for(inputs.device, generator, secure=secure)
+        source = source_for(inputs.device, generator)
         self.generator = derive_source(source, self.ledger.stream_label())
         self._randomness: Secrecy = "secret" if generator is None else "seeded"
         self._run, self._steps = secrets.token_hex(8), 0
         self._few = (
             len(inputs) <= 2**18
         )  # so that sums in double precision round within what is paid for
-        if individual is not None and (individual.knows, individual.records) != ("record", len(inputs)):
+        if individual is not None and individual.records != len(inputs):
             raise Unproved(
-                f"the filter is for {individual.records} records and knows the {individual.knows}: "
-                f"here each of {len(inputs)} has its own. Pass RenyiFilter(records={len(inputs)}, "
-                'knows="record").'
+                f"the filter is for {individual.records} records: here each of {len(inputs)} has its "
+                f"own. Pass RenyiFilter(records={len(inputs)})."
             )
         self.individual = individual
         self._orders = checked_orders(orders) if np.size(orders) else np.zeros(0)

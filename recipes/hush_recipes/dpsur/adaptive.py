@@ -81,7 +81,6 @@ class AdaptiveDescent:
         settings: clipping norms, candidate step sizes and shares of the budget.
         ledger: ledger to charge; None: one in memory.
         generator: seeds the noise, so that it can be repeated: for tests.
-        secure: draw noise from the operating system.
         physical_batch: records to work on at once; None: as many as fit.
         present: which slots hold a record; None: all do.
     """
@@ -96,7 +95,6 @@ class AdaptiveDescent:
         *,
         ledger: Ledger | None = None,
         generator: torch.Generator | None = None,
-        secure: bool = False,
         physical_batch: int | None = None,
         present: Tensor | None = None,
     ) -> None:
@@ -111,7 +109,7 @@ class AdaptiveDescent:
             replace(self.filter.plan, clipping=L2(norm=settings.clip)),
             records=count(data),
             ledger=ledger,
-            randomness=Randomness(generator=generator, secure=secure),
+            randomness=Randomness(generator=generator),
             execution=Execution(physical_batch=physical_batch),
             distributed=Distributed(processes=False),
         )

@@ -70,7 +70,7 @@ def dpsur_fig1(*, steps: int = 60, seeds: int = 20) -> Figure:
         for name, color in (("DP-SGD", "C0"), ("DPSUR", "C3")):
             path = paths[name, LEARNING_RATES[0]][0]
             axes.plot(*zip(*path.weights, strict=True), ".-", color=color, lw=1, label=name)
-        axes.plot(*TRUE, "k*", ms=12, label="records")
+        axes.plot(*TRUE, "k*", ms=12, label="optimum")
         axes.set(xlabel="slope", ylabel="intercept")
         axes.legend()
 
@@ -131,6 +131,7 @@ def _half_square(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _path(plan: Plan, rate: float, steps: int, seed: int) -> Path:
+    torch.set_num_threads(1)
     x, y = records()
     model = nn.Linear(1, 1)
     with torch.no_grad():

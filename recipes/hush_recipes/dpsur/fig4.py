@@ -63,7 +63,8 @@ def dpsur_fig4(
         for end in (-CLIP, CLIP):
             panels[0].axhline(end, color="0.4", lw=0.8)
             panels[1].axvline(end, color="0.4", lw=0.8)
-        panels[0].set(xlabel="trial", ylabel="change of the loss", ylim=(-limit, limit))
+        panels[0].set_yscale("symlog", linthresh=CLIP)
+        panels[0].set(xlabel="trial", ylabel="change of the loss")
         panels[1].set(xlabel="change of the loss", ylabel="trials")
         panels[0].legend()
 
@@ -87,6 +88,7 @@ def dpsur_fig4(
 
 def _run(data: str, name: str, steps: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Change of the loss and verdict of each trial."""
+    torch.set_num_threads(1)
     dataset = load(data)
     x, y, _, _ = tensors(dataset)
     torch.manual_seed(seed)

@@ -12,7 +12,7 @@ from typing import Any
 from hush.core.errors import InvalidValue
 from hush_recipes.dpsur.methods import METHODS
 from hush_recipes.dpsur.runs import DELTA, EPSILONS, Method, Outcome, check_levels, outcomes
-from hush_recipes.figure import Figure, cell
+from hush_recipes.figure import COLORS, Figure, cell
 from hush_recipes.registry import variant
 from hush_recipes.selection import select
 from hush_recipes.workers import workers
@@ -62,8 +62,7 @@ def table2(
         for number, method in enumerate(methods):
             lines = [line for line in rows if line[1] == method.name]
             spent, heights, spreads = ([line[k] or 0 for line in lines] for k in (7, 3, 4))
-            # there are ten colours
-            style = "o-" if number < 10 else "s--"
+            style = ("o-", "s--", "^:", "v-.")[number // len(COLORS)]
             axes.errorbar(spent, heights, spreads, fmt=style, ms=3, label=method.name)
         axes.set(xlabel=f"epsilon that holds, at delta {DELTA:g}", ylabel="test accuracy, %")
         axes.legend(fontsize=7)
@@ -82,6 +81,13 @@ def table2(
             '"DPSUR, as published" stops by it, and its sound epsilon is for so many trials fixed '
             "beforehand",
             "best: the highest mean among those within the epsilon of their line",
+            *(
+                f"the paper prints {method.name} at "
+                + ", ".join(f"{method.printed[EPSILONS.index(level)]:g}" for level in levels)
+                + ": its network is not trained here"
+                for method in METHODS[data]
+                if method.printed and method not in methods
+            ),
         ],
     )
 

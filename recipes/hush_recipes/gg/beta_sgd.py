@@ -80,7 +80,7 @@ def enough(question: tuple[float, float, float, int]) -> Noise:
     )
     budget = Budget(epsilon=level, delta=DELTA)
     calibrated = calibrate(plan, budget, steps)
-    published = epsilon(calibrated, steps, DELTA, dimension=1, mode="published")
+    published = epsilon(calibrated, steps, DELTA, dimension=1)  # Appendix B.2
     return Noise(calibrated, budget, steps, published.epsilon.upper)
 
 

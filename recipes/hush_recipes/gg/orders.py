@@ -114,4 +114,4 @@ def sampled_divergence(beta: float, scale: float, rate: float, order: float) -> 
 def published_epsilon(plan: Plan, scale: float, steps: int) -> float:
     """Epsilon of the plan with noise of this scale, as if it had one dimension."""
     noisy = replace(plan, noise=plan.noise.with_multiplier(scale))
-    return epsilon(noisy, steps, DELTA, dimension=1, mode="published").epsilon.upper
+    return epsilon(noisy, steps, DELTA, dimension=1).epsilon.upper

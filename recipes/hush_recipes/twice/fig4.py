@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from hush.accounting.shaping import BlockCost
 from hush.report.text import Table
 from hush_recipes.figure import Figure
+from hush_recipes.twice.search import BlockCost
 from hush_recipes.twice.settings import plain, sampled, unit_block
 
 RATE = 0.005

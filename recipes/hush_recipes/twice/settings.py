@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from hush.accounting.numerics import Array
-from hush.accounting.shaping import BlockCost, least_variance
 from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
+from hush_recipes.twice.search import BlockCost, least_variance
 
 DELTA = 1e-5
 PARAMETERS = 291_898

@@ -6,20 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from hush.accounting import composition
-from hush.accounting.calibrate import largest_affordable
+from hush.accounting.calibrate import closed_form_deviations, largest_affordable
 from hush.accounting.numerics import Array
-from hush.accounting.shaping import (
+from hush.accounting.steps import CoordinateWise
+from hush.core.errors import BudgetExceeded
+from hush.core.guarantee import Budget
+from hush_recipes.twice.search import (
     BlockCost,
     Blocks,
     certified,
-    closed_form_deviations,
     divergence_limits,
     least_variance_deviations,
     scale_to_limit,
 )
-from hush.accounting.steps import CoordinateWise
-from hush.core.errors import BudgetExceeded
-from hush.core.guarantee import Budget
 
 MAX_SCALE = 1e6
 """Largest factor between the noise and the result of the search for its proportions."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
+from hush.accounting.calibrate import closed_form_deviations
 from hush.accounting.numerics import Array
-from hush.accounting.shaping import closed_form_deviations
 from hush.core.guarantee import Budget
 from hush.core.parts import SensitivitySet
 from hush_recipes.figure import Figure

@@ -7,8 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.calibrate import calibrate
-from hush.accounting.shaping import fit_noise
+from hush.accounting.calibrate import calibrate, fit_noise
 from hush.clipping import L2, L2Linf, Principal, Subspaces
 from hush.core.errors import InvalidValue
 from hush.core.guarantee import Budget

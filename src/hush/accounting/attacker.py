@@ -1,4 +1,4 @@
-"""Attacks on a release: bounds on every membership test (f-DP), and limits on them."""
+"""Bounds on membership inference attacks (f-DP), and risk limits for calibration."""
 
 import math
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ from itertools import count
 
 import numpy as np
 
-from hush.accounting.epsilon import Dimension, upper_deltas, upper_epsilon
+from hush.accounting.epsilon import Dimension, deltas, upper_epsilon
 from hush.accounting.numerics import UNIT, Array, bisect
 from hush.core.errors import InvalidValue, short_repr
 from hush.core.guarantee import RECORD, Adjacency, Budget
@@ -18,17 +18,17 @@ from hush.core.value import Range, Value, check_kind, with_article
 
 _CHANCE = Range(at_least=0, at_most=1, why="it is a probability", example=0.01)
 _PRIOR = Range(
-    above=0, below=1, why="an attacker who is certain beforehand learns nothing more", example=0.5
+    above=0, below=1, why="an attacker with prior 0 or 1 cannot learn from the releases", example=0.5
 )
-# The search ends at the epsilon of this share of the false positive rate times the advantage, or of the
-# smallest delta: larger epsilons improve the bound little.
+# The search ends at the epsilon at delta = _SHARE * fpr * advantage, at least _MIN_DELTA: larger
+# epsilons hardly improve the bound.
 _SHARE, _MIN_DELTA = 1e-3, 1e-12
-# Any epsilon gives a bound; larger ones than this bound no error rate.
+# Every epsilon gives a bound, which is trivial above this epsilon.
 _MAX_EPSILON = 700.0
-# Numbers of epsilons of the first grid and of each finer one around the best: at least two finer grids,
-# and more until neighbouring epsilons are this close.
+# Sizes of the first grid of epsilons and of each finer grid around the best one, the minimum number of
+# finer grids, and the final distance of neighbouring epsilons.
 _POINTS, _FINER_POINTS, _FINER_GRIDS, _CLOSE = 33, 9, 2, 1e-2
-# A few operations on numbers up to 1: outweighs their rounding.
+# Bound on the rounding of a few operations on numbers up to 1.
 _ROUNDING = 32 * UNIT
 
 
@@ -49,7 +49,7 @@ class AttackBounds(ABC):
 
     @cached_property
     def advantage(self) -> float:
-        """Membership advantage: the largest true positive rate less false positive rate.
+        """Membership advantage: the largest true positive rate minus false positive rate.
 
         It is the total variation distance, delta at epsilon 0.
         """
@@ -57,7 +57,7 @@ class AttackBounds(ABC):
 
     @property
     def success(self) -> float:
-        """The largest accuracy of a test at even prior odds."""
+        """Largest accuracy of a membership test at even prior odds."""
         return (1 + self.advantage) / 2
 
     def posterior(self, prior: float) -> float:
@@ -67,16 +67,16 @@ class AttackBounds(ABC):
         """
         checked = _PRIOR.check("prior", prior)
         m = max(checked, 1 - checked)
-        # rounded down: delta falls with epsilon
+        # rounded down, because delta decreases in epsilon
         log_odds = max(0.0, math.log(m / (1 - m)) * (1 - _ROUNDING) - _ROUNDING)
         return min(1.0, m + (1 - m) * float(self._deltas([log_odds])[0]) + _ROUNDING)
 
     def true_positive_rate(self, false_positive_rate: float) -> float:
-        """Upper bound on the power of a test: the share of members that it calls members."""
+        """Upper bound on the true positive rate (power) of every test at this false positive rate."""
         return min(1.0, 1 - self.false_negative_rate(false_positive_rate) + UNIT)
 
     def false_negative_rate(self, false_positive_rate: float) -> float:
-        """The trade-off curve f at this false positive rate: the least false negative rate of a test.
+        """Trade-off curve f: the smallest false negative rate of a test at this false positive rate.
 
         f(x) is the largest of 1 - delta - exp(epsilon) x and exp(-epsilon) (1 - delta - x) over all
         epsilon. Every epsilon gives a valid bound, so an imperfect search is sound.
@@ -91,7 +91,7 @@ class AttackBounds(ABC):
             best = max(best, float(np.maximum(steep, flat).max()))
             if grid >= _FINER_GRIDS and epsilons[1] - epsilons[0] <= _CLOSE * (1 + epsilons[0]):
                 break
-            # one peak in both, which are concave in the slope, exp(epsilon) or exp(-epsilon)
+            # both are concave in exp(epsilon) or exp(-epsilon) and have one peak
             peak = int(np.argmax(np.maximum(steep, flat)))
             near = epsilons[max(peak - 1, 0)], epsilons[min(peak + 1, len(epsilons) - 1)]
             epsilons = np.linspace(*near, _FINER_POINTS)
@@ -105,7 +105,7 @@ class Attacker(AttackBounds):
 
     Args:
         counts: Number of steps of each plan.
-        dimension: Number of parameters, if the charge depends on it.
+        dimension: Number of parameters, if the privacy cost depends on it.
         adjacency: Adjacency of the two data sets; one record's slot by default.
 
     >>> import hush
@@ -122,7 +122,8 @@ class Attacker(AttackBounds):
         check_kind("adjacency", self.adjacency, Adjacency)
 
     def _deltas(self, epsilons: Sequence[float]) -> Array:
-        return np.array(upper_deltas(self.counts, epsilons, self.dimension, self.adjacency))
+        bounds = deltas(self.counts, epsilons, self.dimension, self.adjacency)
+        return np.array([bound.upper for bound in bounds])
 
     def _epsilon(self, delta: float) -> float:
         return upper_epsilon(self.counts, delta, self.dimension, self.adjacency)
@@ -135,7 +136,7 @@ class Attacker(AttackBounds):
 
 
 def membership(adjacency: Adjacency) -> str:
-    """The question of a membership test, e.g. "whether a record took part"."""
+    """The hypothesis of a membership test in words, e.g. "whether a record took part"."""
     who = "user" if adjacency.per_unit else "record"
     if adjacency.group > 1:
         together = ", or others," * adjacency.replaced
@@ -145,10 +146,10 @@ def membership(adjacency: Adjacency) -> str:
 
 @dataclass(frozen=True)
 class ApproximateDP(AttackBounds):
-    """Bounds on the hypothesis test that pairs of epsilon and delta imply for every mechanism.
+    """Attack bounds that follow from (epsilon, delta) pairs alone, for every mechanism.
 
     Args:
-        points: Pairs of epsilon and delta, all guaranteed by the same mechanism.
+        points: (epsilon, delta) pairs that the same mechanism satisfies.
 
     >>> bounds = ApproximateDP([(3.0, 1e-5)])
     >>> print(f"{bounds.advantage:.3f}", f"{bounds.true_positive_rate(0.01):.3f}")
@@ -161,12 +162,12 @@ class ApproximateDP(AttackBounds):
         # The least private mechanism of each point has tests with errors 0 and 1 - delta, equal errors,
         # or a mixture (Kairouz, Oh and Viswanath 2015). The smallest of their profiles is a bound.
         known, deltas = np.array(sorted(self.points), dtype=float).T
-        deltas = np.where(known > _MAX_EPSILON, 1.0, deltas)  # such a point bounds no test
+        deltas = np.where(known > _MAX_EPSILON, 1.0, deltas)  # such a point gives no bound
         known = np.minimum(known, _MAX_EPSILON)
         even = (1 - deltas) / (1 + np.exp(known))
         worst = 1 - (1 + np.exp(np.minimum(epsilons, known[:, None]))) * even[:, None]
         smallest = np.maximum(worst, deltas[:, None]).min(axis=0)
-        # delta is convex in exp(epsilon): no larger than on the line between two points
+        # delta is convex in exp(epsilon), so chords are upper bounds
         between = np.interp(np.exp(epsilons), np.exp(known), deltas, left=1.0)
         return np.asarray(np.minimum(np.minimum(smallest, between) + _ROUNDING, 1.0))
 
@@ -175,7 +176,9 @@ class ApproximateDP(AttackBounds):
         return min((epsilon for epsilon, held in self.points if held <= delta), default=largest)
 
 
-_LIMIT = Range(above=0, below=1, why="it is a probability, and 0 and 1 bound nothing", example=0.05)
+_LIMIT = Range(
+    above=0, below=1, why="it is a probability; 0 is unattainable and 1 is no limit", example=0.05
+)
 _TOLERANCE = 1e-9
 
 
@@ -183,17 +186,18 @@ _TOLERANCE = 1e-9
 class Risk(Value):
     """Limit on the success of every membership attack on a release.
 
-    One of three: `tpr` at `fpr`, `advantage`, or `posterior` from `prior`.
+    Pass one of three limits: `tpr` with `fpr`, `advantage`, or `posterior` with `prior`.
 
     Args:
         tpr: Largest true positive rate of a test with false positive rate `fpr`. It also bounds the
-            success of guessing any secret of a record, if `fpr` is the success without the release.
+            success of attribute inference and reconstruction, if `fpr` is the success without the
+            release.
         fpr: False positive rate of the test.
-        advantage: Largest true positive rate less false positive rate.
-        posterior: Largest accuracy of a guess of membership.
-        prior: Probability of membership before any release.
+        advantage: Largest membership advantage: true positive rate minus false positive rate.
+        posterior: Largest accuracy of a membership guess.
+        prior: Prior probability of membership.
 
-    **Guarantee.** A plan calibrated to it satisfies it, for the adjacency of the calibration:
+    **Guarantee.** A plan calibrated to the limit satisfies it, for the adjacency of the calibration:
     docs/guarantees/risk.md.
 
     >>> import hush
@@ -214,8 +218,8 @@ class Risk(Value):
         if passed.keys() not in ({"tpr", "fpr"}, {"advantage"}, {"posterior", "prior"}):
             names = ", ".join(passed) or "nothing"
             raise InvalidValue(
-                f"a risk is a tpr at its fpr, an advantage, or a posterior from its prior, and {names} "
-                "was passed: each limits another attack. Pass e.g. tpr=0.05, fpr=0.01."
+                f"a risk is tpr with fpr, advantage, or posterior with prior, and {names} was passed. "
+                "Pass e.g. tpr=0.05, fpr=0.01."
             )
         for name, value in passed.items():
             object.__setattr__(self, name, _LIMIT.check(name, value))
@@ -230,14 +234,14 @@ class Risk(Value):
 
     @property
     def _baseline(self) -> float:
-        """Success of a guess without the release."""
+        """Success of a blind guess, without the release."""
         if self.fpr is not None:
             return self.fpr
         return 0.0 if self.prior is None else max(self.prior, 1 - self.prior)
 
     @property
     def max_gain(self) -> float:
-        """Limit on the gain of an attack over a guess without the release."""
+        """Limit on the gain of an attack over a blind guess."""
         return (self.tpr or self.advantage or self.posterior or 0.0) - self._baseline
 
     def attained(self, attack: AttackBounds) -> float:
@@ -251,7 +255,7 @@ class Risk(Value):
         return attack.advantage if self.prior is None else attack.posterior(self.prior)
 
     def gain(self, attack: AttackBounds) -> float:
-        """Upper bound on the gain of an attack over a guess without the release.
+        """Upper bound on the gain of an attack over a blind guess.
 
         Args:
             attack: Bounds on every test of the releases.
@@ -259,7 +263,7 @@ class Risk(Value):
         return max(0.0, self.attained(attack) - self._baseline)
 
     def budget(self, delta: float) -> Budget:
-        """The budget of the largest epsilon at `delta` that implies this limit for every mechanism.
+        """Budget with the largest epsilon at `delta` that implies this limit for every mechanism.
 
         Args:
             delta: Delta of the budget.
@@ -271,8 +275,8 @@ class Risk(Value):
         smallest = 1e-9
         if not kept(smallest):
             raise InvalidValue(
-                f"delta={delta:g} must be below {self.max_gain:.3g}, which {self} leaves: with that "
-                "probability the promise may fail. Pass a smaller delta.",
+                f"delta={delta:g} must be below {self.max_gain:.3g} for {self}: with probability "
+                "delta the guarantee may fail. Pass a smaller delta.",
                 key="delta",
             )
         return Budget(epsilon=bisect(kept, smallest, _MAX_EPSILON, tolerance=_TOLERANCE)[0], delta=delta)
@@ -290,7 +294,7 @@ Limit = Budget | Risk
 
 
 def allowance(limit: object) -> float:
-    """The largest cost within a limit: epsilon, or the gain of an attack."""
+    """Largest cost that a limit allows: epsilon, or the gain of an attack."""
     if isinstance(limit, Budget):
         return limit.epsilon
     if isinstance(limit, Risk):

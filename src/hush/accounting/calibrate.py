@@ -1,31 +1,37 @@
-"""Calibration: the noise multiplier, sampling rate or number of steps that a budget or a risk allows."""
+"""Calibration of the noise multiplier, sampling rate or number of steps to a budget or a risk."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any, Protocol, Self, TypeVar, overload
+
+import numpy as np
 
 from hush.accounting.attacker import ApproximateDP, Attacker, Limit, Risk, allowance, stated
 from hush.accounting.epsilon import Dimension, upper_epsilon
 from hush.accounting.mechanism import mechanism
+from hush.accounting.numerics import Array
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush.core.guarantee import RECORD, Adjacency
-from hush.core.parts import Always
+from hush.core.guarantee import RECORD, Adjacency, Budget
+from hush.core.parts import Always, Noise, SensitivitySet
 from hush.core.plan import Plan
+from hush.core.release import Selective
 from hush.core.value import check_count, check_kind
+from hush.noise import BlockGaussian, Gaussian
 from hush.sampling import Poisson
 
-# Multipliers and step counts beyond these are of no practical use.
+# Multipliers beyond these have no practical use.
 _MIN_MULTIPLIER, _MAX_MULTIPLIER = 1e-3, 1e9
 _MAX_STEPS = 10**12
 _MIN_RATE = 1e-9
-# How far below the limit a calibrated cost may end, relatively.
+# Largest relative gap between the limit and a calibrated cost.
 _SLACK = 1e-3
-# Interpolations in a row that may fail to halve the bracket before it is bisected.
+# Consecutive interpolations that may fail to halve the bracket before a bisection.
 _PATIENCE = 2
-# A bracket narrower than this, relatively, is not worth a further evaluation.
+# Relative width of the bracket at which the search ends.
 _MIN_BRACKET = 1e-6
-# An epsilon that is certainly this many times the budget need not be known more closely.
+# The search does not refine an epsilon that is certainly above _CEILING times the budget.
 _CEILING = 8.0
 
 Point = tuple[float, float]
@@ -33,6 +39,17 @@ Point = tuple[float, float]
 _NOTHING: Mapping[Plan, int] = MappingProxyType({})
 
 
+class Calibrated(Protocol):
+    """Mechanism that scales its own noise, such as `hush.NoisyMax`."""
+
+    def calibrated(self, budget: Budget, queries: int) -> Self:
+        """The mechanism with the least noise for this number of queries within the budget."""
+
+
+Scaled = TypeVar("Scaled", bound=Calibrated)
+
+
+@overload
 def calibrate(
     plan: Plan,
     budget: Limit,
@@ -41,24 +58,40 @@ def calibrate(
     *,
     spent: Mapping[Plan, int] = _NOTHING,
     adjacency: Adjacency = RECORD,
-) -> Plan:
-    """The plan with the smallest noise multiplier that keeps `steps` steps within `budget`.
+) -> Plan: ...
+
+
+@overload
+def calibrate(plan: Scaled, budget: Budget, steps: int) -> Scaled: ...
+
+
+def calibrate(
+    plan: Any,
+    budget: Limit,
+    steps: int,
+    dimension: int | None = None,
+    *,
+    spent: Mapping[Plan, int] = _NOTHING,
+    adjacency: Adjacency = RECORD,
+) -> Any:
+    """Plan with the smallest noise multiplier for which `steps` steps stay within `budget`.
 
     Args:
-        plan: Sampling, clipping, noise and release; its multiplier is replaced.
-        budget: Epsilon and delta that may be spent; or a `Risk`, the attack that may succeed.
+        plan: Plan; its noise multiplier is replaced. Or a `NoisyMax` or `Confident`, with `steps` as
+            the number of queries.
+        budget: A `Budget` (epsilon and delta), or a `Risk` (limit on an attack).
         steps: Number of steps.
         dimension: Number of parameters, as in `hush.rdp`.
-        spent: Steps of each plan charged before, e.g. `Ledger.counts`, which the budget covers too.
-            Their charge may not depend on a dimension.
+        spent: Steps of each plan that the budget also covers, e.g. `Ledger.counts`. Their cost must not
+            depend on a dimension.
         adjacency: Adjacency of the budget, e.g. `hush.Adjacency(group=5)`.
 
     Returns:
         The plan with the calibrated multiplier.
 
-    **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it unless a
-    multiplier of 0.001 is private enough already. The same holds for the gain over a blind guess that a
-    `Risk` allows. A `Risk` that holds without any noise raises `InvalidValue`.
+    **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it unless
+    the smallest multiplier, 0.001, is enough. The same holds for the gain over a blind guess of a
+    `Risk`. A `Risk` that holds without noise raises `InvalidValue`.
 
     >>> import hush
     >>> plan = hush.plans.dpsgd(rate=0.01, multiplier=1.0)
@@ -66,34 +99,43 @@ def calibrate(
     >>> 2.997 <= hush.epsilon(private, steps=1000, delta=1e-5).epsilon.upper <= 3.0
     True
     """
-    mechanism(check_kind("plan", plan, Plan), dimension)
+    if hasattr(plan, "calibrated"):
+        if spent or dimension is not None or adjacency != RECORD:
+            raise InvalidValue(
+                f"spent, dimension and adjacency do not apply to a {type(plan).__name__}: its noise is "
+                "calibrated alone, for its own adjacency. Pass the rest of the budget."
+            )
+        return plan.calibrated(check_kind("budget", budget, Budget), steps)
+    start = check_kind("plan", plan, Plan)
+    mechanism(start, dimension)
     most = allowance(budget)
     if not isinstance(spent, Mapping):
         raise InvalidValue(
             f"spent must be a mapping from plans to steps, not a {type(spent).__name__}: the budget "
-            "covers past steps too. Pass e.g. spent=ledger.counts.",
+            "also covers past steps. Pass e.g. spent=ledger.counts.",
             key="spent",
         )
     for earlier in spent:
-        # `dimension` belongs to the model still to be trained
+        # `dimension` is for the new plan, not for earlier ones
         mechanism(check_kind("what was spent", earlier, Plan))
-    steps = check_count("steps", steps, "with no step there is no noise to choose", at_least=1)
+    steps = check_count("steps", steps, "noise is calibrated for them", at_least=1)
 
-    if isinstance(budget, Risk) and not spent and isinstance(plan.sampling, Poisson):
-        # the total variation distance is at most the probability that the record takes part
-        rate, slots = plan.sampling.rate, adjacency.slots
+    if isinstance(budget, Risk) and not spent and isinstance(start.sampling, Poisson):
+        # the participation probability bounds the total variation distance
+        rate, slots = start.sampling.rate, adjacency.slots
         participation = 1.0 if rate == 1 else -math.expm1(steps * slots * math.log1p(-rate))
         unprotected = ApproximateDP([(0.0, participation)])
-        if isinstance(plan.release, Always) and budget.gain(unprotected) <= budget.max_gain:
+        if isinstance(start.release, Always) and budget.gain(unprotected) <= budget.max_gain:
             raise InvalidValue(
                 f"{budget} holds without any noise (at most {budget.attained(unprotected):.4g}): at "
                 f"rate={rate:g} a record takes part in any of steps={steps} with probability "
-                f"{participation:.4g}, and releasing it outright would meet the limit. Set a smaller "
+                f"{participation:.4g}, and publishing it would meet the limit. Set a smaller "
                 "limit, or pass an epsilon."
             )
 
     def with_noise(multiplier: float) -> Plan:
-        return replace(plan, noise=plan.noise.with_multiplier(multiplier))
+        noise: Noise = start.noise.with_multiplier(multiplier)
+        return replace(start, noise=noise)
 
     def spend(precision: float) -> float:
         noisy = with_noise(1 / precision)
@@ -103,18 +145,73 @@ def calibrate(
     before = _cost(budget, spent, None, adjacency) if spent else 0.0
     if before > most:
         raise BudgetExceeded(
-            f"{before / most:.4g} times what {stated(budget)} allows was spent before: past releases "
-            "count. Allow a larger budget."
+            f"earlier releases already cost {before / most:.4g} times what {stated(budget)} allows. "
+            "Allow a larger budget."
         )
     precision = largest_affordable(
         spend, most, start=1.0, low=1 / _MAX_MULTIPLIER, high=1 / _MIN_MULTIPLIER, whole=False
     )
     if precision is None:
+        if isinstance(test := plan.release, Selective):
+            alone = _cost(budget, {with_noise(_MAX_MULTIPLIER): steps}, None, adjacency) / most
+            raise BudgetExceeded(
+                f"the acceptance tests of steps={steps} alone, at rate {test.rate:.3g} with noise "
+                f"{test.multiplier:g}, cost {alone:.4g} times what {stated(budget)} allows. Raise the "
+                "multiplier of the test (--test-noise) or lower its rate (--test-batch)."
+            )
         raise BudgetExceeded(
             f"steps={steps} cost more than {stated(budget)} even with noise {_MAX_MULTIPLIER:g} times "
-            "the clipping norm. Take fewer steps, sample at a smaller rate, or allow a larger budget."
+            "the clipping norm. Use fewer steps or a smaller sampling rate, or allow a larger budget."
         )
     return with_noise(1 / precision)
+
+
+def fit_noise(
+    plan: Plan,
+    budget: Limit,
+    steps: int,
+    dimension: int | None = None,
+    *,
+    adjacency: Adjacency = RECORD,
+) -> Plan:
+    """The plan with the Gaussian noise of least total variance for `steps` steps within `budget`.
+
+    Args:
+        plan: Plan; its noise is replaced by `BlockGaussian` noise, one multiplier for each block of the
+            clipping, or by `Gaussian` noise if there is one block.
+        budget, steps, adjacency: As for `calibrate`.
+        dimension: Number of parameters, if the clipping does not determine it.
+
+    **Guarantee.** As for `calibrate`, which scales the noise to the budget. Its proportions are optimal
+    if every coordinate takes part: docs/guarantees/shaped-noise.md.
+
+    >>> import hush
+    >>> plan = hush.Plan(
+    ...     sampling=hush.Poisson(rate=0.02),
+    ...     clipping=hush.Subspaces(ranks=(1000, 290_898), l2=(2.5, 1.0)),
+    ...     noise=hush.Gaussian(multiplier=1.0),
+    ... )
+    >>> fitted = hush.fit_noise(plan, hush.Budget(epsilon=8.0, delta=1e-5), steps=5000)
+    >>> [round(float(multiplier), 2) for multiplier in fitted.noise.multipliers]
+    [3.05, 1.17]
+    """
+    blocks = check_kind("plan", plan, Plan).clipping.sensitivity(dimension)
+    noise: Noise = Gaussian(multiplier=1.0)
+    if len(blocks) > 1:
+        radii = np.array([block.l2_radius for block in blocks])
+        noise = BlockGaussian((closed_form_deviations(blocks) / radii).tolist())
+    return calibrate(replace(plan, noise=noise), budget, steps, dimension, adjacency=adjacency)
+
+
+def closed_form_deviations(blocks: Sequence[SensitivitySet]) -> Array:
+    """Optimal deviations up to scale: as private as noise of deviation 1 under a sensitivity of 1.
+
+    Theorem 4.6 of the twice-sampling paper, variance proportional to norm / sqrt(rank); with ranks of
+    1 it is Theorem 4.5, with one block Theorem 4.3.
+    """
+    ranks = np.array([block.size for block in blocks], dtype=float)
+    norms = np.array([block.l2_radius for block in blocks])
+    return np.asarray(np.sqrt(norms / np.sqrt(ranks) * (norms @ np.sqrt(ranks))))
 
 
 def max_steps(
@@ -124,9 +221,9 @@ def max_steps(
     dimension: Dimension = None,
     adjacency: Adjacency = RECORD,
 ) -> int:
-    """The largest number of further steps of `plan` that `budget` allows after `spent`.
+    """Largest number of further steps of `plan` that `budget` allows after `spent`.
 
-    At most 10**12; 0 if not even one step fits.
+    At most 10**12; 0 if no step fits.
     """
     most = allowance(budget)
 
@@ -142,11 +239,11 @@ def max_steps(
 def max_rate(
     plan: Plan, budget: Limit, steps: int, dimension: int | None = None, adjacency: Adjacency = RECORD
 ) -> Plan:
-    """The plan with the largest Poisson sampling rate that keeps `steps` steps within `budget`.
+    """Plan with the largest Poisson sampling rate for which `steps` steps stay within `budget`.
 
     **Guarantee.** As for `calibrate`.
     """
-    steps = check_count("steps", steps, "with no step there is no rate to choose", at_least=1)
+    steps = check_count("steps", steps, "the rate is calibrated for them", at_least=1)
 
     def with_rate(rate: float) -> Plan:
         return replace(plan, sampling=Poisson(rate=rate))
@@ -189,13 +286,13 @@ def largest_affordable(
     """
     inside = outside = start
     inside_cost = outside_cost = cost(start)
-    # The end of the bracket that was replaced last: a third point to interpolate through.
+    # The bracket end that was replaced last, as a third interpolation point.
     previous = (start, math.inf)
     max_ratio = 1.0
     while inside_cost > limit:
         if inside == low:
             return None
-        # A smaller argument is cheaper to evaluate: one step too far costs less than many short ones.
+        # Smaller arguments are cheaper to evaluate, so the step size grows.
         max_ratio *= 8.0
         previous = (outside, outside_cost)
         outside, outside_cost = inside, inside_cost
@@ -219,7 +316,7 @@ def largest_affordable(
         if whole:
             trial = min(max(math.floor(trial), inside + 1), outside - 1)
         elif outside < inside * (1 + _MIN_BRACKET):
-            # the cost jumps over the budget here, as it does where too little is sampled to be seen
+            # the cost jumps over the budget here, e.g. at very small sampling rates
             break
         trial_cost, bracket = cost(trial), outside / inside
         if trial_cost <= limit:
@@ -232,9 +329,10 @@ def largest_affordable(
 
 
 def _interpolate(inside: Point, outside: Point, previous: Point, target: float) -> float:
-    """Estimated place of the `target` cost between two points, as a share of their log-ratio.
+    """Estimated position of the `target` cost between two points, as a fraction of their log-ratio.
 
-    Inverse quadratic interpolation in logarithms; else linear; else one half. Any share is sound.
+    Inverse quadratic interpolation in logarithms, otherwise linear, otherwise 1/2. Any fraction is
+    sound.
     """
     usable = [point for point in (inside, outside, previous) if 0 < point[1] < math.inf]
     if inside not in usable or outside not in usable:

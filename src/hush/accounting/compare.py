@@ -1,7 +1,7 @@
-"""The methods of the papers at one budget: calibrated noise and computational cost, side by side.
+"""Comparison of the papers' methods at one budget: calibrated noise and computational cost.
 
-Each method is a named plan (`hush.plans`) that is calibrated to the same budget, number of updates and
-batch size. Gradients of Euclidean norm 1 pass unclipped, so less noise is simply better.
+Each method is a named plan (`hush.plans`), calibrated to the same budget, number of updates and batch
+size. Gradients of Euclidean norm 1 are not clipped, so less noise is better.
 """
 
 import functools
@@ -13,10 +13,9 @@ import numpy as np
 from scipy.special import gammaln
 
 from hush import plans
-from hush.accounting.calibrate import calibrate
+from hush.accounting.calibrate import calibrate, fit_noise
 from hush.accounting.per_instance import individual_rdp
 from hush.accounting.rdp.conversion import rdp_to_epsilon
-from hush.accounting.shaping import fit_noise
 from hush.clipping import Entries, Linf
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget, check_delta
@@ -24,32 +23,33 @@ from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.core.value import Range, check_count
 from hush.noise import Gaussian, Laplace, Rectified, Truncated
+from hush.noise.bounded import largest_variance
 from hush.sampling import FullBatch, Twice
 
 BETAS = (1.0, 1.5, 2.33, 3.0)
 LARGE_EPSILON, LARGE_MODEL = 8.0, 100_000
-"""Smallest epsilon and model for which subspaces are recommended: docs/results/twice-sampling.md has a
-gain of 3.2 points with 291,898 parameters and a loss of 4.3 with 26,010."""
-_CAP = Range(above=0, at_most=1, why="no entry is larger than the whole vector", example=0.1)
+"""Smallest epsilon and model size for which subspaces are recommended. In docs/results/twice-sampling.md
+they gain 3.2 points with 291,898 parameters and lose 4.3 with 26,010."""
+_CAP = Range(above=0, at_most=1, why="an entry is not larger than the norm", example=0.1)
 _ACCEPTANCE = Range(
     above=0, at_most=1, why="each accepted update takes 1 / acceptance trials", example=0.5
 )
 _TEST_BATCH = 256
 _SUPPORT = 0.5
-"""Half-width of bounded supports in standard deviations, as in docs/results/bounded.md."""
+"""Bound of bounded-support noise in standard deviations, as in docs/results/bounded.md."""
 _ORDERS = np.concatenate([[1.25, 1.5, 1.75], np.arange(2, 33), np.geomspace(34, 1024, 24)])
 _PATTERN = 4096
-"""Coordinates of the synthetic location; larger models repeat them."""
+"""Size of the synthetic location, which larger models repeat."""
 
 
 def check_cap(name: str, cap: float, dimension: int) -> float:
-    """The cap, checked to be a ratio of norms that a gradient can have."""
+    """Validate a ratio of the linf norm to the l2 norm of a gradient."""
     checked, smallest = _CAP.check(name, cap), dimension**-0.5
-    # a cap of exactly 1/sqrt(dimension), rounded, is all entries alike
+    # tolerate the rounding of exactly 1/sqrt(dimension), the ratio of a constant vector
     if checked < smallest * (1 - 1e-9):
         raise InvalidValue(
-            f"{name}={checked:g} must be at least 1/sqrt({dimension}) = {smallest:.4g}: a vector whose "
-            f"entries are all alike has that ratio, and none has a smaller one. Pass e.g. "
+            f"{name}={checked:g} must be at least 1/sqrt({dimension}) = {smallest:.4g}: that is the "
+            f"ratio of a constant vector, the smallest possible one. Pass e.g. "
             f"{name}={min(1.0, 10 * smallest):.4g}.",
             key=name,
         )
@@ -58,7 +58,7 @@ def check_cap(name: str, cap: float, dimension: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Data, sampling, budget and gradient geometry that all methods share."""
+    """Common data, sampling, budget and gradient geometry of the compared methods."""
 
     records: int
     rate: float
@@ -68,15 +68,15 @@ class Setting:
     dimension: int
     budget: Budget
     cap: float | None = None
-    """Largest entry of a gradient over its Euclidean norm."""
+    """Ratio of the linf norm to the l2 norm of a gradient."""
     subspaces: tuple[tuple[int, float], ...] = ()
-    """Ranks and norms of gradients in orthogonal subspaces; by default those of the plan."""
+    """Ranks and norms of orthogonal subspaces; by default the plan's."""
     acceptance: float = 0.5
-    """Share of accepted trials of selective release."""
+    """Acceptance rate of selective release."""
     queries: int = 200
     """Number of noisy votes."""
     public_records: int = 0
-    """Number of public records of the same kind."""
+    """Number of public records from the same distribution."""
 
     def __post_init__(self) -> None:
         for name in ("records", "steps", "dimension", "queries"):
@@ -88,9 +88,9 @@ class Setting:
             check_cap("cap", self.cap, self.dimension)
         if self.subspaces and sum(rank for rank, _ in self.subspaces) != self.dimension:
             raise InvalidValue(
-                f"subspaces={self.subspaces!r} must have ranks that add up to dimension="
-                f"{self.dimension}: coordinates outside of them would get no noise. Add the "
-                "residual with its rank and norm."
+                f"subspaces={self.subspaces!r} must have ranks with sum dimension="
+                f"{self.dimension}: coordinates outside of them would have no noise. Add the "
+                "complement with its rank and norm."
             )
 
 
@@ -98,10 +98,9 @@ class Setting:
 class Row:
     """One method, calibrated to the budget.
 
-    `deviation` is the standard deviation of the noise on each coordinate of the mean of a batch, for
-    votes on each count, and infinite if no noise is enough. `variance` is its square relative to plain
-    DP-SGD; `gradients` is the number of gradients for each update, relative to plain DP-SGD. Both are
-    NaN for votes.
+    `deviation` is the standard deviation of the noise on a coordinate of the mean gradient (for PATE, on
+    a count), infinite if no noise is enough. `variance` and `gradients` are the noise variance and the
+    gradients per update, relative to plain DP-SGD; NaN for PATE.
     """
 
     method: str
@@ -110,19 +109,19 @@ class Row:
     plan: Plan | None
     """The calibrated plan; None if the method does not fit the setting."""
     steps: int
-    """Number of steps that are charged."""
+    """Number of charged steps."""
     deviation: float
     variance: float = math.nan
     gradients: float = math.nan
     per_instance: float | None = None
-    """Epsilon for one synthetic location of the sum: no guarantee for any other."""
+    """Epsilon at one synthetic location of the sum; not a guarantee."""
     needs: str
     measured: str
-    """Outcome of training, and its page of docs/results."""
+    """Measured outcome, and its page of docs/results."""
 
 
 def compare(setting: Setting, done: Callable[[], None] = lambda: None) -> list[Row]:
-    """A row for each method; the first one is plain DP-SGD. `done` is called after each row."""
+    """A row per method, starting with plain DP-SGD. `done` is called after each row."""
     rows = list[Row]()
     for row in _rows(setting):
         plain = rows[0].deviation if rows else row.deviation
@@ -132,18 +131,18 @@ def compare(setting: Setting, done: Callable[[], None] = lambda: None) -> list[R
 
 
 def recommendation(setting: Setting) -> str:
-    """The method with the best measured accuracy in this setting, and the reason, in a sentence."""
+    """One sentence: the method with the best measured accuracy in this setting, and the reason."""
     large = setting.budget.epsilon >= LARGE_EPSILON and setting.dimension >= LARGE_MODEL
     if setting.public_records and large:
         return (
-            "Recommended: subspaces, because on a large network at epsilon 8 and with public records of "
-            "the same kind they were more accurate than plain DP-SGD of equal cost (twice-sampling.md)."
+            "Recommended: subspaces. With public records of the same distribution, a large network and "
+            "epsilon 8, they were more accurate than plain DP-SGD of equal cost (twice-sampling.md)."
         )
     return (
-        "Recommended: plain DP-SGD with the largest batch that time allows, because it was the most "
-        "accurate at equal cost in most of our runs, unless epsilon is "
-        f"{LARGE_EPSILON:g} or more, the network has {LARGE_MODEL:,} parameters or more and public "
-        "records of the same kind exist (--public-records)."
+        "Recommended: plain DP-SGD with the largest batch that time allows. It was the most accurate "
+        "method at equal cost in most runs. Consider subspaces if epsilon is "
+        f"{LARGE_EPSILON:g} or more, the network has {LARGE_MODEL:,} parameters or more, and public "
+        "records of the same distribution exist (--public-records)."
     )
 
 
@@ -190,7 +189,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
     for plan in (summed, selective(test="mean", test_multiplier=1.3)):
         test = plan.release
         assert isinstance(test, Selective)
-        # the mean test accepts no larger share of any proposals
+        # upper bound on the acceptance rate of the mean test
         share = min(setting.acceptance, test.acceptance(test_rate * setting.records)[1])
         needs, measured = f"{share:.3g} of trials accepted", "loses in most runs: dpsur.md"
         yield row(f"DPSUR, {test.test} test", "dpsur", plan, share, needs=needs, measured=measured)
@@ -199,11 +198,11 @@ def _rows(setting: Setting) -> Iterator[Row]:
         method = f"beta-DP-SGD, beta {beta:g}" + " (Laplace)" * (beta == 1)
         plan = plans.beta(beta=beta, rate=rate, clip_norm=norm)
         yield row(method, "beta", plan, measured="loses, but not on Adult: generalized-gaussian.md")
-    # clamping at the root mean square of the entries gives the l2 sensitivity of the other rows
+    # clamping each entry at its root mean square gives the l2 sensitivity of the other rows
     clipping, measured = Linf(dimension**-0.5), "a lower per-instance epsilon: bounded.md"
     needs = f"full batches, bound {_SUPPORT:g} deviations"
     for name, bounded in (("rectified", plans.rectified), ("truncated", plans.truncated)):
-        plan = replace(bounded(), clipping=clipping)
+        plan = replace(bounded(bound=_SUPPORT), clipping=clipping)
         yield row(f"bounded support, {name}", name, plan, needs=needs, measured=measured)
     for noise, kind in ((Laplace(1.0), "Laplace"), (Gaussian(1.0), "Gaussian")):
         vote = Plan(sampling=FullBatch(), clipping=Entries(changed=2), noise=noise)
@@ -229,7 +228,7 @@ def _row(
     needs: str = "-",
     measured: str,
 ) -> Row:
-    """The row of a plan that trains; `plan` is None if the method does not fit the setting."""
+    """Row of a training method; `plan` is None if the method does not fit the setting."""
     row = Row(
         method=method,
         name=name,
@@ -244,9 +243,10 @@ def _row(
     rate, per_instance = plan.sampling.participation, None
     found, total = _calibrated(plan, setting.budget, row.steps, setting.dimension)
     if found is not None and isinstance(found.noise, Rectified | Truncated):
-        found = replace(found, noise=replace(found.noise, bound=_SUPPORT * found.noise.scale))
-        # each step's sum is that of independent synthetic gradients with normal entries; the divergence
-        # is a sum over the coordinates
+        if isinstance(found.noise, Truncated):  # divided by the slope of its mean, its own variance
+            total /= math.sqrt(largest_variance(_SUPPORT))
+        # the location is a sum of synthetic gradients with normal entries; divergences add over
+        # coordinates
         size = min(setting.dimension, _PATTERN)
         entries = np.random.default_rng(0).standard_normal(size)
         location = math.sqrt(setting.records) * found.clipping.reference_norm * entries
@@ -281,6 +281,6 @@ def _calibrated(
 
 
 def typical_norm(p: float, dimension: int) -> float:
-    """Expected l_p norm of a vector of Euclidean norm 1 with normally distributed entries."""
+    """Expected l_p norm of a random vector on the Euclidean unit sphere."""
     moment = p / 2 * math.log(2) + gammaln((p + 1) / 2) - math.log(math.pi) / 2
     return math.exp((math.log(dimension) + float(moment)) / p - math.log(dimension) / 2)

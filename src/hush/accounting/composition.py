@@ -1,8 +1,8 @@
-"""Bounds from both sides on epsilon and delta of composed steps, for one record or a larger change.
+"""Two-sided bounds on epsilon and delta of composed steps, for records, groups and replacement.
 
-Privacy loss distributions (`pld`) compose the steps with a dominating pair. Rényi divergences compose
-the others; if steps with a dominating pair dominate all of them, the smaller of the two bounds counts.
-Groups and replacement: docs/guarantees/groups.md.
+Privacy loss distributions (`pld`) compose steps with a dominating pair, and Rényi divergences compose
+the others. If dominating pairs dominate all steps, the smaller of the two bounds is used. Groups and
+replacement: docs/guarantees/groups.md.
 """
 
 import functools
@@ -21,22 +21,22 @@ from hush.accounting.steps import ComposableStep, PairedStep
 from hush.core.guarantee import RECORD, Adjacency, Bound
 
 Counts = Mapping[ComposableStep, int]
-"""Number of times that each step runs."""
+"""Step to the number of its executions."""
 
-# High orders take long: a few more are evaluated at a time, as long as higher ones could be better.
+# High orders are expensive: evaluate a few more at a time, while higher orders could improve.
 _ORDER_STRIDE = 6
 _EXTRAPOLATED_FROM = 4
 _STAGES = (8, 14, 20, 26, *range(31, len(WHOLE_ORDERS), 3), len(WHOLE_ORDERS))
-# Trials are charged at any order above 1; the low ones decide where epsilon is large.
+# RDP of trials is known at every order above 1; low orders are best for a large epsilon.
 _TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
-# The group property is not used at deltas below this, and epsilon is searched to this gap.
+# Smallest log delta for the group property, and the tolerance of the search for epsilon.
 _LOG_MIN_DELTA, _TOLERANCE = -660.0, 1e-4
 _MAX_PROFILE_EPSILON = 600.0
 _ROUNDING = 1e-12
 
 
 def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
-    """Bounds on epsilon at `delta` of a composition of steps with a proved cost for a change."""
+    """Bounds on epsilon at `delta` of a composition, for an adjacency with a proved cost."""
     if adjacency.group * participation_probability(steps) <= delta:
         return Bound(lower=0.0, upper=0.0)
     bound = accountant.epsilon(dominated_steps(steps, adjacency), delta)
@@ -51,7 +51,7 @@ def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
 
 
 def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float]) -> list[Bound]:
-    """Bounds on delta at increasing `epsilons`, of a composition of steps with a proved cost."""
+    """Bounds on delta at increasing `epsilons` of a composition, for an adjacency with a proved cost."""
     bounds = accountant.profile(dominated_steps(steps, adjacency), epsilons)
     if not requires_rdp(steps):
         return bounds
@@ -67,7 +67,7 @@ def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float])
 
 
 def _consistent(lower: float, upper: float) -> Bound:
-    """The bound between the ends of two accountants; raises if they contradict each other."""
+    """Bound from the ends of two accountants; raises if they contradict each other."""
     if lower > upper * (1 + 1e-6) + 1e-9:
         raise ArithmeticError(
             f"a lower bound of {lower:g} and an upper bound of {upper:g} cannot both hold"
@@ -76,7 +76,7 @@ def _consistent(lower: float, upper: float) -> Bound:
 
 
 def requires_rdp(steps: Counts) -> bool:
-    """Whether some step has no dominating pair and needs an upper bound by RDP."""
+    """Whether a step without a dominating pair needs an upper bound by RDP."""
     return any(step.dominating_step != step for step in steps)
 
 
@@ -85,7 +85,7 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
 
     Infinite if epsilon is certainly beyond `ceiling`.
     """
-    # hidden trials may never end: docs/guarantees/selective.md, step 6
+    # hidden trials may not terminate: docs/guarantees/selective.md, step 6
     failure = sum(count * step.nontermination for step, count in steps.items())
     upper = math.inf
     if failure < delta:
@@ -108,7 +108,7 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
 
 
 def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
-    """Upper bounds on delta at increasing epsilons; dominating pairs are composed once for many."""
+    """Upper bounds on delta at increasing epsilons; dominating pairs are composed once for all."""
     failure = sum(count * step.nontermination for step, count in steps.items())
     profile = functools.cache(lambda dominated: accountant.profile(dict(dominated), epsilons))
 
@@ -119,7 +119,7 @@ def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
             lambda dominated: profile(tuple(dominated.items()))[k].lower,
         )
 
-    # the correction cannot lower an epsilon of 0: it is added to delta instead
+    # an epsilon of 0 cannot be reduced, so the correction is added to delta
     uppers = [upper_at(k) + 3 * failure for k in range(len(epsilons))]
     if list(steps.values()) == [1]:
         alone = next(iter(steps))
@@ -132,7 +132,7 @@ def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
 def _smaller(
     uppers: list[float], dominating: dict[Step, int] | None, epsilons: Sequence[float]
 ) -> list[float]:
-    """Each bound, or the dominating steps' one if it is known and smaller."""
+    """The smaller of each bound and the dominating steps' bound, if known."""
     if dominating is None:
         return uppers
     bounds = accountant.profile(dominating, epsilons)
@@ -145,7 +145,7 @@ def participation_probability(steps: Counts) -> float:
 
 
 def dominated_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, int]:
-    """Steps with a dominating pair that these dominate: a lower bound, without the unknown ones."""
+    """Steps with a dominating pair that these steps dominate, for a lower bound; others are omitted."""
     dominated: Counter[Step] = Counter()
     for step, count in steps.items():
         if step.dominated_step is not None:
@@ -154,7 +154,7 @@ def dominated_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, 
 
 
 def _dominating_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, int] | None:
-    """Steps with a dominating pair that dominate the change of these; None if one is not known."""
+    """Steps with a dominating pair that dominate these steps; None if unknown for a step."""
     dominating: Counter[Step] = Counter()
     for step, count in steps.items():
         pair = step.dominating_step_of_one if adjacency.slots == 1 else step.dominating_step
@@ -165,7 +165,7 @@ def _dominating_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step
 
 
 def composed_rdp(steps: Counts, orders: Array) -> Array:
-    """Rényi divergences of the composition, which add up over the steps."""
+    """Rényi divergences of the composition: sums over the steps."""
     total = np.zeros(len(orders))
     for step, count in steps.items():
         total += count * _step_rdp(step, tuple(orders))
@@ -178,10 +178,11 @@ def _best_order(
     lower_bound: Callable[[Mapping[Step, int]], float],
     ceiling: float = math.inf,
 ) -> float:
-    """The smallest of `convert`'s values over the orders, with subsampling or without it.
+    """The smallest value of `convert` over the orders, with or without subsampling.
 
-    Subsampling never adds to a divergence, and without it more orders are available. `lower_bound` skips
-    this search if it cannot help. It ends it, with infinity, if the cost certainly exceeds `ceiling`.
+    Subsampling never increases a divergence, and without it more orders are available. The search uses
+    `lower_bound` to skip steps that cannot help, and returns infinity if the cost certainly exceeds
+    `ceiling`.
     """
     if not any(step.needs_whole_orders for step in steps):
         return convert(composed_rdp(steps, _TRIAL_ORDERS), _TRIAL_ORDERS)
@@ -203,7 +204,7 @@ def _best_order(
         orders = ORDERS[sparse]
         total = composed_rdp(unsampled, orders)
         values = [convert(total[k : k + 1], orders[k : k + 1]) for k in range(len(sparse))]
-        # any orders are sound; the best ones are near the best of a sparse set
+        # every order is sound; the best order is near the best of a sparse set
         near = sparse[int(np.argmin(values))]
         nearby = ORDERS[max(0, near - _ORDER_STRIDE) : near + _ORDER_STRIDE]
         best = min(best, convert(composed_rdp(unsampled, nearby), nearby))
@@ -213,7 +214,8 @@ def _best_order(
 def _extrapolate(divergences: Array, orders: Array, higher: Array) -> Array:
     """Lower estimate of the divergences at `higher` orders: (a - 1) D_a is convex, so a line extends it.
 
-    Bounds on D_a may lie higher at odd orders than at even ones: the flattest of some lines counts.
+    Bounds on D_a may be larger at odd orders than at even ones, so the flattest of several lines is
+    used.
     """
     if not np.isfinite(divergences[-_EXTRAPOLATED_FROM:]).all():
         return np.full(len(higher), np.inf)
@@ -241,7 +243,7 @@ def _group_step(step: Step, adjacency: Adjacency) -> Step:
 
 
 def chained_delta(upper: Callable[[float], float], changes: int, epsilon: float) -> float:
-    """Upper bound on delta at `epsilon` of several changes; `upper` is one change's delta at an epsilon.
+    """Upper bound on delta at `epsilon` for a group; `upper` maps epsilon to delta for one change.
 
     The group property (Vadhan 2017, Lemma 2.2): each change has an equal share of epsilon.
     """
@@ -250,7 +252,7 @@ def chained_delta(upper: Callable[[float], float], changes: int, epsilon: float)
 
 
 def chained_epsilon(upper: Callable[[float], float], changes: int, delta: float) -> float:
-    """Upper bound on epsilon at `delta` of several changes; `upper` is one's epsilon at a delta."""
+    """Upper bound on epsilon at `delta` for a group; `upper` maps delta to epsilon for one change."""
 
     def costs_more(share: float) -> bool:
         log_delta = math.log(delta) - _log_chain_factor(share, changes)
@@ -260,7 +262,7 @@ def chained_epsilon(upper: Callable[[float], float], changes: int, delta: float)
 
 
 def _first_within(exceeds: Callable[[float], bool], high: float, most: float, tolerance: float) -> float:
-    """The least epsilon, to a tolerance, that is not exceeded; infinite beyond `most`."""
+    """Smallest epsilon, to a tolerance, that is not exceeded; infinite beyond `most`."""
     while exceeds(high):
         high *= 2
         if high > most:

@@ -3,8 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
 
 import numpy.typing as npt
 
@@ -13,26 +11,25 @@ from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
 from hush.accounting.steps import ComposableStep, Composition
-from hush.clipping import L2, Entries, Lp
+from hush.clipping import Entries
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import DELTA, RECORD, Adjacency, Bound, Guarantee, Neighbours
 from hush.core.plan import Plan, names
-from hush.core.release import Selective
 from hush.core.value import Range, as_floats, check_count, check_kind
 
 _MAX_ORDERS = 10_000
 _ORDER = Range(
     above=1,
     at_most=1e6,
-    why="Rényi divergence bounds the privacy loss only above order 1, and beyond these orders it adds "
-    "nothing",
+    why="Rényi divergence bounds the privacy loss only above order 1, and larger orders give no "
+    "better bounds",
     example=8.0,
 )
-EPSILON = Range(at_least=0, why="a privacy loss below zero is none", example=1.0)
+EPSILON = Range(at_least=0, why="epsilon is not negative", example=1.0)
 Dimension = int | Mapping[Plan, int] | None
-"""Number of parameters: of all models, of those trained by some of the plans, or unknown."""
+"""Number of parameters: for all plans, per plan, or unknown."""
 
-_WHY_WHOLE = "each step is charged whole, so it is run whole or not at all"
+_WHY_WHOLE = "steps are charged as a whole"
 
 
 def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Array:
@@ -41,10 +38,10 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     Args:
         plan: Sampling, clipping, noise and release of the step.
         orders: Rényi orders, each above 1.
-        dimension: Number of parameters. It may lower the charge of noise other than Gaussian, and is
-            needed if p = beta > 2.
+        dimension: Number of parameters. It may reduce the cost of noise other than Gaussian, and is
+            required if p = beta > 2.
 
-    **Guarantee.** Never below the larger of the two directions of adding and removing one record:
+    **Guarantee.** An upper bound for both directions, adding and removing one record:
     docs/guarantees/poisson-gaussian.md, coordinate-wise.md and selective.md.
 
     >>> import hush
@@ -61,8 +58,8 @@ def checked_orders(orders: npt.ArrayLike) -> Array:
     array = as_floats(orders)
     if array.ndim != 1 or not 0 < len(array) <= _MAX_ORDERS:
         raise InvalidValue(
-            f"orders={orders!r} must be a list of 1 to {_MAX_ORDERS} numbers: each gives its own bound. "
-            "Pass e.g. orders=[2, 4, 8]."
+            f"orders={orders!r} must be a list of 1 to {_MAX_ORDERS} numbers. Pass e.g. "
+            "orders=[2, 4, 8]."
         )
     for order in array:
         _ORDER.check("orders", float(order))
@@ -74,7 +71,6 @@ def epsilon(
     steps: int,
     delta: float,
     dimension: int | None = None,
-    mode: Literal["proved", "published"] = "proved",
     *,
     group: int = 1,
     neighbours: Neighbours = Neighbours.ZERO_OUT,
@@ -86,15 +82,13 @@ def epsilon(
         steps: Number of steps.
         delta: Delta of the guarantee.
         dimension: Number of parameters, as in `hush.rdp`.
-        mode: "published" is the statement of the plan's paper, for comparison with the proved number
-            (`hush claims`); for generalized Gaussian noise the cost in one dimension (Appendix B.2).
-        group: Number of records that change together (group privacy), e.g. all of one person's.
-        neighbours: Adjacency relation: slots emptied (`ZERO_OUT`, `ADD_REMOVE`), or records swapped for
-            others (`REPLACE`).
+        group: Group size, for group privacy, e.g. the number of records of one person.
+        neighbours: Adjacency relation: a record is removed (`ZERO_OUT`, `ADD_REMOVE`) or replaced
+            (`REPLACE`).
 
     **Guarantee.** The true epsilon lies in the `Bound`: docs/guarantees/poisson-gaussian.md and
     coordinate-wise.md; for groups and replacement groups.md. The lower end of a selective plan is for
-    who sees its noisy proposals and tests (selective.md). In the mode "published" there is none.
+    who sees its noisy proposals and tests (selective.md).
 
     >>> import hush
     >>> plan = hush.plans.dpsgd(rate=0.01, multiplier=1.0)
@@ -108,29 +102,7 @@ def epsilon(
     """
     check_kind("plan", plan, Plan)
     counts = {plan: check_count("steps", steps, _WHY_WHOLE)}
-    adjacency = Adjacency(neighbours=neighbours, group=group)
-    if mode == "proved":
-        return compose(counts, delta, dimension, adjacency)
-    if mode != "published":
-        raise InvalidValue(
-            f'mode={mode!r} must be "proved" or "published": a guarantee names its basis.', key="mode"
-        )
-    if adjacency.slots > 1:
-        raise InvalidValue(
-            f'mode="published" is of one record removed, and not of group={adjacency.group}, '
-            f"neighbours={adjacency.neighbours}: the papers have no other claim. Leave mode out.",
-            key="mode",
-        )
-    if isinstance(plan.release, Selective):
-        printed = replace(plan, release=replace(plan.release, accounting="published"))
-        return compose({printed: counts[plan]}, delta, dimension)
-    if isinstance(plan.clipping, L2 | Lp | Entries):
-        return replace(compose(counts, delta, dimension=1), basis="published")
-    raise InvalidValue(
-        f'mode="published" is not defined for {type(plan.clipping).__name__}: only generalized Gaussian '
-        "noise and Selective have papers that charge another cost than the proved one. Leave mode out.",
-        key="mode",
-    )
+    return compose(counts, delta, dimension, Adjacency(neighbours=neighbours, group=group))
 
 
 def compose(
@@ -158,7 +130,7 @@ def upper_epsilon(
     *,
     ceiling: float = math.inf,
 ) -> float:
-    """The upper end of the epsilon of `compose`: enough for a search, and often much cheaper."""
+    """Upper end of the epsilon of `compose`, often much cheaper to compute than both ends."""
     delta = DELTA["range"].check("delta", delta)
     steps, distance = _charged(counts, dimension, adjacency)
     if distance.slots > 1:
@@ -195,23 +167,20 @@ def deltas(
     return [_certified(counts, bound) for bound in bounds]
 
 
-def upper_deltas(
-    counts: Mapping[Plan, int],
-    epsilons: Sequence[float],
-    dimension: Dimension = None,
-    adjacency: Adjacency = RECORD,
-) -> list[float]:
-    """The upper ends of `deltas`: enough for a search, and sometimes much cheaper."""
-    steps, distance = _charged(counts, dimension, adjacency)
-    if distance.slots == 1 and composition.requires_rdp(steps):
-        return composition.delta_uppers(steps, epsilons)
-    return [bound.upper for bound in composition.delta_bounds(steps, distance, epsilons)]
+def check_relation(plan: Plan, neighbours: Neighbours) -> None:
+    """Raise if a plan has no proved cost under an adjacency relation."""
+    if neighbours is Neighbours.ADD_REMOVE and plan.sampling.counts_slots:
+        raise Unproved(
+            f"{names(plan)} has no proved cost under neighbours={neighbours}: the draw of a record "
+            "depends on the number of slots, which would be private. Sample with Poisson, or keep the "
+            "number of slots public (ZERO_OUT)."
+        )
 
 
 def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
     """The bound, without its lower end if the release is less informative than the charged step.
 
-    So it is for dominated noise, and for noisy entries of which only the argmax is released (argmax.md).
+    Examples are dominated noise, and noisy counts with only the argmax released (argmax.md).
     """
     if any(
         isinstance(plan.clipping, Entries) or plan.noise.dominating_noise(1.0) is not None
@@ -225,21 +194,22 @@ def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
 def _charged(
     counts: Mapping[Plan, int], dimension: Dimension, adjacency: Adjacency
 ) -> tuple[Mapping[ComposableStep, int], Adjacency]:
-    """Number of times that each step runs, and the change.
+    """Steps with their number of executions, and the adjacency.
 
-    If everyone takes part, a change of k slots costs what one record costs under 1/k of the noise.
+    With full batches, a change of k slots has the cost of one record under 1/k of the noise.
     """
     steps: Counter[ComposableStep] = Counter()
     check_kind("adjacency", adjacency, Adjacency)
     for plan, count in counts.items():
         size = dimension.get(plan) if isinstance(dimension, Mapping) else dimension
         whole, repeats = mechanism(plan, size), check_count("steps", count, _WHY_WHOLE)
+        check_relation(plan, adjacency.neighbours)
         if adjacency.slots > 1 and not whole.charged_for_groups:
             raise Unproved(
                 f"{names(plan)} has no proved cost for group={adjacency.group}, "
-                f"neighbours={adjacency.neighbours}: {adjacency.slots} records together may cost more "
-                "than the bound for one, repeated. Use Gaussian noise and release=Always(), or pass "
-                "group=1."
+                f"neighbours={adjacency.neighbours}: no bound is proved for {adjacency.slots} slots "
+                "that change together. Use Gaussian noise and release=Always(), or pass group=1 and "
+                "another relation."
             )
         for step, multiplicity in whole.components if isinstance(whole, Composition) else [(whole, 1)]:
             steps[step] += check_count("steps", multiplicity * repeats, _WHY_WHOLE)

@@ -1,4 +1,4 @@
-"""The meaning of a guarantee: its privacy profile, its trade-off curve and the rates of attacks.
+"""Interpretation of a guarantee: privacy profile, trade-off curve and attack success rates.
 
 **Guarantee.** docs/guarantees/risk.md: no test has errors below the trade-off curve; mu-GDP holds for
 all tests with both error rates at least 1e-10.
@@ -17,15 +17,15 @@ from hush.accounting.numerics import UNIT
 from hush.core.guarantee import RECORD, Adjacency, Guarantee
 from hush.core.plan import Plan
 
-# The profile ends at this delta or at this epsilon, whichever comes first. Its epsilons are squares of
-# evenly spaced numbers: at small sampling rates the profile falls steeply near 0.
+# The profile ends at this delta or epsilon. Its epsilons are squares of evenly spaced numbers, because
+# the profile falls steeply near 0 at small sampling rates.
 _MIN_DELTA, _MAX_EPSILON = 1e-12, 700.0
 _POINTS = 257
 MIN_ERROR_RATE = 1e-10
-"""Smallest error rate of a test under Gaussian DP: subsampled steps have no mu for all tests."""
-# Outweighs the rounding of the normal distribution's quantiles, and of a few operations up to 1.
+"""Smallest error rate for mu-GDP: subsampled steps have no mu that holds for all tests."""
+# Bounds on the rounding of normal quantiles, and of a few operations on numbers up to 1.
 _OUTWARD, _ROUNDING = 1 + 1e-9, 32 * UNIT
-# Least distance of slopes, for tangents that meet within 1e-9 of their crossing.
+# Smallest difference of slopes for which the crossing of two tangents is accurate to 1e-9.
 _MIN_GAP = 1e-6
 _RATES = np.unique(np.concatenate([np.geomspace(1e-6, 0.5, 60), np.linspace(0.0, 1.0, 61)]))
 FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
@@ -33,7 +33,7 @@ FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyProfile:
-    """Certified bounds on delta at increasing epsilons, from 0 to where delta is negligible."""
+    """Certified bounds on delta at increasing epsilons, from 0 until delta is negligible."""
 
     epsilons: tuple[float, ...]
     lower: tuple[float, ...]
@@ -42,19 +42,19 @@ class PrivacyProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class TradeOffCurve:
-    """False negative rates of the best test at each false positive rate."""
+    """False negative rate of the best test at each false positive rate."""
 
     false_positive_rates: tuple[float, ...]
     lower: tuple[float, ...]
     """Lower bound on the false negative rate of every test."""
     gaussian: tuple[float, ...]
-    """The curve of mu-GDP, below `lower` down to error rates of 1e-10."""
+    """The curve of mu-GDP, which is below `lower` for error rates of at least 1e-10."""
     mu: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRates:
-    """Upper bounds on the advantage, the accuracy at even odds and the power of the best attack."""
+    """Upper bounds on advantage, accuracy at even odds and true positive rates of the best attack."""
 
     advantage: float
     posterior: float
@@ -64,11 +64,11 @@ class AttackRates:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A guarantee in terms of attacks, with the curves behind it."""
+    """Attack bounds of a guarantee, with its privacy profile and trade-off curve."""
 
     attack: AttackRates
     from_epsilon: AttackRates
-    """Rates that follow from epsilon and delta alone: never smaller."""
+    """Weaker bounds that follow from epsilon and delta alone."""
     profile: PrivacyProfile
     trade_off: TradeOffCurve
 
@@ -79,7 +79,7 @@ def explain(
     dimension: Dimension = None,
     adjacency: Adjacency = RECORD,
 ) -> Explanation:
-    """The meaning of the guarantee of a composition of plans to an attacker."""
+    """Attack bounds for a composition of plans and its guarantee."""
     own = (guarantee.epsilon.upper, guarantee.delta)
     profile = privacy_profile(counts, dimension, adjacency)
     attack, from_epsilon = (
@@ -100,7 +100,7 @@ def explain(
 def privacy_profile(
     counts: Mapping[Plan, int], dimension: Dimension = None, adjacency: Adjacency = RECORD
 ) -> PrivacyProfile:
-    """The privacy profile of a composition of plans, from epsilon 0 to the one at delta 1e-12."""
+    """Privacy profile of a composition of plans, from epsilon 0 to the epsilon at delta 1e-12."""
     end = min(compose(counts, _MIN_DELTA, dimension, adjacency).epsilon.upper, _MAX_EPSILON)
     epsilons = (end * np.linspace(0.0, 1.0, _POINTS if end > 0 else 1) ** 2).tolist()
     bounds = deltas(counts, epsilons, dimension, adjacency)
@@ -112,7 +112,7 @@ def privacy_profile(
 
 
 def trade_off_curve(profile: PrivacyProfile) -> TradeOffCurve:
-    """The trade-off curve of a privacy profile: the largest of its tangents and their mirror images."""
+    """Trade-off curve of a privacy profile: the maximum of its tangents and their mirror images."""
     slopes, deltas = np.exp(np.array(profile.epsilons)), np.array(profile.upper)
     steep = (1 - deltas[:, None] - slopes[:, None] * _RATES).max(axis=0)
     flat = ((1 - deltas[:, None] - _RATES) / slopes[:, None]).max(axis=0)
@@ -131,7 +131,7 @@ def gaussian_mu(profile: PrivacyProfile) -> float:
     The profile's tangents bound the trade-off curve by a polygon; the curve of mu-GDP is convex.
     """
     slopes, deltas = np.exp(np.array(profile.epsilons)), np.array(profile.upper)
-    # the points on the lower convex hull, an upper bound on a convex profile
+    # the lower convex hull of the points bounds the convex profile from above
     hull: list[int] = []
     for k in range(len(slopes)):
         if hull and slopes[k] - slopes[hull[-1]] < _MIN_GAP:
@@ -152,6 +152,6 @@ def gaussian_mu(profile: PrivacyProfile) -> float:
     rates = np.concatenate([[MIN_ERROR_RATE, even], between])
     rates = rates[(rates >= MIN_ERROR_RATE) & (rates <= even)]
     power = (deltas[:, None] + slopes[:, None] * rates).min(axis=0) * (1 + _ROUNDING)
-    # two unit normals at this distance have a test of this power
+    # distance of two unit normals for which a test has this power
     mus = ndtri(np.minimum(power, 1 - MIN_ERROR_RATE)) - ndtri(rates)
     return max(0.0, float(mus.max()) * _OUTWARD)

@@ -13,12 +13,13 @@ detects accidents, not forgery.
     {"charge": ..., "randomness": "seeded", "release": R}       step with noise from a given seed
     {"protects": {...}}                                         adjacency, unless one record, zero-out
     {"delta": DELTA}                                            delta of the budget from here on
-    {"torn": [[DIGEST, ...], ...]}                              plans charged for the torn lines before
+    {"planned": DIGEST, "run": RUN, "last": N}                  a stopped run counts as N steps
+    {"torn": [[DIGEST, ...], ...]} plans charged for the preceding torn lines
     {"void": REASON}                                            the guarantee no longer holds
     {"folded": LINES, "counts": ..., "runs": ..., "torn": ..., "through": CHAIN}
 
-`release` is the released value or its fingerprint. A torn line was cut short by a crash. A folded line
-stands for all lines up to the digest `through`, and the chain continues from it.
+`release` is the released value or its fingerprint. A torn line is incomplete because of a crash. A
+folded line replaces all lines up to the digest `through`, and the chain continues from it.
 """
 
 import fcntl
@@ -44,21 +45,21 @@ VERSION = 2
 _CHAIN_KEY = b', "chain": "'
 _DIGITS = 32
 _CHAIN_LENGTH = len(_CHAIN_KEY) + _DIGITS + len(b'"}\n')
-_TORN_KINDS = (b"plan", b"protects", b"delta", b"torn", b"void")
+_TORN_KINDS = (b"plan", b"planned", b"protects", b"delta", b"torn", b"void")
 
 
 @dataclass
 class Run:
-    """Charges of one run, in order; the oldest ones may be folded, without their releases."""
+    """Charges of one run in order; the oldest may be folded, without their releases."""
 
     last: int
     folded: tuple[int, str] | None = None
     """Last step without a stored release, and the digest of its line."""
     plans: list[str] = field(default_factory=list)
-    """Plan of each charge with a stored release: the steps up to `last`."""
+    """Plan of each charge with a stored release, up to step `last`."""
     releases: list[str] = field(default_factory=list)
     digests: bytearray = field(default_factory=bytearray)
-    """Digests of these charges: a ledger may have millions."""
+    """Digests of these charges, as bytes to save memory."""
 
     def add(self, plan: str, release: str, digest: str) -> None:
         """Append a charge with a stored release; `last` is unchanged."""
@@ -76,7 +77,7 @@ class Run:
         return self.plans[index], self.releases[index], digest
 
     def fold(self, step: int) -> None:
-        """Forget the releases up to a step with a stored one."""
+        """Drop the releases up to this step, which has a stored one."""
         charge, count = self.charge(step), len(self.plans) - (self.last - step)
         assert charge is not None
         self.folded = step, charge[2]
@@ -93,6 +94,8 @@ class Journal:
         """Largest number of slots of each plan, if given."""
         self.counts: Counter[str] = Counter()
         self.runs: dict[str, Run] = {}
+        self.planned: dict[str, tuple[str, int]] = {}
+        """Plan and last planned step of each run that was stopped early."""
         self.adjacency = RECORD
         self.delta: float | None = None
         self.assumed = False
@@ -103,18 +106,22 @@ class Journal:
         self.header = b""
         self.identity = self.chain = ""
         self.unexplained: list[bytes] = []
-        """Torn lines without a note that counts them."""
+        """Torn lines that no note counts yet."""
         self._torn: list[tuple[bytes, list[str]]] = []
         """Remaining text of each torn charge, and the plans under which it is counted."""
         self._newest: tuple[str, Run, bytes, bytes] | None = None
-        """Plan and run of the last line if it is a charge, and its text before and after the step."""
+        """If the last line is a charge: its plan and run, and its text before and after the step."""
 
     def run(self, name: str) -> Run:
-        """Charges of a run; an empty one at step 0 if it has none."""
+        """Charges of a run, possibly none."""
         return self.runs.get(name, Run(0))
 
+    def unused(self, name: str) -> int:
+        """Number of planned steps that a stopped run has not taken."""
+        return max(0, self.planned.get(name, ("", 0))[1] - self.run(name).last)
+
     def read(self, lines: Iterable[bytes]) -> None:
-        """Add the lines of a file; afterwards the last ones may be `unexplained`."""
+        """Add the lines of a file; torn lines at its end become `unexplained`."""
         number = 0
         for number, line in enumerate(lines, start=1):
             try:
@@ -122,15 +129,15 @@ class Journal:
                     self.add(line)
             except (ValueError, KeyError, TypeError, AttributeError):
                 old = b'"version": 1}' in line
-                reason = " (it is of version 1, whose lines have no digest)" if old else ""
+                reason = " (version 1, without digests)" if old else ""
                 raise ValueError(f"line {number}{reason}") from None
         if not number:
             raise ValueError("line 1 (it is empty)")
 
     def _repeats(self, line: bytes) -> bool:
-        """Add a charge that differs from the newest one in step and release only; False for others.
+        """Add a charge that differs from the last one only in step and release; False for other lines.
 
-        Nearly all lines are such charges: their text is compared and not parsed.
+        This fast path compares text instead of parsing it.
         """
         if self._newest is None:
             return False
@@ -170,7 +177,7 @@ class Journal:
                 run = self.runs.setdefault(name, Run(step - 1))
                 if plan not in self.plans or step != run.last + 1:
                     raise ValueError
-                # the charge replaces the torn ones that it begins with: docs/guarantees/ledger.md, 4
+                # the charge replaces torn prefixes of it: docs/guarantees/ledger.md, 4
                 for torn in [torn for torn in self._torn if _agree(text, torn[0])]:
                     self._torn.remove(torn)
                     self.counts.subtract(torn[1])
@@ -192,6 +199,10 @@ class Journal:
                         known[name] = max(entry[size], known.get(name, 0))
             case {"protects": value}:
                 self.adjacency = Adjacency.from_plain(value)
+            case {"planned": plan, "run": name, "last": int(last)}:
+                if plan not in self.plans:
+                    raise ValueError
+                self.planned[name] = plan, max(last, self.planned.get(name, (plan, 0))[1])
             case {"delta": float(delta)}:
                 self.delta = delta
             case {"folded": int(lines), "through": str(through)}:
@@ -223,11 +234,11 @@ class Journal:
         self.lines += 1
 
     def torn_note(self) -> dict[str, Any]:
-        """The entry that counts the unexplained lines, under every plan that they may have named."""
+        """Entry that counts the unexplained lines under every plan that they may have named."""
         counted = []
         void = {}
         for fragment in self.unexplained:
-            # a power failure can leave zeros in place of a line, which may have named any plan
+            # after a power failure a line may be zeros, so any plan is possible
             text = b"" if fragment.startswith(b"\0") else fragment.rstrip(b"\0")
             plans = [name for name in self.plans if _agree(text, b'{"charge": "%b"' % name.encode())]
             if not plans and not any(_agree(text, b'{"%b": ' % kind) for kind in _TORN_KINDS):
@@ -246,11 +257,13 @@ class Journal:
         return all(_agree(text, torn) for torn, _ in self._torn if torn.startswith(heads))
 
     def totals(self, head: bytes | None = None) -> dict[Plan, int]:
-        """Charges of each plan, without the torn ones that a charge beginning with `head` replaces."""
+        """Charges of each plan, without torn ones that a charge starting with `head` replaces."""
         counts = Counter(self.counts)
         for torn, plans in self._torn:
             if head is not None and _agree(head, torn):
                 counts.subtract(plans)
+        for name, (plan, _) in self.planned.items():
+            counts[plan] += self.unused(name)
         return {self.plans[name]: count for name, count in counts.items() if count}
 
     def folded_lines(self) -> Iterator[bytes]:
@@ -262,6 +275,8 @@ class Journal:
             entries.append({"protects": self.adjacency.to_plain()})
         if self.delta is not None:
             entries.append({"delta": self.delta})
+        for name, (plan_name, last) in self.planned.items():
+            entries.append({"planned": plan_name, "run": name, "last": last})
         if self.void is not None:
             entries.append({"void": self.void})
         folded = {
@@ -298,7 +313,7 @@ def new_header() -> bytes:
 
 
 def head_of(plan: str, run: str, step: int) -> bytes:
-    """The text of a charge up to and including its step."""
+    """Text of a charge up to and including its step."""
     return text_of({"charge": plan, "run": run, "step": step}) + b", "
 
 
@@ -308,14 +323,14 @@ def text_of(entry: Mapping[str, Any]) -> bytes:
 
 
 def chained(entry: Mapping[str, Any], before: str) -> tuple[bytes, str]:
-    """The line of an entry, with its newline, and its digest."""
+    """Line of an entry, with a newline, and its digest."""
     text = text_of(entry)
     digest = _link(before, text)
     return text + _CHAIN_KEY + digest.encode() + b'"}\n', digest
 
 
 def _link(before: str, text: bytes) -> str:
-    """The digest of a text after the line with the digest `before`."""
+    """Digest of a line with this text, after the digest `before`."""
     return hashlib.sha256(before.encode() + text).hexdigest()[:_DIGITS]
 
 
@@ -325,17 +340,17 @@ def _agree(first: bytes, second: bytes) -> bool:
 
 
 class LockedFile:
-    """Append-only file that only this process may write.
+    """Append-only file with an exclusive lock.
 
-    It is created and replaced under another name and then renamed, so no crash leaves an empty or
-    half-written one. A new file is locked before it gets the name.
+    New content is written to another file, which is locked and then renamed, so a crash leaves no empty
+    or partial file.
     """
 
-    _close_handle = staticmethod(os.close)  # when Python ends, this module loses `os` before its objects
+    _close_handle = staticmethod(os.close)  # at interpreter exit, `os` may be gone before the objects
 
     def __init__(self, path: Path, beginning: bytes) -> None:
-        """Open and lock the file at `path`; create it with the content `beginning` if there is none."""
-        self.path = path = path.resolve()  # a new file takes the place of the file, not of a link to it
+        """Open and lock the file at `path`; if it does not exist, create it with `beginning`."""
+        self.path = path = path.resolve()  # so that renaming replaces the file and not a link to it
         make_folder(path.parent)
         self._handle = -1
         while self._handle < 0:
@@ -346,7 +361,7 @@ class LockedFile:
         _open_files.add(self)
 
     def append(self, line: bytes) -> None:
-        """Put the line on disk; it is synced when this returns."""
+        """Append a line and sync the file."""
         written = os.write(self._handle, line)
         os.fsync(self._handle)
         if written < len(line):
@@ -407,7 +422,7 @@ def _locked(path: Path, ledger: Path, create: int = 0) -> int:
                 "each spend the same budget. Close it there (step.ledger.close() if a PrivateStep "
                 "opened it), or wait for the other process to end."
             ) from None
-        except FileNotFoundError:  # renamed between the two looks
+        except FileNotFoundError:  # renamed in between
             pass
         except BaseException:
             os.close(handle)

@@ -1,13 +1,14 @@
-"""Privacy ledger: one line for each charge, on disk before the update is used.
+"""Privacy ledger: an append-only record of charges, written before the update is used.
 
-A run that resumes from a checkpoint repeats the steps after it with the same randomness. Repeating the
-same release is free. Another release under the same noise would reveal the difference of the two, so it
-raises. docs/guarantees/ledger.md has the proof.
+A resumed run repeats the steps after its checkpoint with the same randomness. The same release is not
+charged again. A different release under the same noise would reveal the difference of the two, so it
+raises an error. docs/guarantees/ledger.md has the proof.
 """
 
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self, SupportsIndex, get_args
@@ -31,18 +32,21 @@ from hush.core.plan import Plan
 from hush.core.value import check_count, check_kind
 
 _MIN_FOLDED = 1000
-"""Fewer lines than this are read in less time than it takes to replace a file."""
+"""Smallest number of lines to fold: reading fewer is faster than replacing the file."""
 
 
 class Ledger:
-    """Append-only record of all charges; without a path it lives in memory only.
+    """Append-only record of all charges, in a file or in memory.
 
     Args:
-        path: The file, created if it does not exist. An empty file raises: its charges were lost.
-        read_only: Read the file without locking or repairing it, also while a run is writing to it.
+        path: File, created if it does not exist; None for a ledger in memory. An empty file raises,
+            because its charges were lost.
+        read_only: Read the file without locking or repairing it, also while a run writes to it. A file
+            that lost whole lines at its end looks like a shorter one: `hush account` of a run's folder
+            also compares it with the checkpoint.
 
-    **Guarantee.** `charge` returns only after the charge is on disk, so an update that is applied
-    after it can never be missing from the file. docs/guarantees/ledger.md has the argument.
+    **Guarantee.** `charge` returns after the charge is on disk, so the file has the charge of every
+    applied update. Proof: docs/guarantees/ledger.md.
     """
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
@@ -64,7 +68,7 @@ class Ledger:
         """Whether this is a copy in memory of the ledger that rank 0 of a process group writes."""
         self._process = os.getpid()
         self._stream_labels = 0
-        """Number of labels of random streams handed out so far."""
+        """Number of random stream labels in use."""
         if self.path is None:
             self._journal.read([new_header()])
             return
@@ -84,35 +88,40 @@ class Ledger:
             self.close()
             if isinstance(error, OSError):
                 raise LedgerError(
-                    f"{self._title} cannot be opened ({error.strerror or error}): without it no charge "
-                    "is on record. Pass the path of a file in a folder that you may write to, e.g. "
-                    "runs/ledger.jsonl; read_only=True reads an existing ledger."
+                    f"{self._title} cannot be opened ({error.strerror or error}): charges "
+                    "could not be recorded. Pass a path in a writable folder, e.g. runs/ledger.jsonl; "
+                    "read_only=True reads an existing ledger."
                 ) from error
             if isinstance(error, ValueError) and not isinstance(error, LedgerError):
                 raise LedgerError(
-                    f"{self._title} is damaged at {error}: charges may be missing, so no epsilon can be "
-                    "given. Restore it from a copy: a new ledger does not count the charges of this one."
+                    f"{self._title} is damaged at {error}: charges may be missing, so epsilon is "
+                    "unknown. Restore it from a copy: a new ledger does not count these charges."
                 ) from None
             raise
 
     @property
     def counts(self) -> Mapping[Plan, int]:
-        """Number of charged steps of each plan."""
+        """Number of charged steps of each plan, with the planned steps of stopped runs."""
         return self._journal.totals()
 
     @property
+    def runs(self) -> int:
+        """Number of runs with charges."""
+        return len(self._journal.runs)
+
+    @property
     def releases(self) -> Sequence[str]:
-        """Fingerprints of each run's releases in order, without those cut short or folded."""
+        """Fingerprints of each run's releases in order, without torn or folded ones."""
         return [release for run in self._journal.runs.values() for release in run.releases]
 
     @property
     def dimensions(self) -> Mapping[Plan, int]:
-        """Largest number of trained parameters, for each plan with a cost that grows with it."""
+        """Largest number of trained parameters of each plan, if its cost depends on it."""
         return {self._journal.plans[name]: size for name, size in self._journal.dimensions.items()}
 
     @property
     def identity(self) -> str:
-        """Digest of the first line, which contains a random number: unique to this ledger."""
+        """Digest of the first line, which has a random number: unique to this ledger."""
         return self._journal.identity
 
     @property
@@ -122,7 +131,7 @@ class Ledger:
 
     @property
     def voided(self) -> str | None:
-        """Why the guarantee no longer holds; None while it does."""
+        """Reason why the guarantee no longer holds; None if it holds."""
         return self._journal.void
 
     @property
@@ -143,13 +152,13 @@ class Ledger:
         neighbours: Neighbours | None = None,
         uncharged: Adjacency | None = None,
     ) -> Guarantee:
-        """The (epsilon, delta) guarantee of all charges so far, under all plans together.
+        """The (epsilon, delta) guarantee of all charges so far, composed over all plans.
 
         Args:
-            delta: Delta of the guarantee; None: the stored one.
-            group: Number of units of privacy that change together.
-            neighbours: Adjacency relation; None: the charged one.
-            uncharged: Adjacency to report before the first charge; None: one record, zero-out.
+            delta: Delta of the guarantee; by default the stored one.
+            group: Group size, for group privacy.
+            neighbours: Adjacency relation; by default the charged one.
+            uncharged: Adjacency to report before the first charge; by default one record, zero-out.
 
         Returns:
             The guarantee of the composition.
@@ -158,8 +167,8 @@ class Ledger:
             LedgerError: The ledger is void, or no delta was passed and none is stored.
 
         Warns:
-            PrivacyWarning: The file ends in a line that was cut short and was opened with
-                `read_only=True`: the privacy spent is at least this epsilon.
+            PrivacyWarning: The last line is incomplete and the file was opened with `read_only=True`, so
+                charges may be missing.
         """
         self._check_not_void()
         records = max(self._journal.records.values(), default=None)
@@ -167,14 +176,14 @@ class Ledger:
         if chosen is None:
             advised = DEFAULT_DELTA if records is None else advised_delta(records)
             raise LedgerError(
-                f"{self._title} has no delta, and none was passed: epsilon means little without the "
-                f"probability that it fails. Pass e.g. delta={advised:g}."
+                f"{self._title} has no delta, and none was passed: epsilon needs a failure "
+                f"probability. Pass e.g. delta={advised:g}."
             )
         if self.cut_short:
             warnings.warn(
-                f"{self._title} ends in a line that is cut short. A crash leaves such a line, which is "
-                "counted; if the file was truncated, charges are missing, and the privacy spent is at "
-                "least this epsilon. Check the ledger against the run's checkpoint.",
+                f"{self._title} ends in an incomplete line. After a crash, that line is counted as a "
+                "charge. If the file was truncated, charges are missing and the true epsilon is larger. "
+                "Check the ledger against the run's checkpoint.",
                 PrivacyWarning,
                 stacklevel=2,
             )
@@ -182,8 +191,8 @@ class Ledger:
         relation = stored.neighbours if neighbours is None else Neighbours(neighbours)
         if relation is Neighbours.ADD_REMOVE is not stored.neighbours:
             raise Unproved(
-                "neighbours=add/remove is not the relation that was charged: sums are divided by the "
-                "number of slots, which is public here and would reveal one record more or less. Use "
+                "neighbours=add/remove is not the charged relation: sums are divided by the number of "
+                "slots, which is public here and would reveal an added or removed record. Use "
                 "zero-out, or run with neighbours=ADD_REMOVE."
             )
         adjacency = replace(stored, group=group, neighbours=relation)
@@ -196,21 +205,43 @@ class Ledger:
         )
 
     def store_delta(self, delta: float) -> None:
-        """Record the delta of a run's budget; the newest one counts.
+        """Store the delta of a run's budget, in place of an earlier one.
 
         Args:
-            delta: Delta at which epsilon is reported, chosen independently of the records.
+            delta: Delta for reports, chosen independently of the records.
         """
         delta = DELTA["range"].check("delta", delta)
         self._check_writable()
         if delta != self._journal.delta:
             self._append({"delta": delta})
 
-    def stream_label(self) -> bytes:
-        """Label of a new run's random stream, distinct among all runs charged to this ledger.
+    def charge_planned(self, plan: Plan, run: str, last: int) -> None:
+        """Count all planned steps of a run that stops early because of its results.
 
-        Empty for the first label of a new ledger. Two runs with one seed would otherwise draw
-        the same noise: docs/guarantees/ledger.md, 11.
+        Steps that the run takes later use up this charge: docs/guarantees/ledger.md, 13.
+
+        Args:
+            plan: Plan of the run's charged steps.
+            run: Name of the run.
+            last: Last planned step, fixed before the run.
+        """
+        if last > self._journal.run(run).last:
+            self._check_writable()
+            self._append({"planned": plan.digest, "run": run, "last": last})
+
+    def unused(self, run: str) -> int:
+        """Number of planned steps, counted by `charge_planned`, that a run has not taken.
+
+        Args:
+            run: Name of the run.
+        """
+        return self._journal.unused(run)
+
+    def stream_label(self) -> bytes:
+        """New label for a run's random stream, unique among the runs on this ledger.
+
+        Without labels, two runs with one seed would draw the same noise: docs/guarantees/ledger.md, 11.
+        The first label of a new ledger is empty.
         """
         lines = self._journal.lines
         first = lines == 1 and not self._stream_labels
@@ -219,7 +250,7 @@ class Ledger:
         return label
 
     def last_step(self, run: str) -> int:
-        """Last step charged for a run; 0 if there is none.
+        """Last charged step of a run; 0 if there is none.
 
         Args:
             run: Name of the run.
@@ -227,9 +258,9 @@ class Ledger:
         return self._journal.run(run).last
 
     def digest_at(self, run: str, step: int) -> str | None:
-        """Digest of the hash chain just after a charged step; None if it is not on record.
+        """Digest of the hash chain after a charged step; None if unknown.
 
-        A checkpoint stores it to verify that a ledger still has all charges up to that step.
+        A checkpoint stores it to verify that the ledger has all charges up to that step.
 
         Args:
             run: Name of the run.
@@ -242,32 +273,32 @@ class Ledger:
         return None if charge is None else charge[2]
 
     def check_charged(self, run: str, steps: int, digest: str | None) -> None:
-        """Raise unless all charges up to a checkpoint are here, unchanged since it was written.
+        """Raise unless the ledger has all charges up to a checkpoint, unchanged.
 
         Args:
             run: Name of the checkpoint's run.
-            steps: Number of steps in the checkpoint; the ledger may have more, which are repeated.
+            steps: Number of steps in the checkpoint. A resumed run repeats later steps on the ledger.
             digest: `digest_at` of that step when the checkpoint was written.
         """
         last, recorded = self.last_step(run), self.digest_at(run, steps)
         if last < steps:
             reason = (
-                f"the checkpoint has taken {steps} steps of run {run} and {self._title} knows of "
-                f"{last}: charges are missing"
+                f"the checkpoint has {steps} steps of run {run}, and {self._title} has {last}: charges "
+                "are missing"
             )
         elif None not in (recorded, digest) and recorded != digest:
             reason = (
-                f"{self._title} is not the one that the checkpoint was charged to: at step {steps} of "
-                f"run {run} its digest is {recorded} and was {digest}. A charge may be missing"
+                f"{self._title} does not belong to the checkpoint: at step {steps} of run {run} its "
+                f"digest is {recorded} instead of {digest}. A charge may be missing"
             )
         else:
             return
         raise LedgerError(f"{reason}. Use the ledger that was written beside the checkpoint.")
 
     def counts_repeating(self, plan: Plan, run: str, step: int) -> Mapping[Plan, int]:
-        """`counts` without the torn charges that a repeated charge of this step replaces.
+        """`counts` without the torn charges that a repetition of this step replaces.
 
-        A search for the number of steps within a budget counts such a charge once: ledger.md, 4.
+        The search for the number of steps within a budget then counts such a charge once: ledger.md, 4.
 
         Args:
             plan: Plan of the repeated step.
@@ -278,34 +309,35 @@ class Ledger:
         return self._journal.totals(head_of(plan.digest, run, step))
 
     def check_adjacency(self, adjacency: Adjacency = RECORD) -> None:
-        """Raise `LedgerError` unless charges for this adjacency may follow; call it before any draw.
+        """Raise `LedgerError` unless the ledger accepts charges for this adjacency; call it before any
+        draw.
 
         Args:
-            adjacency: Adjacency of the charges to come.
+            adjacency: Adjacency of future charges.
         """
         stored = self._journal.adjacency
         if adjacency == stored:
             return
         if check_kind("adjacency", adjacency, Adjacency).group != 1:
             raise InvalidValue(
-                f"adjacency with group={adjacency.group} cannot be charged: a step is charged for one "
-                f"unit. Charge group=1; ledger.epsilon(group={adjacency.group}) is the cost of a group.",
+                f"adjacency with group={adjacency.group} cannot be charged: charges are for "
+                f"group=1. Use ledger.epsilon(group={adjacency.group}) for the cost of a group.",
                 key="adjacency",
             )
         if not self._journal.counts:
             return
-        reason = "their costs do not add up to a guarantee for either"
+        reason = "the two costs do not add up to one guarantee"
         if replace(adjacency, owners=None) == replace(stored, owners=None):
-            reason = "of another table of owners, in which one person may be several users"
+            reason = "the record-to-user maps differ, so one person may be several users"
         elif (
             isinstance(stored.per_unit, int)
             and isinstance(adjacency.per_unit, int)
             and replace(adjacency, per_unit=stored.per_unit) == stored
         ):
-            reason = f"its guarantee names one number of records a step. Pass per_unit={stored.per_unit}"
+            reason = f"a ledger has one per_unit. Pass per_unit={stored.per_unit}"
         raise LedgerError(
-            f"{self._title} protects {stored} and this charge is for {adjacency}: {reason}. Charge the "
-            "same adjacency, or use a separate ledger, and quote both guarantees."
+            f"{self._title} is for {stored}, and this charge is for {adjacency}: {reason}. Use the "
+            "same adjacency, or a separate ledger, and report both guarantees."
         )
 
     def charge(
@@ -321,28 +353,28 @@ class Ledger:
         records: int | None = None,
         adjacency: Adjacency = RECORD,
     ) -> None:
-        """Put one step of `plan` on disk; repeating the same release is free.
+        """Charge one step of `plan`; the same release of the same step is charged once.
 
         Args:
             plan: Plan of the step.
-            run: Name of the run, which stands for its randomness: another run draws other noise.
-            step: Number of the step in the run; steps are charged one after the other.
-            release: The released value, or a fingerprint of it.
-            dimension: Number of parameters, needed if the cost grows with it.
-            arithmetic: Whether the rounding of sums and noise is part of the proof.
-            randomness: Whether the noise is from the operating system or from a given seed.
-            records: Number of slots, which is public; delta is compared with it.
+            run: Name of the run. Different runs draw different noise.
+            step: Number of the step in the run; steps are charged consecutively.
+            release: The released value or its fingerprint.
+            dimension: Number of parameters, required if the cost grows with it.
+            arithmetic: Whether the proof covers the rounding of sums and noise.
+            randomness: `secret`, or `seeded` for noise from a given seed.
+            records: Public number of slots, for a warning about delta.
             adjacency: Adjacency, the same for all charges on a ledger.
 
         Raises:
-            LedgerError: The step must not be applied.
+            LedgerError: The charge was not recorded, so the step must not be applied.
 
         **Guarantee.** The charge is on disk when this returns.
         """
         if self.mirrored:
             raise LedgerError(
-                "this ledger is a copy of the one that rank 0 writes: a charge of this process alone "
-                "would be lost. Charge on rank 0, or use a PrivateStep, which charges for all ranks."
+                "this ledger is a copy of the ledger of rank 0: a charge of this process alone would be "
+                "lost. Charge on rank 0, or use a PrivateStep, which charges for all ranks."
             )
         self._check_writable()
         self._check_not_void()
@@ -350,16 +382,16 @@ class Ledger:
             if not isinstance(value, kind):
                 check_kind(name, value, kind)
         if type(step) is not int or step < 1:
-            step = check_count("step", step, "the steps of a run are counted", 1)
+            step = check_count("step", step, "steps are numbered from 1", 1)
         slots = 0 if records is None else records
         if records is not None and (type(slots) is not int or slots < 1):
-            slots = check_count("records", records, "slots are counted", 1)
+            slots = check_count("records", records, "it is the number of slots", 1)
         if arithmetic not in get_args(Arithmetic) or randomness not in get_args(Secrecy):
             raise InvalidValue(
                 f"arithmetic={arithmetic!r} must be proved or assumed, and randomness={randomness!r} "
-                "secret or seeded: the guarantee names them."
+                "secret or seeded: both are part of the guarantee."
             )
-        # the release comes last: a line cut short before it does not depend on it
+        # the release comes last: a torn line without it does not depend on it
         digest = plan.digest
         entry: dict[str, Any] = {"charge": digest, "run": run, "step": step}
         if arithmetic == "assumed":
@@ -380,26 +412,28 @@ class Ledger:
             )
         if charges.folded is not None and step <= charges.folded[0]:
             raise LedgerError(
-                f"step {step} of run {run} was charged and a later checkpoint was written, up to step "
-                f"{charges.folded[0]}: its release is no longer on record, and another one under the "
-                "same noise would reveal the records' difference. Resume from the newest checkpoint, or "
-                "reseed to draw and charge new noise."
+                f"step {step} of run {run} precedes the newest checkpoint, at step {charges.folded[0]}: "
+                "its release is no longer on the ledger, and a different one under the same noise would "
+                "reveal the records' difference. Resume from the newest checkpoint, or reseed to draw "
+                "and charge new noise."
             )
         if charges.last and step != charges.last + 1:
             raise LedgerError(
-                f"step {step} of run {run} does not follow step {charges.last}, the last charge: a gap "
-                "reads as a lost charge. Charge one step after the other."
+                f"step {step} of run {run} does not follow the last charge, step {charges.last}: a gap "
+                "means a lost charge. Charge consecutive steps."
             )
         size = 0
         # the growth with the dimension was determined when the plan was stored
         if (digest not in journal.plans or digest in journal.dimensions) and grows_with_dimension(plan):
             if dimension is None:
                 raise LedgerError(
-                    f"dimension=None leaves out how many parameters are trained, and {plan} costs more "
-                    "the more there are: the charge would be a guess. Pass dimension=, their number."
+                    f"dimension=None is not supported, because the cost of {plan} depends on the number "
+                    "of trained parameters. Pass dimension=, the number of parameters."
                 )
-            size = check_count("dimension", dimension, "parameters are counted", 1)
-        if adjacency != journal.adjacency:  # before a plan, under which a torn line would be counted
+            size = check_count("dimension", dimension, "it is the number of parameters", 1)
+        if (
+            adjacency != journal.adjacency
+        ):  # before the plan, because a torn line would be counted under it
             self._append({"protects": adjacency.to_plain()})
         known = journal.dimensions.get(digest, 0), journal.records.get(digest, 0)
         if digest not in journal.plans or size > known[0] or slots > known[1]:
@@ -411,22 +445,22 @@ class Ledger:
         return list(self._journal.folded_lines())
 
     def mirror(self, snapshot: Sequence[bytes]) -> None:
-        """Become a copy in memory of a ledger that another process writes; `charge` then raises.
+        """Turn this ledger into an in-memory copy of another process's ledger; `charge` then raises.
 
         Args:
             snapshot: Snapshot of the written ledger.
         """
         if self.path is not None or (self.counts and not self.mirrored):
             raise LedgerError(
-                f"{self._title} has its own charges or file, which a copy of another one would "
-                "hide. Pass a new hush.Ledger()."
+                f"{self._title} has charges or a file of its own, which would be lost. Pass a new "
+                "hush.Ledger()."
             )
         self._journal = Journal()
         self._journal.read(snapshot)
         self.mirrored = True
 
     def follow(self, plan: Plan, **details: Any) -> None:
-        """Count a charge that rank 0 has put on disk.
+        """Count a charge that rank 0 has written.
 
         Args:
             plan: Plan of the step.
@@ -434,8 +468,8 @@ class Ledger:
         """
         if not self.mirrored:
             raise LedgerError(
-                f"{self._title} is no copy: only `charge`, which returns when the charge is on disk, "
-                "puts a charge on it."
+                f"{self._title} is not a copy of another ledger. Use `charge`, which writes the charge "
+                "to disk."
             )
         self.mirrored = False
         try:
@@ -444,30 +478,32 @@ class Ledger:
             self.mirrored = True
 
     def void(self, reason: str) -> None:
-        """Record that the guarantee no longer holds: from here on none is given.
+        """Record that the guarantee no longer holds; `epsilon` then raises.
 
         Args:
             reason: Cause, e.g. that the model was moved outside of a private step.
         """
         check_kind("reason", reason, str)
         self._check_writable()
-        self._journal.void = self._journal.void or reason  # holds here even if it cannot be written
+        self._journal.void = (
+            self._journal.void or reason
+        )  # void in memory even if the line cannot be written
         self._append({"void": reason})
 
     def compact(self, run: str, step: int) -> None:
-        """Fold all lines into one, without the releases of a run up to a step that is never repeated.
+        """Fold all lines into one and drop the releases of a run up to a checkpointed step.
 
-        Call it once a checkpoint of that step is on disk: a resumed run repeats only later ones. Counts,
-        plans, other runs and the hash chain stay. A short ledger stays unchanged.
+        Call it after a checkpoint of that step is on disk, because a resumed run repeats only later
+        steps. Counts, plans, other runs and the hash chain are preserved. Short ledgers are unchanged.
 
         Args:
             run: Name of the run.
-            step: The last step that a resumed run does not repeat.
+            step: Step of the checkpoint.
         """
         charges = self._journal.run(run)
         if not 0 <= charges.last - step <= len(charges.plans) - _MIN_FOLDED:
             return
-        if not self._writable or self._journal.void is not None:  # no further charge can follow
+        if not self._writable or self._journal.void is not None:  # no further charges
             return
         self.check_process()
         charges.fold(step)
@@ -496,18 +532,18 @@ class Ledger:
         self.close()
 
     def check_process(self) -> None:
-        """Raise in a fork of the process that opened the ledger, which would draw the same noise."""
+        """Raise in a forked process, which would draw the same noise."""
         if os.getpid() != self._process:
             raise LedgerError(
-                f"{self._title} was opened by process {self._process} and this is a fork of it: both "
-                "would count on the same budget and draw the same noise. Charge in the process that "
-                "opened it, or give each process a separate ledger and run."
+                f"{self._title} was opened by process {self._process}, and this is a fork of it: both "
+                "would spend the same budget and draw the same noise. Charge in the process that opened "
+                "it, or use a separate ledger and run in each process."
             )
 
     def _check_writable(self) -> None:
         if not self._writable:
             raise LedgerError(
-                f"{self._title} is closed or could not be written: without a charge on record the step "
+                f"{self._title} is closed or could not be written: without a recorded charge the step "
                 "must not be applied. Open it again to continue."
             )
         self.check_process()
@@ -515,12 +551,12 @@ class Ledger:
     def _check_not_void(self) -> None:
         if self._journal.void is not None:
             raise LedgerError(
-                f"{self._title} is void ({self._journal.void}): its charges no longer cover all "
-                "releases, so no epsilon can be given. Train a new model on a new ledger."
+                f"{self._title} is void ({self._journal.void}): its charges do not cover all "
+                "releases, so epsilon is unknown. Train a new model with a new ledger."
             )
 
     def _append(self, entry: dict[str, Any]) -> None:
-        """Put one entry on disk, then count it."""
+        """Write one entry to disk, then count it."""
         line, _ = chained(entry, self._journal.chain)
         self._write(line)
         self._journal.read([line])
@@ -533,22 +569,32 @@ class Ledger:
         except OSError as error:
             self._writable = False
             raise LedgerError(
-                f"the charge could not be written to {self.path} ({error}): a step that is not on "
-                "record must not be used, so it was not applied. Make room and resume from the last "
-                "checkpoint."
+                f"the charge could not be written to {self.path} ({error}): a step without a "
+                "recorded charge must not be used, so it was not applied. Make room and resume from the "
+                "last checkpoint."
             ) from error
-        except BaseException:  # an interrupt: the line may be on disk, and is not counted here
+        except BaseException:  # an interrupt: the line may be on disk but is not counted
             self._writable, self.cut_short = False, True
             raise
 
 
+LedgerOrPath = Ledger | str | os.PathLike[str]
+
+
+def opened(ledger: LedgerOrPath | None) -> AbstractContextManager[Ledger]:
+    """Context with this ledger, or with the ledger at a path (None: in memory), closed at the end."""
+    if isinstance(ledger, str | os.PathLike | None):
+        return Ledger(ledger)
+    return nullcontext(check_kind("ledger", ledger, Ledger))
+
+
 def reported_delta(ledger: Ledger, requested: float | None) -> tuple[float, str]:
-    """Delta to report epsilon at, and its origin in words."""
+    """Delta for a report, and its origin in words."""
     stored = ledger.delta
     if requested is None and stored is None:
-        return DEFAULT_DELTA, f"delta {DEFAULT_DELTA:g} by default: the ledger stores no delta of a run"
+        return DEFAULT_DELTA, f"delta {DEFAULT_DELTA:g} by default: the ledger has no delta"
     if requested is None or requested == stored:
         assert stored is not None
-        return stored, f"delta {stored:g}, as the run was made for"
-    own = "" if stored is None else f"; the run was made for delta {stored:g}"
-    return requested, f"delta {requested:g}, as asked for{own}"
+        return stored, f"delta {stored:g}, the run's own"
+    own = "" if stored is None else f"; the run's own is {stored:g}"
+    return requested, f"delta {requested:g}, as requested{own}"

@@ -1,4 +1,4 @@
-"""From a plan to the mechanism that the accountants compose, or an error where none is proved."""
+"""The mechanism of a plan, which the accountants compose."""
 
 import math
 from dataclasses import replace
@@ -8,11 +8,13 @@ from hush.accounting.selection import Selection, trial_count
 from hush.accounting.selective import Trial
 from hush.accounting.steps import (
     MAX_BETA,
+    CompetingGaussian,
     Composition,
     CoordinateWise,
     Mechanism,
     SampledGaussian,
     SampledNoise,
+    TruncatedGaussian,
     ellipsoid,
 )
 from hush.clipping import L2, Entries, Importance, Lp
@@ -20,24 +22,33 @@ from hush.core.errors import InvalidValue, Unproved
 from hush.core.parts import Always, SensitivitySet
 from hush.core.plan import Plan, names, proof_note
 from hush.core.release import BestOf, Selective
-from hush.noise import Gaussian
+from hush.noise import Gaussian, Truncated
+from hush.noise.bounded import largest_variance
+from hush.sampling import FixedSize, TruncatedPoisson, binomial_tail
+
+_OUTWARD = 1 + 1e-9
+"""Covers the rounding of SciPy's binomial tails."""
 
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     """Mechanism that bounds the privacy loss of one step of `plan`.
 
-    **Guarantee.** For neighbours that differ in one record the step costs no more than its mechanism:
-    docs/guarantees, on the page that `proof_note` gives. Raises `Unproved` where there is no proof.
+    **Guarantee.** For adjacent data sets the privacy cost of the step is at most the mechanism's:
+    docs/guarantees, page `proof_note(plan)`. Raises `Unproved` if there is no proof.
     """
     proof_note(plan)
     dominating = plan.noise.dominating_noise(plan.clipping.reference_norm)
-    if dominating is not None:
-        return mechanism(replace(plan, noise=dominating), dimension)
     release = plan.release
+    if dominating is not None:
+        step, noise = mechanism(replace(plan, noise=dominating), dimension), plan.noise
+        # conditioning on an interval lowers the cost of full batches: bounded.md, section 6
+        if isinstance(noise, Truncated) and isinstance(step, SampledGaussian) and step.rate == 1:
+            return TruncatedGaussian(step.multiplier, largest_variance(noise.bound / noise.scale))
+        return step
     if isinstance(release, Selective | BestOf):
         size = dimension if isinstance(release, Selective) else None
         train = mechanism(replace(plan, release=Always()), size)
-        assert isinstance(train, SampledGaussian)  # proved for normal noise only
+        assert isinstance(train, SampledGaussian)  # proved for Gaussian noise only
         if isinstance(release, BestOf):
             # a held-out record is not trained on: tuning.md, "What a trial is"
             trials = [((train, release.steps),)]
@@ -52,7 +63,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     law = plan.noise.exponential_power(1.0)
     match plan.clipping:
         case Entries(changed=changed) if law is not None:
-            # the privacy loss is `changed` times the loss of one noisy number: argmax.md, step 1
+            # the privacy loss is `changed` times the loss of one noisy count: argmax.md, step 1
             beta, scale = law
             if isinstance(plan.noise, Gaussian):
                 return SampledGaussian(1.0, plan.noise.multiplier / math.sqrt(changed))
@@ -74,26 +85,26 @@ def _exponential_power(plan: Plan, beta: float, scale: float, dimension: int | N
     p = plan.clipping.p if isinstance(plan.clipping, Lp) else 2.0
     if p == beta == 2:
         return SampledGaussian(rate, scale / math.sqrt(2))
-    # In one dimension all norms are one.
+    # In one dimension all norms are equal.
     if p == beta == 1 or (dimension == 1 and beta <= MAX_BETA):
         return SampledNoise(rate, beta, scale)
     if p == beta or (p == 2 and beta > 2):
         ball = SensitivitySet(p=p, norm=1.0, dimension=dimension)
         return CoordinateWise(rate, ((CoordinateRDP(beta, scale), ball),))
     raise Unproved(
-        f"{names(plan)} clips in l_{p:g} and adds noise of exponent {beta:g}: a change spread over "
-        f"many coordinates is charged for p = beta, and for p = 2 with beta > 2. Clip with "
+        f"{names(plan)} clips in l_{p:g} and adds noise of exponent {beta:g}: the cost is proved "
+        f"only for p = beta, and for p = 2 with beta > 2. Clip with "
         f"{'L2' if beta >= 2 else f'Lp(p={beta:g})'}."
     )
 
 
 def _normal(plan: Plan, dimension: int | None) -> Mechanism:
-    """Normal noise on blocks: one subsampled Gaussian, unless several coordinates are sampled."""
+    """Gaussian noise on blocks: one subsampled Gaussian, unless coordinates are sampled."""
     blocks = plan.clipping.sensitivity(dimension)
     if any(math.isinf(block.l2_radius) for block in blocks):
         raise InvalidValue(
-            "Linf clipping needs the dimension: the length of a change spread over many coordinates has "
-            "no limit. Pass dimension= (--dimension), the number of parameters, or clip with L2 or "
+            "Linf clipping needs the dimension: the l2 sensitivity grows with the number of "
+            "coordinates. Pass dimension= (--dimension), the number of parameters, or clip with L2 or "
             "L2Linf.",
             key="dimension",
         )
@@ -105,21 +116,36 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
         noisy.append((block, noise.multiplier * norm))
     rate, coordinate_rate = plan.sampling.participation, plan.sampling.coordinate_participation
     if sum(block.dimension or math.inf for block in blocks) == 1:
-        # the only coordinate takes part where its record and its own coin say so: rates multiply
+        # one coordinate: the sampling rates of records and coordinates multiply
         rate, coordinate_rate = rate * coordinate_rate, 1.0
     if coordinate_rate == 1:
-        return ellipsoid(rate, tuple(noisy))
+        step = ellipsoid(rate, tuple(noisy))
+        if isinstance(plan.sampling, FixedSize | TruncatedPoisson):
+            return _limited(plan.sampling, step.multiplier)
+        return step
     return CoordinateWise.normal(rate, tuple(noisy), coordinate_rate)
 
 
+def _limited(sampling: FixedSize | TruncatedPoisson, multiplier: float) -> CompetingGaussian:
+    """The step on batches of limited size, with its probabilities rounded outward."""
+    if isinstance(sampling, FixedSize):
+        rate = sampling.size / sampling.records
+        return CompetingGaussian(SampledGaussian(rate, multiplier), 1.0, rate, rate)
+    limit, rate = sampling.max_batch, sampling.rate
+    competing = min(1.0, binomial_tail(limit - 1, sampling.records - 1, rate) * _OUTWARD)
+    full_rate = min(1.0, rate * limit / (limit + 1) * _OUTWARD)
+    lowest = sampling.participation * (2 - _OUTWARD)
+    return CompetingGaussian(SampledGaussian(rate, multiplier), competing, full_rate, lowest)
+
+
 def _uncharged(plan: Plan) -> Unproved:
-    """The error for parts that declare a proof without a branch of `mechanism`."""
+    """Error for parts with a declared proof that `mechanism` does not implement."""
     return Unproved(
-        f"{names(plan)} is declared to be proved, but no accountant computes its charge. Define "
-        "dominating_noise(), or exponential_power() of noise under L2 or Lp clipping."
+        f"{names(plan)} declares a proof, but no accountant computes its cost. Define "
+        "dominating_noise(), or exponential_power() for noise with L2 or Lp clipping."
     )
 
 
 def grows_with_dimension(plan: Plan) -> bool:
-    """Whether the l2 sensitivity of a step of `plan` grows with the number of parameters, unbounded."""
+    """Whether the l2 sensitivity of a step grows with the number of parameters without bound."""
     return any(math.isinf(block.l2_radius) for block in plan.clipping.sensitivity(None))

@@ -1,11 +1,11 @@
-"""Elementary functions of the accountants in log space, each with the bound on its rounding error.
+"""Elementary functions in log space, each with a bound on its rounding error.
 
 u = `UNIT` = 2^-53 is the unit roundoff of double precision. The bounds assume that the elementary
-functions of the C library, NumPy and SciPy are right to a few u; tests/accounting/test_numerics.py holds
-every bound against 60 digits. Charges are rounded outward by `OUTWARD`, which outweighs these errors.
+functions of the C library, NumPy and SciPy are accurate to a few u; tests/accounting/test_numerics.py
+checks every bound against 60 digits. Costs are rounded outward by `OUTWARD`, which exceeds these errors.
 
-Two formulas for one quantity may differ in the last bits. Then both are here, with distinct names: every
-later version must reproduce a charge on a ledger.
+If two formulas for a quantity differ in the last bits, both are kept under distinct names, because later
+versions must reproduce the cost of a ledger.
 """
 
 import math
@@ -18,22 +18,22 @@ from scipy.special import gammaln, log_ndtr
 Array = npt.NDArray[np.float64]
 
 UNIT = float(np.finfo(float).eps) / 2
-# Outweighs the rounding of a closed form, or of a sum of positive terms: 1e-12 is 9000 u. Where an
-# integral or a sum over a long grid is off by more, a larger constant stands beside it.
+# Exceeds the rounding of a closed form, or of a sum of positive terms: 1e-12 is 9000 u. Integrals and
+# sums over long grids use larger constants.
 OUTWARD = 1 + 1e-12
-# Within this distance of 0 `log_mixture_ratio_absolute` is right relatively as well.
+# Distance from 0 within which `log_mixture_ratio_absolute` is also accurate relatively.
 _NEAR_ZERO = 1e-8
-# Halvings that leave no double between any two finite ones.
+# Number of halvings after which no double lies between the ends.
 _ALL_HALVINGS = 2100
 
 
 def log_weights(rate: float) -> tuple[float, float]:
-    """log(1 - q) and log q of a mixture of weight q = `rate`; -inf and 0 at q = 1. Within 2u each."""
+    """log(1 - q) and log q for q = `rate`; -inf and 0 at q = 1. Error: at most 2u each."""
     return (math.log1p(-rate) if rate < 1 else -math.inf), math.log(rate)
 
 
 def log_weights_numpy(rate: float) -> tuple[float, float]:
-    """`log_weights` by NumPy's vector functions, which round one value in ten differently."""
+    """`log_weights` with NumPy's vector functions, which round differently."""
     with np.errstate(divide="ignore"):
         return float(np.log1p(-rate)), float(np.log(rate))
 
@@ -62,20 +62,20 @@ def log_mixture_ratio(
 
 
 def log_mixture_ratio_absolute(rate: float, log_ratio: Array) -> Array:
-    """`log_mixture_ratio` to absolute accuracy: relative only where |g| < 1e-8.
+    """`log_mixture_ratio` with absolute accuracy, and relative accuracy for |g| < 1e-8.
 
     Error: as for `log_mixture`; within 1e-8 of 0 at most 8u / (1 - q) relatively.
     """
     if rate == 1:
         return log_ratio
     small = np.log1p(rate * np.expm1(np.minimum(log_ratio, _NEAR_ZERO)))
-    # a sum in logarithms is off by a unit at least, however small its value
+    # a sum in logarithms has an absolute error of at least u
     large = log_mixture(log_weights(rate), 0.0, log_ratio)
     return np.where(np.abs(log_ratio) < _NEAR_ZERO, small, large)
 
 
 def log_binomial(n: float | Array, k: Array, weights: tuple[float, float]) -> Array:
-    """log of the binomial probability of k out of n, the weights added to each other first.
+    """log of the binomial probability of k out of n; the two weights are added first.
 
     Error: at most 32u (1 + log n! + (n - k) |log(1 - q)| + k |log q|).
     """
@@ -85,7 +85,7 @@ def log_binomial(n: float | Array, k: Array, weights: tuple[float, float]) -> Ar
 
 
 def log_binomial_in_turn(n: float | Array, k: Array, weights: tuple[float, float]) -> Array:
-    """`log_binomial` with each weight added to the log-binomial coefficient in turn; the same bound."""
+    """`log_binomial` with the weights added one by one; the same bound."""
     return np.asarray(_log_choose(n, k) + (n - k) * weights[0] + k * weights[1])
 
 
@@ -94,7 +94,7 @@ def _log_choose(n: float | Array, k: Array) -> Array:
 
 
 def log_sum_exp(terms: Array) -> Array:
-    """log of the sum of exponentials along the last axis; -inf where all terms are.
+    """log of the sum of exponentials along the last axis; -inf if all terms are -inf.
 
     Error: at most u (16 + 4 log2(number of terms) + |value|).
     """
@@ -106,20 +106,20 @@ def log_sum_exp(terms: Array) -> Array:
 
 
 def log_sum_exp_scalar(terms: Array) -> float:
-    """`log_sum_exp` of a vector with a finite term, the last logarithm by the C library."""
+    """`log_sum_exp` of a vector with a finite term, with the C library's logarithm."""
     top = float(terms.max())
     return top + math.log(float(np.exp(terms - top).sum()))
 
 
 def log1mexp(x: Array) -> Array:
-    """log(1 - e^x) for x <= 0. Error: at most 4u (1 + |value|), so absolute far below 0."""
+    """log(1 - e^x) for x <= 0. Error: at most 4u (1 + |value|)."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(-np.expm1(x)))
 
 
 def log1mexp_relative(x: Array) -> Array:
-    """log(1 - e^x) for x < 0 (Mächler 2012). Error: at most 8u relatively, however near 0 it is."""
-    with np.errstate(divide="ignore"):  # of the branch that is not taken
+    """log(1 - e^x) for x < 0 (Mächler 2012). Relative error: at most 8u, also near 0."""
+    with np.errstate(divide="ignore"):  # in the unused branch
         return np.where(x > -0.69, log1mexp(x), np.log1p(-np.exp(x)))
 
 
@@ -137,7 +137,7 @@ def log_difference(first: Array, second: Array) -> Array:
 
 
 def log_normal_mass(low: Array, high: Array) -> Array:
-    """log of the standard normal mass between `low` and `high`, computed in the lighter tail."""
+    """log of the standard normal mass between `low` and `high`, from the lighter tail."""
     flip = low + high > 0
     return log_difference(log_ndtr(np.where(flip, -low, high)), log_ndtr(np.where(flip, -high, low)))
 
@@ -145,10 +145,10 @@ def log_normal_mass(low: Array, high: Array) -> Array:
 def log_convex_remainder(log_ratio: Array, order: float) -> Array:
     """log(r^a - 1 - a (r - 1)) at r = exp(log_ratio), without cancellation or overflow.
 
-    E_Q of this remainder is the moment E_Q r^a less 1, as a sum of positive terms. Error: at most 2e-12
-    and 8u (1 + a |log r|) together, for orders a from 1 + 1e-4 on and log r >= -600.
+    E_Q of this remainder is E_Q r^a - 1, as a sum of positive terms. Error: at most 2e-12 + 8u (1 + a
+    |log r|), for orders a >= 1 + 1e-4 and log r >= -600.
     """
-    # below exp(-600) the ratio is negligible beside the constant, order - 1
+    # below exp(-600) the ratio is negligible relative to order - 1
     power, t = order - 1, np.maximum(log_ratio, -600.0)
     # r^a - 1 - a (r - 1) = r (expm1(power t) + power expm1(-t)); near t = 0 by its series.
     capped = np.minimum(power * t, 600.0)
@@ -161,7 +161,7 @@ def log_convex_remainder(log_ratio: Array, order: float) -> Array:
 
 
 def probability_of_any(chances: Iterable[tuple[float, int]]) -> float:
-    """Upper bound on the probability of any of independent events: their chances and how often each."""
+    """Upper bound on the probability that any of several independent events occurs."""
     log_none = sum(count * math.log1p(-min(chance, 1 - 2.0**-53)) for chance, count in chances)
     return min(1.0, OUTWARD * -math.expm1(log_none))
 
@@ -174,11 +174,11 @@ def bisect(
     rounds: int = _ALL_HALVINGS,
     tolerance: float = 0.0,
 ) -> tuple[float, float]:
-    """The bracket (inside, outside) of where `attained` turns false, by bisection.
+    """Bisection: the bracket (inside, outside) in which `attained` changes from true to false.
 
-    If `attained` is true at `inside` and false at `outside`, it is so at the returned ends, for every
-    function: one of them is a safe bound. Stops when no double lies between, after `rounds` halvings, or
-    at a gap of `tolerance` times max(1, |inside|).
+    `attained` is true at the returned `inside` and false at the returned `outside`, for every function,
+    so one of them is a safe bound. Stops after `rounds` halvings, at a gap of `tolerance` times max(1,
+    |inside|), or if no double lies between the ends.
     """
     for _ in range(rounds):
         middle = (inside + outside) / 2

@@ -1,7 +1,7 @@
-"""Per-instance RDP and Fisher information of normal noise on a fixed support.
+"""Per-instance RDP and Fisher information of Gaussian noise with bounded support.
 
-These numbers are computed from the records and are **sensitive**: publishing one would be a release
-without a charge. This module does not print, log or store them.
+These numbers depend on the records and are **sensitive**: publishing one would be an uncharged release.
+This module does not print, log or store them.
 """
 
 import itertools
@@ -32,10 +32,11 @@ from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.core.value import as_floats, check_kind
 from hush.noise import Gaussian, Quantized, Rectified, StochasticSign, Truncated
+from hush.noise.bounded import largest_variance
 from hush.sampling import FullBatch
 
 _CHUNK = 2**16
-"""Coordinates processed at a time, to bound the memory: some dozen arrays of this length."""
+"""Coordinates processed at a time, to limit memory to about a dozen arrays of this length."""
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -45,17 +46,17 @@ def individual_rdp(
     """Per-instance Rényi divergence of one step of `plan` at each order (sensitive).
 
     Args:
-        plan: Full batches, `L2`, `Linf` or `L2Linf` clipping, noise of bounded support or Gaussian, and
-            release of every step or of trials with public verdicts.
+        plan: Plan with full batches, `L2`, `Linf` or `L2Linf` clipping, Gaussian noise (also with
+            bounded support), and release of every step or of trials with public verdicts.
         location: Clipped sum of the private records.
         orders: Rényi orders, each above 1.
-        change: Difference of a neighbour's sum from `location`: a vector, or a row for each neighbour
-            and so of the result. None: any record may be added or removed. For a selective trial, one
-            record's change.
+        change: Difference between a neighbour's sum and `location`: a vector, or a row per neighbour
+            (and then per result). By default, any record may be added or removed. For a selective trial,
+            one record's change.
 
-    **Guarantee** (per-instance). No less than the larger of the two directions, and no more than
-    `hush.rdp(plan, orders)`, which covers any records: docs/guarantees/bounded.md. A selective trial
-    adds the cost of its test: docs/guarantees/selective.md, 9.
+    **Guarantee** (per-instance). An upper bound for both directions, and at most `hush.rdp(plan,
+    orders)`, which holds for all records: docs/guarantees/bounded.md. A selective trial adds the cost of
+    its test: docs/guarantees/selective.md, 9.
 
     >>> import hush
     >>> plan = hush.plans.rectified(clip_norm=1.0, multiplier=1.0, bound=1.0)
@@ -63,50 +64,50 @@ def individual_rdp(
     [0.8978, 0.0036]
     """
     check_kind("plan", plan, Plan)
-    if type(plan.sampling) is not FullBatch or type(plan.clipping) not in (L2, Linf, L2Linf):
+    if type(plan.sampling) is not FullBatch:
         raise Unproved(
-            f"{type(plan.sampling).__name__} x {type(plan.clipping).__name__} has no per-instance "
-            "charge: with sampled records the location is a secret of the draw, and in other "
-            "bases the law is no product. Use FullBatch with Linf, L2 or L2Linf, or hush.rdp."
+            f"sampling={type(plan.sampling).__name__} has no per-instance cost: with sampled records "
+            "the sum depends on the draw. Use FullBatch (hush train: leave out --rate and "
+            "--batch-size), or hush.rdp."
+        )
+    if type(plan.clipping) not in (L2, Linf, L2Linf):
+        raise Unproved(
+            f"clipping={type(plan.clipping).__name__} has no per-instance cost: the proof is for "
+            "independent coordinates of the gradient. Use Linf, L2 or L2Linf, or hush.rdp."
         )
     support, scale = unit_law(plan.noise, plan.clipping.reference_norm)
     order_array, center = checked_orders(orders), as_vector("location", location)
-    test, for_any = np.zeros(len(order_array)), np.full(len(order_array), np.inf)
-    release = plan.release
+    test, release = np.zeros(len(order_array)), plan.release
     if type(release) is Selective and release.accounting == "per-trial":
         test = renyi_divergence(SampledGaussian(release.rate, release.multiplier), order_array)
-        for_any = rdp(plan, order_array, len(center))
     elif type(release) is not Always:
         raise Unproved(
-            f"{release} has no per-instance charge: an update that was chosen among hidden "
-            "ones costs more than the one step and test that it ended with. Use Always, or Selective "
+            f"{release} has no per-instance cost: an update that is selected among hidden "
+            "trials costs more than one step and one test. Use Always, or Selective "
             'with accounting="per-trial".'
         )
+    for_any = rdp(plan, order_array, len(center)) * OUTWARD
     if change is None:
         balls = plan.clipping.sensitivity(len(center))
         shift = np.broadcast_to(balls[0].max_entry / scale, center.shape)
         values = _product_rdp(support, center / scale, [shift, -shift], order_array)
-        values = np.minimum(values, order_array * (balls[0].l2_radius / scale) ** 2 / 2 * OUTWARD)
         return np.asarray(np.minimum(values + test, for_any))
     changes = np.asarray(change, dtype=float)
     if changes.shape[-1:] != center.shape or changes.ndim > 2 or not np.isfinite(changes).all():
         raise InvalidValue(
-            f"change of shape {changes.shape} must be {len(center)} finite numbers, or rows of as many: "
-            "the difference of a neighbour's sum from `location`. Pass e.g. change=-gradient.",
+            f"change of shape {changes.shape} must be {len(center)} finite numbers, or rows of them: "
+            "the difference between a neighbour's sum and `location`. Pass e.g. change=-gradient.",
             key="change",
         )
-    rows = [
-        np.minimum(_product_rdp(support, center / scale, [row / scale], order_array) + test, for_any)
-        for row in np.atleast_2d(changes)
-    ]
-    return rows[0] if changes.ndim == 1 else np.stack(rows)
+    values = _product_rdp(support, center / scale, [changes / scale], order_array).T
+    return np.asarray(np.minimum(values + test, for_any))
 
 
 def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
-    """Fisher information eta^2 of one step about each coordinate of the clipped sum (sensitive).
+    """Fisher information eta^2 of one step, per coordinate of the clipped sum (sensitive).
 
     Args:
-        plan: Plan with noise of bounded support or Gaussian.
+        plan: Plan with Gaussian noise, also with bounded support.
         location: Clipped sum of the private records.
 
     **Guarantee.** Between 0 and 1/scale^2, accurate to 1e-8: docs/guarantees/fisher.md.
@@ -124,7 +125,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
 
 
 def unit_law(noise: Noise, unit: float) -> tuple["Support", float]:
-    """The noise law in units of its standard deviation, and that deviation."""
+    """The noise law in units of its standard deviation, and the standard deviation."""
     match noise:
         case Gaussian():
             return UnboundedLaw(), noise.multiplier * unit
@@ -138,8 +139,8 @@ def unit_law(noise: Noise, unit: float) -> tuple["Support", float]:
             levels = np.linspace(-noise.bound, noise.bound, noise.levels) / noise.scale
             return Atoms((levels[1:] + levels[:-1]) / 2), noise.scale
     raise Unproved(
-        f"{type(noise).__name__} noise has no per-instance charge: it is proved for "
-        "Rectified, Truncated, StochasticSign, Quantized and Gaussian. Use hush.rdp for the rest."
+        f"{type(noise).__name__} noise has no per-instance cost: the proof is for "
+        "Rectified, Truncated, StochasticSign, Quantized and Gaussian. Use hush.rdp instead."
     )
 
 
@@ -147,17 +148,17 @@ def check_always_released(plan: Plan) -> None:
     """Raise unless every step of the plan is released."""
     if type(plan.release) is not Always:
         raise Unproved(
-            f"release={type(plan.release).__name__} has no per-instance charge: the "
-            "verdicts of a release rule depend on the records too. Leave out release=."
+            f"release={type(plan.release).__name__} has no per-instance cost: the "
+            "verdicts of a release rule also depend on the records. Leave out release=."
         )
 
 
 def as_vector(name: str, value: npt.ArrayLike) -> Array:
-    """The value as a finite vector."""
+    """Validate a finite vector."""
     values = as_floats(value)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise InvalidValue(
-            f"{name} of shape {values.shape} must be a vector of finite numbers: the charge is a sum "
+            f"{name} of shape {values.shape} must be a vector of finite numbers: the cost is a sum "
             "over its coordinates. Pass the clipped sum.",
             key=name,
         )
@@ -165,26 +166,30 @@ def as_vector(name: str, value: npt.ArrayLike) -> Array:
 
 
 def _product_rdp(support: "Support", center: Array, shifts: Sequence[Array], orders: Array) -> Array:
-    """The larger direction of a product's divergences, with the worst shift at each coordinate."""
-    totals = np.zeros((2, len(orders)))
-    for start in range(0, len(center), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        chunk, moves = center[part], [shift[part] for shift in shifts]
+    """The larger direction of a product's divergences, with the worst shift at each coordinate.
+
+    Shifts are vectors, or rows for each of several records; the result has the orders first.
+    """
+    totals = np.zeros((2, len(orders), *shifts[0].shape[:-1]))
+    length = max(1, _CHUNK * len(center) // shifts[0].size)
+    for start in range(0, len(center), length):
+        moves = [shift[..., start : start + length] for shift in shifts]
+        chunk = np.broadcast_to(center[start : start + length], moves[0].shape)
         for k, order in enumerate(orders):
             pairs = [
                 (support.divergence(chunk, move, order), support.divergence(chunk + move, -move, order))
                 for move in moves
             ]
-            totals[:, k] += np.maximum.reduce(pairs).sum(1)
+            totals[:, k] += np.maximum.reduce(pairs).sum(-1)
     return np.asarray(totals.max(0) * OUTWARD)
 
 
 @dataclass(frozen=True)
 class UnboundedLaw:
-    """The normal law of deviation 1.
+    """The standard normal law.
 
-    **Guarantee** of `divergence(location, shift, order)`, D_a(law(location) || law(location + shift)),
-    here and below: an upper bound, rounding included, at most order * shift^2 / 2
+    **Guarantee**, also for the laws below. `divergence(location, shift, order)` is an upper bound on
+    D_a(law(location) || law(location + shift)), including rounding, and at most order * shift^2 / 2
     (docs/guarantees/bounded.md). `information` is the Fisher information of the location.
     """
 
@@ -197,9 +202,9 @@ class UnboundedLaw:
 
 @dataclass(frozen=True, eq=False)
 class Atoms:
-    """A quantized normal law: the interval that the draw is in is released; `cuts` separate them.
+    """A quantized normal law, which releases the interval of the draw; `cuts` separate the intervals.
 
-    One cut at zero is the sign; cuts half-way between levels are rounding to the nearest level.
+    One cut at zero gives the sign; cuts half-way between levels give rounding to the nearest level.
     """
 
     cuts: Array
@@ -236,8 +241,8 @@ class RectifiedLaw:
             log_remainder_mass(log_ndtr(-bound - location), log_ndtr(-bound - shifted), order),
             log_remainder_mass(log_ndtr(location - bound), log_ndtr(shifted - bound), order),
         )
-        # log of the integral of p^a q^(1-a) - q - a (p - q) over the support: the first term is
-        # exp(a (a-1) shift^2 / 2) times the normal mass around location - (a-1) shift
+        # log of the integral of p^a q^(1-a) - q - a (p - q) over the support; the first term is exp(a
+        # (a-1) shift^2 / 2) times the normal mass around location - (a-1) shift
         lift = order * (order - 1) * shift**2 / 2
         centre = location - (order - 1) * shift
         power = lift + log_normal_mass(-bound - centre, bound - centre)
@@ -257,7 +262,7 @@ class RectifiedLaw:
         low, high = -self.bound - location, self.bound - location
         total = np.exp(2 * log_density(low) - log_ndtr(low))
         total += np.exp(2 * log_density(high) - log_ndtr(-high))
-        # the second moment of the normal law over the support
+        # second moment of the normal law on the support
         total += np.exp(log_normal_mass(low, high)) + low * np.exp(log_density(low))
         total -= high * np.exp(log_density(high))
         return np.asarray(np.clip(total, 0.0, 1.0))
@@ -270,7 +275,7 @@ class TruncatedLaw:
     bound: float
 
     def divergence(self, location: Array, shift: Array, order: float) -> Array:
-        # Reflect the location to the right; distances are measured from the right end.
+        # Reflect the location to the right, and measure distances from the right end.
         side = np.where(location < 0, -1.0, 1.0)
         outside, move = side * location - self.bound, side * shift
         at_location = self._detrended_log_mass(outside, outside)
@@ -281,14 +286,13 @@ class TruncatedLaw:
         sizes = np.abs(at_location) + np.abs(at_shifted) + np.abs(at_tilted) / (order - 1)
         sizes += order * move**2
         value = np.maximum(value, 0.0) + 16 * UNIT * (1 + sizes) / min(1.0, self.bound)
-        # Popoviciu: no law on [-bound, bound] has a variance above bound^2.
-        return np.minimum(value, order * shift**2 / 2 * min(1.0, self.bound**2) * (1 + 8 * UNIT))
+        return np.minimum(value, order * shift**2 / 2 * largest_variance(self.bound) * (1 + 8 * UNIT))
 
     def _detrended_log_mass(self, outside: Array, origin: Array) -> Array:
         """log of the normal mass of the support, plus outside^2 / 2 where `origin` > 0.
 
-        The parabola changes the divergence by a (shift)^2 / 2 exactly; without it no large
-        terms cancel, however far outside the location is.
+        The parabola changes the divergence by exactly a shift^2 / 2; subtracting it avoids cancellation
+        of large terms far outside the support.
         """
         width = 2 * self.bound
         right = np.maximum(outside, -5.0)
@@ -307,7 +311,7 @@ class TruncatedLaw:
             at_low, at_high = np.exp(log_density(low) - mass), np.exp(log_density(high) - mass)
             mean = at_low - at_high
             near = 1 + low * at_low - np.where(at_high > 0, high, 0.0) * at_high - mean**2
-        # so far outside that the closed form cancels, by Gauss-Legendre
+        # far outside the support the closed form cancels, so use Gauss-Legendre quadrature
         far = np.maximum(outside, _FAR)
         depth = np.minimum(2 * self.bound, 45 / far)[..., None] * _NODES
         weight = _WEIGHTS * np.exp(-depth * (far[..., None] + depth / 2))
@@ -315,11 +319,11 @@ class TruncatedLaw:
         mean = (weight * depth).sum(-1, keepdims=True)
         by_quadrature = (weight * (depth - mean) ** 2).sum(-1)
         variance = np.where(outside > _FAR, by_quadrature, near)
-        return np.asarray(np.clip(variance, 0.0, min(1.0, self.bound**2)))
+        return np.asarray(np.clip(variance, 0.0, largest_variance(self.bound)))
 
 
 Support = UnboundedLaw | Atoms | RectifiedLaw | TruncatedLaw
-"""A normal law of deviation 1 that is brought into a fixed support."""
+"""A standard normal law, optionally with bounded support."""
 _FAR = 6.0
 _NODES, _WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(48))
 _NODES = _NODES + 0.5
@@ -330,9 +334,9 @@ def log_density(x: Array) -> Array:
 
 
 def log_remainder_mass(first: Array, second: Array, order: float) -> Array:
-    """log of q (r^a - 1 - a (r - 1)), r = p / q, for an outcome of log-probabilities `first`, `second`.
+    """log of q (r^a - 1 - a (r - 1)), r = p / q, for log-probabilities `first` (p) and `second` (q).
 
-    Rounded up: it rises with the distance of r from 1.
+    Rounded up, as it increases with the distance of r from 1.
     """
     empty = np.isneginf(first) & np.isneginf(second)
     first, second = np.where(empty, 0.0, first), np.where(empty, 0.0, second)
@@ -347,6 +351,6 @@ def log_remainder_mass(first: Array, second: Array, order: float) -> Array:
 
 
 def _capped_rdp(excess: Array, shift: Array, order: float) -> Array:
-    """The Rényi divergence from the log of a moment less 1, capped at the normal law's."""
+    """The Rényi divergence from log(moment - 1), capped at the divergence of the normal law."""
     value = np.logaddexp(0.0, excess) / (order - 1) * OUTWARD
     return np.minimum(value, order * shift**2 / 2 * (1 + 8 * UNIT))

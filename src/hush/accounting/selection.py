@@ -1,7 +1,7 @@
-"""The best of a random number of runs as one step of a composition.
+"""Private selection (the best of a random number of runs) as a step of a composition.
 
-**Guarantee.** docs/guarantees/tuning.md. A selection alone costs the smaller of two bounds, by the
-privacy profile and by the RDP of one run; composed with other steps it costs the bound by RDP.
+**Guarantee.** docs/guarantees/tuning.md. The cost of a selection alone is the smaller of two bounds,
+from the privacy profile and from the RDP of one run; in a composition the bound by RDP is used.
 """
 
 import math
@@ -19,7 +19,7 @@ from hush.accounting.steps import ComposableStep, PairedStep
 from hush.core.release import BestOf
 
 DRAW_DISTANCE = 1e-30
-"""Upper bound on the total variation distance between the drawn law and the charged one."""
+"""Upper bound on the total variation distance between the sampled law and the accounted law."""
 _DIGITS, _WORKING_DIGITS = 40, 70
 
 
@@ -32,7 +32,7 @@ class TruncatedNegativeBinomial:
 
     shape: float
     stop: float
-    """gamma of the paper."""
+    """gamma in the paper."""
 
     @property
     def mean(self) -> float:
@@ -40,7 +40,7 @@ class TruncatedNegativeBinomial:
         return OUTWARD * _negative_binomial_mean(self.shape, self.stop)
 
     def weight(self, better: Array) -> Array:
-        """w(s) = f'(1 - s) at each probability s that one trial is better; it decreases in s."""
+        """w(s) = f'(1 - s), where s is the probability that a trial is better; decreasing in s."""
         share = self.stop / (self.stop + (1 - self.stop) * better)
         return np.asarray(self.mean * share ** (self.shape + 1))
 
@@ -58,7 +58,7 @@ class TruncatedNegativeBinomial:
 
 @dataclass(frozen=True)
 class TruncatedPoisson:
-    """Poisson law of this rate, given that it is not 0; methods as of `TruncatedNegativeBinomial`."""
+    """Poisson law conditioned on at least 1; methods as in `TruncatedNegativeBinomial`."""
 
     rate: float
 
@@ -80,25 +80,25 @@ class TruncatedPoisson:
 
 
 TrialCount = TruncatedNegativeBinomial | TruncatedPoisson
-"""Law of the number of trials, which is at least 1."""
+"""Law of the number of trials (at least 1)."""
 
 
 def draw_trials(number: TrialCount, randbelow: Callable[[int], int]) -> int:
-    """A number of trials, by inversion of the distribution function in decimal arithmetic."""
+    """Draw a number of trials by inverse transform sampling in decimal arithmetic."""
     with localcontext() as context:
         context.prec = _WORKING_DIGITS
         uniform = Decimal(randbelow(10**_DIGITS)) / 10**_DIGITS
         cumulative = Decimal(0)
         for trials, probability in enumerate(number.probabilities(), start=1):
             cumulative += probability
-            # beyond that many digits the rest is never drawn
+            # the remaining probability is below the precision
             if uniform < cumulative or 1 - cumulative < Decimal(10) ** -_DIGITS:
                 return trials
     raise AssertionError("probabilities sum to 1")
 
 
 def trial_count(release: BestOf) -> TrialCount:
-    """Law of the number of trials with the family, shape and mean of a release."""
+    """Law of the number of trials of a `BestOf` release."""
     if release.law == "poisson":
         rate, _ = bisect(lambda rate: TruncatedPoisson(rate).mean <= release.mean, 1e-9, release.mean)
         return TruncatedPoisson(rate)
@@ -115,24 +115,24 @@ def _negative_binomial_mean(shape: float, stop: float) -> float:
     return shape * (1 - stop) / stop / -math.expm1(shape * log_stop)
 
 
-# Orders at which RDP bounds the ratio of the probabilities of a better trial.
+# Orders for bounds on the ratio of probabilities by RDP.
 _ORDERS: Array = np.concatenate([1 + np.geomspace(1e-2, 1, 12), np.arange(3.0, 65.0), [128.0, 256.0]])
 # Probabilities that a trial is better, dense near 0.
 _PROBABILITIES: Array = np.unique(
     np.concatenate([[0.0], np.geomspace(1e-8, 1, 800), np.linspace(0, 1, 2001)])
 )
-# Outweighs the rounding of the lines' heights and crossings (tuning.md 4): 1e-9 is 9e6 units.
+# Exceeds the rounding of heights and crossings of lines (tuning.md 4): 1e-9 is 9e6 units.
 _MARGIN = 1e-9
 
 Line = tuple[float, float]
-"""Height at 0, and slope downward."""
+"""Height at 0, and negative slope."""
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Upper bounds on delta of one trial as a function of epsilon, at `epsilons` that begin with 0.
+    """Upper bounds on delta of one trial at `epsilons`, which start at 0.
 
-    delta is convex in exp(epsilon), so chords between the points are bounds too.
+    delta is convex in exp(epsilon), so chords between the points are also upper bounds.
     """
 
     epsilons: Array
@@ -149,7 +149,7 @@ class Profile:
         return np.where(epsilon >= 0, chord, -np.expm1(-size) + np.exp(-size) * chord)
 
     def largest_probability(self, probability: Array) -> Array:
-        """Upper bound on a probability under the neighbour, given the one under the data set."""
+        """Upper bound on a probability under the neighbouring data set."""
         odds, p = np.exp(self.epsilons), np.asarray(probability)[:, None]
         above = (odds * p + self.deltas).min(axis=1)
         below = (1 - (1 - p - self.deltas) / odds).min(axis=1)
@@ -173,16 +173,16 @@ class SelectionProfile:
 def selection_profile(trial: Profile, number: TrialCount) -> SelectionProfile:
     """Privacy profile of the best of a random number of trials: tuning.md 3 to 5.
 
-    Each probability s that a trial is better gives a line w(s) - w(s') x in the scaled ratio x of the
-    neighbour's density; their upper envelope is a sum of hinges weight * (1 - x exp(-shift))+.
+    Each probability s of a better trial gives a line w(s) - w(s') x in the scaled density ratio x. The
+    upper envelope of the lines is a sum of hinges weight * (1 - x exp(-shift))+.
     """
     heights = number.weight(_PROBABILITIES[:-1])
     slopes = number.weight(trial.largest_probability(_PROBABILITIES[1:])) * (1 - _MARGIN)
     hull: list[Line] = []
     for line in [*zip(heights.tolist(), slopes.tolist(), strict=True), (0.0, 0.0)]:
         if hull and line[1] >= hull[-1][1]:
-            continue  # never the highest
-        # drop a line that the next one overtakes before it is the highest
+            continue  # never the maximum
+        # drop lines below the upper envelope
         while hull and _crossing(hull[-1], line) <= (_crossing(*hull[-2:]) if len(hull) > 1 else 0.0):
             hull.pop()
         hull.append(line)
@@ -201,7 +201,7 @@ def selection_rdp(
             trial(orders) + number.rate * profile.trial(np.log1p(1 / (orders - 1))) + chosen
         )
     per_shape = (1 - 1 / _ORDERS) * trial(_ORDERS) - math.log(number.stop) / _ORDERS
-    # the last hinge is at the largest ratio of w(s) to w(s')
+    # the last hinge is the largest ratio of w(s) to w(s')
     ratio = min((1 + number.shape) * float(per_shape.min()), float(profile.shifts.max()))
     return OUTWARD * (trial(orders) + max(ratio, 0.0) + chosen)
 
@@ -211,9 +211,9 @@ def _crossing(steep: Line, flat: Line) -> float:
     return (steep[0] - flat[0]) / (steep[1] - flat[1])
 
 
-# Number of points of a trial's profile, which ends at the epsilon of this delta.
+# Number of points of a trial's profile, and its smallest delta.
 _POINTS, _MIN_DELTA = 128, 1e-12
-# Epsilons beyond this one count as infinite.
+# Epsilons above the maximum count as infinite.
 _MIN_EPSILON, _MAX_EPSILON = 1e-6, 600.0
 
 Trials = tuple[tuple[tuple[PairedStep, int], ...], ...]
@@ -223,7 +223,7 @@ Trials = tuple[tuple[tuple[PairedStep, int], ...], ...]
 class Selection(ComposableStep):
     """The best of a random number of runs.
 
-    A record takes part in one of the `trials`: training steps, or the score on held-out records.
+    A record takes part either in training or in the score on held-out records (`trials`).
     """
 
     trials: Trials
@@ -238,7 +238,7 @@ class Selection(ComposableStep):
         return _profile(self.trials, self.number)(epsilon)
 
     def _trial_rdp(self, orders: Array) -> Array:
-        """RDP of one trial: the larger of its training's and its score's."""
+        """RDP of one trial: the larger of training and score."""
         totals = [
             np.sum([count * step.rdp(orders) for step, count in steps], axis=0) for steps in self.trials
         ]
@@ -247,13 +247,13 @@ class Selection(ComposableStep):
 
 @lru_cache(maxsize=64)
 def _profile(trials: Trials, number: TrialCount) -> SelectionProfile:
-    """Privacy profile of a selection, from the larger of the training's and the score's profiles."""
+    """Privacy profile of a selection, from the larger of the profiles of training and score."""
     counts = [dict(steps) for steps in trials]
     end = max(accountant.epsilon(steps, _MIN_DELTA).upper for steps in counts)
     trial = Profile(np.array([0.0, 1.0]), np.ones(2))
     if end <= _MAX_EPSILON:
         epsilons = np.linspace(0.0, max(end, _MIN_EPSILON), _POINTS)
         deltas = np.max([accountant.profile_upper(steps, list(epsilons)) for steps in counts], axis=0)
-        # a bound at a smaller epsilon is one at a larger epsilon too
+        # a bound at a smaller epsilon is also a bound at a larger epsilon
         trial = Profile(epsilons, np.minimum.accumulate(deltas))
     return selection_profile(trial, number)

@@ -1,4 +1,4 @@
-"""Selective trials: a sampled Gaussian training step, a noisy test, and the model only if accepted.
+"""Selective trials: a sampled Gaussian step that is released if a noisy test accepts it.
 
 **Guarantee.** docs/guarantees/selective.md. All bounds hold at every order above 1 and for both
 directions of adding and removing one record.
@@ -24,19 +24,19 @@ from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.steps import Basis, ComposableStep, SampledGaussian
 from hush.core.release import GIVEN_UP, Accounting
 
-# Numbers of cuts around the centre of the law (decisive for a sampled step), around the order (decisive
-# for large orders), and over the rest out to _FAR deviations.
+# Numbers of cuts near the centre of the law, near the order (for large orders), and elsewhere up to _FAR
+# deviations.
 _CENTRE, _PEAK, _BETWEEN = 1200, 600, 600
 _FAR = 38.0
-# Cuts no closer than this many deviations: masses of closer ones are mostly rounding.
+# Minimum distance of cuts in deviations; masses between closer cuts would be mostly rounding.
 _MIN_GAP = 1e-4
-# Relative rounding of the ratio of two masses, see docs/guarantees/selective.md, step 4.
+# Relative rounding error of the ratio of two masses: docs/guarantees/selective.md, step 4.
 _ROUNDING = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
 class DominatingPair:
-    """Likelihood ratios (with the record / without it) and their weights without it, in logs."""
+    """Likelihood ratios (with / without the record), and their weights without it, in logs."""
 
     log_ratio: Array
     log_weight: Array
@@ -47,7 +47,7 @@ class DominatingPair:
 
 @lru_cache(maxsize=256)
 def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
-    """The pair for convex functions that grow like the power `order` of the ratio, or of its inverse."""
+    """The pair for convex functions that grow like a power `order` of the ratio or its inverse."""
     # increasing outcomes, dense around possible peaks of the integrand of either direction
     deviation = step.multiplier
     centre = deviation * math.sqrt(3) * ndtri((np.arange(_CENTRE) + 0.5) / _CENTRE)
@@ -60,8 +60,8 @@ def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
     log_shift_ratio = (cuts - 0.5) / step.multiplier / step.multiplier
     without = log_normal_mass(cuts[:-1] / step.multiplier, cuts[1:] / step.multiplier)
     shifted = log_normal_mass((cuts[:-1] - 1) / step.multiplier, (cuts[1:] - 1) / step.multiplier)
-    # With masses n, n' of N(0) and N(1) in a cell and growths e0, e1 at its ends, the chord gives its
-    # upper end the weight (n' - e0 n) / (e1 - e0) and its lower end the rest of n.
+    # With masses n, n' of N(0) and N(1) in a cell and ratios e0, e1 at its ends, the chord gives the
+    # upper end the weight (n' - e0 n) / (e1 - e0) and the lower end the remaining weight.
     gap = np.diff(log_shift_ratio)
     log_mean = np.clip(shifted - without - log_shift_ratio[:-1], 0.0, gap)
     share = np.exp(log_mean - gap) * np.expm1(-log_mean) / np.expm1(-gap)
@@ -75,7 +75,7 @@ def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
 
 
 def hockey_stick(step: SampledGaussian, threshold: float) -> float:
-    """An upper bound on the hockey-stick divergence E_Q[(ratio - threshold)+], threshold >= 1 - rate."""
+    """Upper bound on the hockey-stick divergence E_Q[(ratio - threshold)+], threshold >= 1 - rate."""
     excess = (threshold - (1 - step.rate)) / step.rate
     if excess <= 0:
         return 1.0 - threshold
@@ -86,20 +86,20 @@ def hockey_stick(step: SampledGaussian, threshold: float) -> float:
     return max(0.0, gain - loss) + 1e-14 * (step.rate * with_record + abs(loss))
 
 
-# Largest order of the corner bounds: higher ones decide no epsilon.
+# Largest order of the corner bounds; higher orders do not improve epsilon.
 _MAX_ORDER = 1024.0
-# Outweighs the rounding of sums over thousands of cuts, which `numerics.OUTWARD` does not.
+# Exceeds the rounding of sums over thousands of cuts.
 _QUADRATURE_OUTWARD = 1 + 1e-9
 _MAX_ITERATIONS = 100
 
 
 @dataclass(frozen=True)
 class Trial(ComposableStep):
-    """A sampled Gaussian training step, and a noisy test of a number that lies within one unit.
+    """A sampled Gaussian training step, and a noisy test of a number in an interval of length 1.
 
-    Any record may move the number by the whole unit; `test.multiplier` and `threshold` are in that
-    unit, the threshold from the middle of the range. By `accounting` a step is one trial, or all trials
-    until one is accepted.
+    A record may change the number by up to 1. `test.multiplier` and `threshold` are in this unit, the
+    threshold relative to the middle of the interval. Depending on `accounting`, a step is one trial, or
+    all trials until one is accepted.
     """
 
     train: SampledGaussian
@@ -128,11 +128,11 @@ class Trial(ComposableStep):
     def rdp(self, orders: Array) -> Array:
         """Rényi divergence at each order: of a trial, or of an accepted update.
 
-        The published one, two sampled Gaussians composed, is not a guarantee.
+        The published value, a composition of two sampled Gaussians, is not a guarantee.
         """
         if self.accounting == "per-acceptance":
             return np.array([_per_acceptance(self, float(order)) for order in orders])
-        # the verdict is post-processing of the noisy number: publishing that costs the composition
+        # the verdict is post-processing of the noisy number, so composition gives an upper bound
         composed = renyi_divergence(self.train, orders) + renyi_divergence(self.test, orders)
         if self.accounting == "published":
             return composed
@@ -140,7 +140,7 @@ class Trial(ComposableStep):
 
     @property
     def log_acceptance(self) -> tuple[float, float]:
-        """The logs of the least and the largest acceptance probability, m and M."""
+        """Logs of the smallest and largest acceptance probabilities, m and M."""
         low, high = ((self.threshold + side) / self.test.multiplier for side in (-0.5, 0.5))
         return float(log_ndtr(low)), float(log_ndtr(high))
 
@@ -155,7 +155,7 @@ def _per_trial(trial: Trial, order: float) -> float:
 
 
 def _log_acceptance_moment(trial: Trial, order: float, direction: Direction) -> float:
-    """log E_Q of the largest corner: the accepted models' part of the moment less 1."""
+    """log E_Q of the largest corner: contribution of accepted models to the moment minus 1."""
     pair = dominating_pair(trial.train, order)
     log_accepted, log_change = _acceptance_corners(trial, direction)
     log_ratio = pair.log_ratio if direction is Direction.REMOVE else -pair.log_ratio
@@ -168,9 +168,10 @@ def _log_acceptance_moment(trial: Trial, order: float, direction: Direction) -> 
 
 
 def _log_tail_moment(trial: Trial, order: float, direction: Direction, log_scale: float) -> float:
-    """The part of the moment beyond the dominating pair's support, the ratio times exp(log_scale).
+    """Contribution to the moment beyond the dominating pair's support, with the ratio times
+    exp(log_scale).
 
-    g(y) <= y^a + a - 1, and no corner's acceptance t exceeds 1.
+    g(y) <= y^a + a - 1, and the acceptance t of a corner is at most 1.
     """
     step, pair = trial.train, dominating_pair(trial.train, order)
     low, high, rate, deviation = pair.low, pair.high, step.rate, step.multiplier
@@ -178,12 +179,12 @@ def _log_tail_moment(trial: Trial, order: float, direction: Direction, log_scale
     flat = float(np.logaddexp(0.0, math.log(order - 1)))
     outside = [float(log_ndtr(place / deviation)) for place in (low, -high, 1 - high)]
     near = [log_power + flat + mass for mass in outside]
-    # the growth beyond the cuts, Q the law without the record: log E_Q[ratio^order; outcome > high] for
+    # tail moments under Q, the law without the record: log E_Q[ratio^order; outcome > high] for
     # `REMOVE`, log E_Q[ratio^(1 - order); outcome < low] for `ADD`
     variance = deviation * deviation
     moment = order * (order - 1) / 2 / variance
     if direction is Direction.REMOVE:
-        # beyond `high` the ratio is at most exp(growth) (q + (1 - q) exp(-growth there))
+        # above `high` the ratio is at most exp(growth) (q + (1 - q) exp(-growth at high))
         growth = min(max((high - 0.5) / variance, 0.0), 700.0)
         rest = math.log(rate + (1 - rate) * math.exp(-growth))
         tail = order * rest + moment + float(log_ndtr((order - high) / deviation))
@@ -196,7 +197,8 @@ def _log_tail_moment(trial: Trial, order: float, direction: Direction, log_scale
 
 
 def _log_rejection_moment(trial: Trial, order: float) -> float:
-    """log y g(z/y), the rejections' part of the moment; y, z are the two rejection probabilities."""
+    """log y g(z/y), the contribution of rejections to the moment, with rejection probabilities y and
+    z."""
     rate, change = trial.test.rate, 1.0
     if rate < 1:
         change = rate + (1 - rate) * hockey_stick(trial.train, 1 / (1 - rate))
@@ -212,9 +214,9 @@ def _log_rejection_moment(trial: Trial, order: float) -> float:
 
 
 def _acceptance_corners(trial: Trial, direction: Direction) -> tuple[Array, Array]:
-    """log t and log k of the guarantee page, at the corners of the acceptance probabilities."""
+    """log t and log k of the proof, at the corners of the acceptance probabilities."""
     log_least, log_most = trial.log_acceptance
-    # a' and b both least, both most, (m, M) and (M, m); a = (1 - rate) a' + rate b
+    # corners (m, m), (M, M), (m, M) and (M, m) of (a', b); a = (1 - rate) a' + rate b
     log_without = np.array([log_least, log_most, log_least, log_most])
     gap = log_most - log_least
     log_change = np.append([0.0, 0.0], log_mixture_ratio(trial.test.rate, np.array([gap, -gap])))
@@ -236,7 +238,7 @@ def _per_acceptance(trial: Trial, order: float) -> float:
 
 
 def _dinkelbach_supremum(trial: Trial, order: float, direction: Direction, log_scale: float) -> float:
-    """An upper bound on sup E[t g(ratio k scale)] / E[t], by Dinkelbach's iteration (1967)."""
+    """Upper bound on sup E[t g(ratio k scale)] / E[t], by Dinkelbach's algorithm (1967)."""
     pair = dominating_pair(trial.train, order)
     log_accepted, log_change = _acceptance_corners(trial, direction)
     removed = direction is Direction.REMOVE
@@ -257,7 +259,7 @@ def _dinkelbach_supremum(trial: Trial, order: float, direction: Direction, log_s
                 break
             worst = quotient
         rest = float((gain - worst * mass).max(axis=0).sum())
-        # E[t] >= m: the rest of the last round adds at most rest / m
+        # E[t] >= m, so a remainder of the last iteration adds at most remainder / m
         tails = math.exp(min(_log_tail_moment(trial, order, direction, log_scale), 700.0))
     lowest = min(math.exp(trial.log_acceptance[0]), math.exp(float(log_accepted.min())))
     return worst + (max(rest, 0.0) + tails) / lowest
@@ -265,7 +267,7 @@ def _dinkelbach_supremum(trial: Trial, order: float, direction: Direction, log_s
 
 @lru_cache(maxsize=4096)
 def acceptance_change(trial: Trial) -> tuple[float, float]:
-    """The least and the largest ratio of the acceptance probabilities with the record and without.
+    """Smallest and largest ratio of the acceptance probabilities with and without the record.
 
     Rounded outward; docs/guarantees/selective.md, step 5, has the two equations.
     """

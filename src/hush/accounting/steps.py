@@ -1,4 +1,4 @@
-"""The steps of a composition, with their RDP and the steps that bound them."""
+"""Steps of a composition, with their RDP and dominating pairs."""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,9 +8,10 @@ from typing import Literal, Self
 
 import numpy as np
 
-from hush.accounting.numerics import OUTWARD, Array
+from hush.accounting.numerics import OUTWARD, Array, log_expm1
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw, dominating_jump_diffusion
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
+from hush.accounting.pld.limited_batches import MixedLaw, SymmetricLaw
 from hush.accounting.pld.privacy_loss import SampledPair
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.gaussian import renyi_divergence
@@ -18,7 +19,7 @@ from hush.accounting.rdp.profile import CoordinateRDP
 from hush.core.errors import InvalidValue
 from hush.core.parts import SensitivitySet
 
-# Up to this power the rounding of a loss is at most 32 units (measured), which `compose` covers.
+# Up to this exponent the rounding of a loss is at most 32 units (measured), which `compose` covers.
 MAX_BETA = 12.0
 _MAX_RDP_LOSS = 1e100
 
@@ -26,11 +27,11 @@ Basis = Literal["proved", "published"]
 
 
 class ComposableStep(ABC):
-    """One step of a composition; without a dominating pair it is charged by RDP."""
+    """One step of a composition; without a dominating pair it is accounted for by RDP."""
 
     @property
     def charged_for_groups(self) -> bool:
-        """Whether k records move the noisy quantity by at most k times one record's change."""
+        """Whether k records change the query by at most k times the change of one record."""
         return True
 
     @property
@@ -44,7 +45,7 @@ class ComposableStep(ABC):
 
     @property
     def unsampled(self) -> "ComposableStep":
-        """The step with everyone sampled, if its RDP is known at more orders; else itself."""
+        """The step at sampling rate 1, if its RDP is known at more orders; otherwise the step itself."""
         return self
 
     @property
@@ -54,30 +55,30 @@ class ComposableStep(ABC):
 
     @property
     def dominated_step(self) -> "PairedStep | None":
-        """A step with a dominating pair that this one dominates, if known."""
+        """A step with a dominating pair that this step dominates, if known."""
         return None
 
     @property
     def dominating_step(self) -> "PairedStep | None":
-        """A step with a dominating pair that dominates this one, if known."""
+        """A step with a dominating pair that dominates this step, if known."""
         return None
 
     @property
-    def dominating_step_of_one(self) -> "PairedStep | JumpDiffusionLaw | None":
-        """A step that dominates this one if a single slot changes; closer than `dominating_step`."""
+    def dominating_step_of_one(self) -> "PairedStep | JumpDiffusionLaw | MixedLaw | None":
+        """A step that dominates this step for a change of one slot; tighter than `dominating_step`."""
         return self.dominating_step
 
     def divided(self, shift: float) -> "ComposableStep | None":
-        """The step with 1 / `shift` of its noise, if it has one noise to divide."""
+        """The step with its noise divided by `shift`, if defined."""
         return None
 
     def delta_upper(self, epsilon: float) -> float:
-        """Upper bound on the delta of this step alone, if one not by RDP is known; else 1."""
+        """Upper bound on the delta of this step alone, other than by RDP; 1 if unknown."""
         return 1.0
 
     @property
     def nontermination(self) -> float:
-        """Upper bound on the probability that the step ends without the output that `rdp` is of."""
+        """Upper bound on the probability that the step ends without the output to which `rdp` refers."""
         return 0.0
 
     @property
@@ -151,8 +152,8 @@ class SampledNoise(PairedStep):
 
     `scale` is in units of the number's sensitivity; `beta` 1 is Laplace noise.
 
-    **Guarantee.** docs/guarantees/scalar-noise.md. For one number, or a vector if a record
-    changes one entry of it; for other vectors only Laplace, with `scale` in units of the l1 norm.
+    **Guarantee.** docs/guarantees/scalar-noise.md. For one number, or for a vector if a record changes
+    one entry; for other vectors only Laplace noise, with `scale` in units of the l1 norm.
     """
 
     beta: float
@@ -161,8 +162,8 @@ class SampledNoise(PairedStep):
     def __post_init__(self) -> None:
         if not 1 <= self.beta <= MAX_BETA:
             raise InvalidValue(
-                f"beta={self.beta!r} must be between 1 and {MAX_BETA:g}: below 1 the largest change of "
-                "a number is not the worst one, and above, the rounding of losses is not bounded. Pass "
+                f"beta={self.beta!r} must be between 1 and {MAX_BETA:g}: below 1 the largest change is "
+                "not the worst case, and above the limit the rounding of losses is not bounded. Pass "
                 "e.g. beta=1.5.",
                 key="beta",
             )
@@ -184,6 +185,75 @@ class SampledNoise(PairedStep):
 
 
 @dataclass(frozen=True)
+class CompetingGaussian(ComposableStep):
+    """Gaussian mechanism on a sample of limited size, in which a record may take another one's place.
+
+    With probability `competing` the batch is full, and a record in it replaces another one: the noise
+    has to cover two changes. Otherwise the step is `sampled`.
+
+    **Guarantee.** docs/guarantees/limited-batches.md, for neighbours with the same number of slots.
+    """
+
+    sampled: SampledGaussian
+    """The Poisson-sampled step, of a batch with free places."""
+    competing: float
+    """Upper bound on the probability that the batch is full without the record."""
+    full_rate: float
+    """Upper bound on the probability that the record is in a full batch."""
+    lowest_rate: float
+    """Lower bound on the probability that the record is in a batch."""
+
+    @property
+    def participation(self) -> float:
+        return max(self.sampled.rate, self.full_rate)
+
+    @property
+    def _full(self) -> SampledGaussian:
+        """The step of two changes at once, of which one direction bounds a full batch."""
+        return SampledGaussian(self.full_rate, self.sampled.multiplier / 2)
+
+    @property
+    def dominated_step(self) -> SampledGaussian:
+        """The step of neighbours whose other gradients are zero."""
+        return replace(self.sampled, rate=self.lowest_rate)
+
+    @property
+    def dominating_step_of_one(self) -> MixedLaw:
+        return MixedLaw(self.sampled, SymmetricLaw(self._full), self.competing)
+
+    def rdp(self, orders: Array) -> Array:
+        # moments less one; of a full batch each sign of the loss has at most those of one direction
+        full = math.log(2) + log_expm1((orders - 1) * self._full.rdp(orders))
+        free = log_expm1((orders - 1) * self.sampled.rdp(orders))
+        parts = (free, 1 - self.competing), (full, self.competing)
+        excess = [math.log(share) + moment for moment, share in parts if share > 0]
+        return np.asarray(OUTWARD * np.logaddexp(0.0, np.logaddexp.reduce(excess)) / (orders - 1))
+
+
+@dataclass(frozen=True)
+class TruncatedGaussian(ComposableStep):
+    """Gaussian noise conditioned on a fixed interval; `multiplier` is in units of the l2 sensitivity.
+
+    `variance` is its largest variance, relative to the Gaussian's.
+
+    **Guarantee.** docs/guarantees/bounded.md, section 6: `rdp`; section 4: the dominating step.
+    """
+
+    multiplier: float
+    variance: float
+
+    def rdp(self, orders: Array) -> Array:
+        return orders * (self.variance / self.multiplier / self.multiplier / 2 * OUTWARD)
+
+    @property
+    def dominating_step(self) -> SampledGaussian:
+        return SampledGaussian(1.0, self.multiplier)
+
+    def divided(self, shift: float) -> "TruncatedGaussian":
+        return replace(self, multiplier=self.multiplier / shift)
+
+
+@dataclass(frozen=True)
 class CoordinateWise(ComposableStep):
     """Poisson-subsampled noise on each coordinate of a sum, with coordinate sampling at one rate."""
 
@@ -200,7 +270,7 @@ class CoordinateWise(ComposableStep):
 
     @property
     def coordinate_rate(self) -> float:
-        """Probability that a coordinate of a drawn record takes part."""
+        """Probability that a coordinate of a sampled record takes part."""
         return self.blocks[0][0].rate
 
     @property
@@ -218,7 +288,7 @@ class CoordinateWise(ComposableStep):
 
     @property
     def dominated_step(self) -> "PairedStep | None":
-        """The step for one of the record's possible changes, if its dominating pair is known."""
+        """The step for one possible change of a record, if its dominating pair is known."""
         noise, ball = max(self.blocks, key=lambda block: block[1].max_entry / block[0].scale)
         if not ball.max_entry or noise.beta > MAX_BETA:
             return None
@@ -228,7 +298,7 @@ class CoordinateWise(ComposableStep):
 
     @property
     def dominating_step(self) -> SampledGaussian | None:
-        """The step with every coordinate, if that is a subsampled Gaussian.
+        """The step without coordinate sampling, if it is a subsampled Gaussian.
 
         docs/guarantees/twice-sampling.md, step 3.
         """
@@ -238,7 +308,7 @@ class CoordinateWise(ComposableStep):
 
     @property
     def dominating_step_of_one(self) -> SampledGaussian | JumpDiffusionLaw | None:
-        """The jump diffusion if it costs less, by chi-square, than the step with every coordinate.
+        """The jump diffusion if it is cheaper, by chi-square, than the step without coordinate sampling.
 
         docs/guarantees/twice-sampling-pld.md.
         """
@@ -260,8 +330,8 @@ class CoordinateWise(ComposableStep):
             if ball.dimension is None and ball.p > 2:
                 raise InvalidValue(
                     f"noise of exponent beta={noise.beta:g} under l_{ball.p:g} clipping needs the "
-                    "dimension: the cost of a change spread over many coordinates has no "
-                    "limit. Pass dimension= (--dimension), the number of parameters, or clip with L2."
+                    "dimension: the cost grows with the number of coordinates without "
+                    "bound. Pass dimension= (--dimension), the number of parameters, or clip with L2."
                 )
         # the squares of losses would overflow
         if any(ball.max_entry > n.scale * _MAX_RDP_LOSS ** (1 / n.beta) for n, ball in self.blocks):
@@ -270,7 +340,7 @@ class CoordinateWise(ComposableStep):
 
 
 def ellipsoid(rate: float, blocks: NormalBlocks) -> SampledGaussian:
-    """The subsampled Gaussian equivalent to normal noise with a deviation per block of coordinates.
+    """The subsampled Gaussian that is equivalent to Gaussian noise with a scale per block.
 
     Divided by the deviations, the change has norm sqrt(sum (l2 sensitivity / deviation)^2) and the noise
     is isotropic: docs/guarantees/poisson-gaussian.md, step 1.
@@ -278,22 +348,22 @@ def ellipsoid(rate: float, blocks: NormalBlocks) -> SampledGaussian:
     return SampledGaussian(rate, 1 / math.hypot(*(ball.l2_radius / scale for ball, scale in blocks)))
 
 
-# Quantiles of the number of coordinates that take part, one candidate each.
+# Quantiles of the number of sampled coordinates, one candidate each.
 _QUANTILES = (1e-6, 1e-3, 0.05, 0.2, 0.5, 0.8, 0.95, 0.999, 1 - 1e-6)
 _INWARD = 1 - 1e-9
-# Numbers of coordinates of a spread change, relative to the number at the cap.
+# Numbers of changed coordinates, relative to the number at the cap.
 _SPREADS = (1.0, 1e2, 1e4, 1e8)
-# A record may always move fewer than it could, and SciPy counts up to here.
+# Limit of SciPy's binomial; using fewer coordinates is sound for a lower bound.
 _MAX_COORDINATES = 1e15
 
 
-@lru_cache(maxsize=1024)  # called at every point of a curve
+@lru_cache(maxsize=1024)  # called for every point of a curve
 def dominated_gaussian(blocks: NormalBlocks, rate: float, coordinate_rate: float) -> tuple[float, float]:
-    """Rate and multiplier of a plain sampled Gaussian step: its epsilon is a lower bound for this one's.
+    """Rate and multiplier of a sampled Gaussian step that the step dominates, for lower bounds.
 
-    **Guarantee.** docs/guarantees/twice-sampling.md, step 4: a sum of m coordinates that move by c each
-    dominates a step with the shift c k, at the probability that k or more take part. The result is the
-    best of some m and k by chi-square.
+    **Guarantee.** docs/guarantees/twice-sampling.md, step 4: a change of m coordinates by c dominates a
+    step with shift c k and the probability that at least k are sampled. The result is the best of
+    several m and k by chi-square.
     """
     movable = tuple((ball, deviation) for ball, deviation in blocks if ball.max_entry > 0)
     candidates = [(rate * coordinate_rate, deviation / ball.max_entry) for ball, deviation in movable]
@@ -306,8 +376,8 @@ def dominated_gaussian(blocks: NormalBlocks, rate: float, coordinate_rate: float
 def _of_even_change(
     blocks: NormalBlocks, spread: float, rate: float, coordinate_rate: float
 ) -> list[tuple[float, float]]:
-    """Steps that a change of equal coordinates in each block dominates, one for each quantile."""
-    units, counts = [], []  # squared change of a coordinate over the deviation, number of coordinates
+    """Dominated steps for a change of equal coordinates in each block, one per quantile."""
+    units, counts = [], []  # squared change of a coordinate in units of the noise, number of coordinates
     for ball, deviation in blocks:
         movable = (ball.norm / ball.max_entry) ** ball.p if ball.p < math.inf else math.inf
         limit = min(movable * spread, ball.dimension or math.inf, _MAX_COORDINATES)
@@ -317,7 +387,7 @@ def _of_even_change(
         units.append((change / deviation) ** 2 if deviation > change * 1e-150 else math.inf)
         counts.append(count)
     whole = math.sqrt(sum(unit * count for unit, count in zip(units, counts, strict=True)))
-    from scipy.stats import binom  # importing it takes long
+    from scipy.stats import binom  # slow import
 
     steps = []
     for quantile in _QUANTILES:

@@ -1,4 +1,4 @@
-"""Attacks on private steps and runs: lower bounds on epsilon, and a self-test."""
+"""Audits of private steps and runs: lower bounds on epsilon, and a self-test."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ __all__ = ["self_test"]
 
 
 def __getattr__(name: str) -> Any:
-    # on first use: the lower bounds need no torch
+    # imported on first use, because the lower bounds need no torch
     if name != "self_test":
         return lazy_modules(__name__)(name)
     from hush.audit.run_self_test import self_test

@@ -1,4 +1,5 @@
-"""Private runs with canaries: records of the auditor. A canary that is out leaves its slot empty."""
+"""Private runs with canaries, which are the auditor's records; an excluded canary leaves its slot
+empty."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,14 +25,14 @@ from hush.training.step import PrivateStep
 from hush.training.units import UnitTable
 
 ORDINARY = -1
-"""Mark of a record that is no canary."""
-_QUIET_RECORDS = 512  # number of records whose gradients decide which coordinates are quiet
+"""Canary index of ordinary records."""
+_QUIET_RECORDS = 512  # number of records for choosing coordinates with small gradients
 Example = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spikes:
-    """A coordinate for each canary (a Dirac gradient)."""
+    """Canary gradients with a single non-zero coordinate each (Dirac canaries)."""
 
     coordinates: Tensor
     dimension: int
@@ -47,10 +48,10 @@ class Spikes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Signs:
-    """Random signs at every coordinate for each canary, which fill any box and any block."""
+    """Canary gradients with random signs at all coordinates, for box and block clipping."""
 
     signs: Tensor
-    """A row of -1 and 1 for each canary, as bytes."""
+    """A row of -1 and 1 per canary, as bytes."""
 
     @property
     def canaries(self) -> int:
@@ -61,15 +62,16 @@ class Signs:
 
 
 Directions = Spikes | Signs
-"""Gradients of canaries: one direction each, longer than the clipping norm."""
+"""Canary gradients, which exceed the clipping norm."""
 
 
 def directions_for(
     plan: Plan, model: nn.Module, loss: Loss, data: Data, canaries: int, generator: torch.Generator
 ) -> Directions:
-    """Directions of the largest influence: coordinates for an l_p norm with p <= 2 alone, else signs.
+    """Canary gradients with the largest influence: `Spikes` for l_p clipping with p <= 2, otherwise
+    `Signs`.
 
-    The coordinates are those on which other records have the smallest gradients.
+    Spikes use the coordinates with the smallest gradients of other records.
     """
     trained = [value for value in model.parameters() if value.requires_grad]
     dimension, device = sum(value.numel() for value in trained), trained[0].device
@@ -77,7 +79,7 @@ def directions_for(
     if len(blocks) == 1 and blocks[0].p <= 2 and blocks[0].cap is None:
         if canaries > dimension:
             raise InvalidValue(
-                f"canaries={canaries} must be at most the {dimension} trained numbers, one for each. "
+                f"canaries={canaries} must be at most the number of parameters, {dimension}. "
                 f"Pass e.g. canaries={dimension // 2 or 1}.",
                 key="canaries",
             )
@@ -96,7 +98,7 @@ def directions_for(
 def mislabelled(
     inputs: Tensor, targets: Tensor, canaries: int, classes: int, generator: torch.Generator
 ) -> Example:
-    """Random records with wrong labels: a model can only memorise them."""
+    """Random records with wrong labels, which a model can only memorise."""
     some = torch.randperm(len(targets), generator=generator)[:canaries].to(targets.device)
     moved = torch.randint(1, classes, (len(some),), generator=generator).to(targets.device)
     return inputs[some.to(inputs.device)], (targets[some] + moved) % classes
@@ -107,7 +109,7 @@ class CanaryRun:
     """Scores of the canaries of one run, and its guarantee."""
 
     scores: Tensor
-    """Score of each canary, larger if it seems to be in (as sensitive as the coins)."""
+    """Score of each canary; larger means more likely included (as sensitive as the coins)."""
     charge: Guarantee
     steps: int
 
@@ -125,7 +127,6 @@ def run_with_canaries(
     delta: float,
     others: bool = True,
     generator: torch.Generator | None = None,
-    secure: bool = False,
     physical_batch: int | None = None,
     views: Views | None = None,
     public: Example | None = None,
@@ -133,28 +134,28 @@ def run_with_canaries(
     owned: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> CanaryRun:
-    """Train with the canaries of true coins, and score all canaries.
+    """Train with the canaries that `included` selects, and score all canaries.
 
-    With `units` a canary is an owner, and one coin includes all of its records. Arguments without words
-    here are those of `PrivateStep`, `Randomness` and `Execution`.
+    With `units` a canary is a user, and one coin includes all of its records. The other arguments are as
+    in `PrivateStep`, `Randomness` and `Execution`.
 
     Args:
-        plan: Plan that is run and charged.
+        plan: Plan of the run.
         data: Ordinary records.
-        canaries: Records of the auditor, those of one owner consecutive, scored by the fall of their
-            loss; or `Spikes` or `Signs`, scored by their clipped gradients in the updates.
+        canaries: Canary records (consecutive for one user), scored by the decrease of their loss; or
+            `Spikes` or `Signs`, scored by the inner product of clipped gradients and updates.
         included: Fair coin for each canary.
-        delta: Delta of the guarantee that is reported.
-        others: Whether ordinary records take part; canaries are most visible without them.
-        units: Owners of the ordinary records.
-        owned: Number of records of each canary.
-        done: Function that is called after each step.
+        delta: Delta of the reported guarantee.
+        others: Whether ordinary records take part; the audit is stronger without them.
+        units: User ids of the ordinary records.
+        owned: Number of records per canary.
+        done: Callback after each step.
     """
     per_sample = per_sample_loss(loss)
     directions = None if isinstance(canaries, tuple) else canaries
     if units is None and owned > 1:
         raise InvalidValue(
-            f"owned={owned} needs owners: without them a canary of several records is several units of "
+            f"owned={owned} needs units: otherwise a canary with several records is several units of "
             "privacy. Pass units=, or leave out owned.",
             key="owned",
         )
@@ -164,8 +165,8 @@ def run_with_canaries(
     own = canaries if isinstance(canaries, tuple) else take(data, some)
     if len(own[1]) != owned * number or (directions and directions.canaries != number):
         raise DataError(
-            f"There are {number} coins, and another number of canaries with {owned} records each. Pass "
-            "one coin per canary."
+            f"the number of coins, {number}, differs from the number of canaries with {owned} records "
+            "each. Pass one coin per canary."
         )
     whose = torch.arange(number).repeat_interleave(owned)
     if units is not None:
@@ -178,7 +179,7 @@ def run_with_canaries(
         plan,
         records=ordinary + number if units is None else None,
         units=units,
-        randomness=Randomness(generator=generator, secure=secure),
+        randomness=Randomness(generator=generator),
         execution=Execution(physical_batch=physical_batch),
         views=None if views is None else _views_with_index(views),
         public=None if public is None else _with_index(public, torch.full((len(public[1]),), ORDINARY)),
@@ -200,7 +201,7 @@ def run_with_canaries(
 
 
 class WithCanaryIndex(nn.Module):
-    """Model on inputs with the number of their canary, which is passed on to the loss."""
+    """Model whose inputs contain a canary index, which it passes to the loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -211,14 +212,14 @@ class WithCanaryIndex(nn.Module):
 
 
 class CanaryStep(PrivateStep):
-    """Private step that uses the direction of a canary as its per-sample gradient."""
+    """Private step that uses canary gradients as per-sample gradients."""
 
     directions: Directions | None = None
     _basis_used: PublicBasis | None = None
     _traces: tuple[PublicBasis | None, Tensor] | None = None
 
     def scores(self, directions: Directions, update: Tensor) -> Tensor:
-        """Inner product of an update with each canary's own clipped gradient."""
+        """Inner product of an update with each canary's clipped gradient."""
         if isinstance(directions, Spikes):
             return update[directions.coordinates].double()
         basis = self._basis_used
@@ -272,8 +273,8 @@ class CanaryStep(PrivateStep):
         basis: PublicBasis | None,
         mask: CoordinateMask | None,
     ) -> ClippedSum:
-        """Clipped sum of the directions of canaries `who`; consecutive `counts` of them form a unit."""
-        # longer than every bound: all of them are clipped
+        """Clipped sum of the gradients of canaries `who`; consecutive `counts` of them form a user."""
+        # exceeds every bound, so all canary gradients are clipped
         length = 2 * max(block.norm for block in self.plan.clipping.sensitivity(self.dimension))
         trained = self.trainable()
         parts = directions.rows(who, length).split([value.numel() for value in trained.values()], dim=1)

@@ -1,4 +1,4 @@
-"""Checks that units (records, or owners of several) are drawn as charged: exact p-values."""
+"""Checks of the sampling of records or users, with exact p-values."""
 
 import math
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ from hush.training.step import PrivateStep
 Array = npt.NDArray[np.float64]
 UnitNumbers = npt.NDArray[np.int64]
 LEVEL = 1e-6
-"""Significance level of a check: it fails by chance once in a million."""
+"""Significance level of a check: a correct step fails once in a million."""
 _DRAWS = 400
-_LAGS = 200  # number of distances at which pairs of units are compared, beside half of the units
-_FAR = 1.5  # deviations from the mean beyond which a count is far: twice the variance shows best there
+_LAGS = 200  # number of distances at which pairs of records are compared, besides half of the records
+_FAR = 1.5  # deviations from the mean that define an outlier; most sensitive to a doubled variance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,30 +36,30 @@ class Check:
 
 
 def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
-    """Check that units are drawn at the rate charged, independently across units and steps.
+    """Check that records are drawn at the plan's rate, independently across records and steps.
 
-    A batch must hold at most `per_unit` records of an owner, consecutive and without repetition. Of
-    several ranks, the batch of all of them counts. The step is left unchanged.
+    For user-level privacy, users are checked instead, and a batch must have at most `per_unit` distinct
+    consecutive records of a user. The batches of several ranks are combined. The step is unchanged.
     """
     empty, drawn = Batch(torch.arange(0), data, 1), []
     with rehearsal(step):
         for _ in range(draws):
             batch = step.draw(empty)
-            if step.reducer.size > 1:  # as the ranks share it, one after another
-                own, first = step.reducer.share(batch), step.reducer.place(data).first
-                shares = step.reducer.gather("the draws", (own.indices.cpu() + first, own.counts))
+            if step.reducer.size > 1:  # concatenated in the order of ranks
+                own = step.reducer.share(batch)
+                shares = step.reducer.gather("the draws", (own.indices.cpu(), own.counts))
                 counts = None if own.counts is None else torch.cat([counts for _, counts in shares])
                 slots = torch.cat([slots for slots, _ in shares])
                 batch = replace(batch, indices=slots, counts=counts)
             drawn.append(_units_drawn(step, batch))
     p_value = _coin_table(drawn, number_of_units(step, data), step.plan.sampling.participation)
-    return Check(name="draws of units", p_value=p_value)
+    return Check(name="sampling", p_value=p_value)
 
 
 def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Check:
-    """Check that a test's units are drawn at its rate, independently of the training batch.
+    """Check that a test batch is drawn at its rate, independently of the training batch.
 
-    The number of units in both batches is binomial with the product of the rates.
+    The number of records (or users) in both batches is binomial with the product of the rates.
     """
     trials = trials_of(step)
     empty, overlap, tested = Batch(torch.arange(0), data, 1), 0, []
@@ -73,14 +73,14 @@ def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Ch
     rate, units = trials.release.rate, number_of_units(step, data)
     joint = stats.binomtest(overlap, draws * units, step.plan.sampling.participation * rate).pvalue
     p_value = bonferroni([joint, _coin_table(tested, units, rate)])
-    return Check(name="draws of the test", p_value=p_value)
+    return Check(name="sampling of the test", p_value=p_value)
 
 
 def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
-    """Check that the verdict of a selective test has the noise charged.
+    """Check the noise of the verdict of a selective test.
 
-    A rise of the loss by one deviation of the noise below or above the threshold is accepted with
-    probability Phi(1) or Phi(-1).
+    A loss difference one standard deviation below (above) the threshold is accepted with probability
+    Phi(1) (Phi(-1)).
     """
     trials, by_side = trials_of(step), []
     release = trials.release
@@ -95,12 +95,12 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
 
 
 def number_of_units(step: PrivateStep, data: Data) -> int:
-    """Number of units of privacy that are drawn from."""
-    return step.reducer.place(data).slots if step.units is None else len(step.units)
+    """Number of records or users to draw from."""
+    return step.reducer.slots(data) if step.units is None else len(step.units)
 
 
 def batch_of_units(step: PrivateStep, number: int, data: Data, physical: int) -> Batch:
-    """Batch of the units with the most records, with as many of their records as a step takes."""
+    """Batch of the users with the most records, at most `per_unit` records each."""
     if step.units is None:
         return Batch(torch.arange(number), data, physical)
     largest = step.units.counts.argsort(descending=True, stable=True)[:number]
@@ -109,9 +109,9 @@ def batch_of_units(step: PrivateStep, number: int, data: Data, physical: int) ->
 
 
 def _units_drawn(step: PrivateStep, batch: Batch) -> UnitNumbers | None:
-    """Numbers of the units in a batch.
+    """Numbers of the records or users in a batch.
 
-    None unless each has 1 to `per_unit` of its own records, consecutive and without repetition.
+    None unless each user has 1 to `per_unit` distinct consecutive records.
     """
     slots = batch.indices.cpu()
     if step.units is None:
@@ -126,7 +126,7 @@ def _units_drawn(step: PrivateStep, batch: Batch) -> UnitNumbers | None:
 
 
 def _coin_table(drawn: Sequence[UnitNumbers | None], units: int, rate: float) -> float:
-    """P-value of draws that are independent coins of each unit; 0 for a repeated unit or None."""
+    """P-value of independent draws of each record or user; 0 for repeated or invalid draws."""
     counts = [None if numbers is None else np.bincount(numbers, minlength=units) for numbers in drawn]
     if any(row is None or row.max(initial=0) > 1 for row in counts):
         return 0.0
@@ -134,7 +134,7 @@ def _coin_table(drawn: Sequence[UnitNumbers | None], units: int, rate: float) ->
 
 
 def coins(table: npt.NDArray[np.bool_], rate: float) -> float:
-    """P-value of independent coins: their number, its spread over rows and columns, and pairs."""
+    """P-value of independent coins: total, variance over rows and columns, and pairs."""
     if rate == 1:
         return float(table.all())
     number = float(stats.binomtest(int(table.sum()), table.size, rate).pvalue)
@@ -143,10 +143,10 @@ def coins(table: npt.NDArray[np.bool_], rate: float) -> float:
 
 
 def joint_draws(table: npt.NDArray[np.bool_], rate: float) -> float:
-    """P-value of columns (units) that are drawn independently of each other.
+    """P-value of independence between columns (records or users).
 
-    At each distance the columns fall into disjoint pairs, in two ways. The number of pairs drawn
-    together over all rows (steps) is binomial(pairs, rate^2).
+    At each distance the columns form disjoint pairs, in two ways. The number of pairs drawn together
+    over all rows (steps) is binomial(pairs, rate^2).
     """
     units = table.shape[1]
     together, pairs = [], []
@@ -162,7 +162,7 @@ def joint_draws(table: npt.NDArray[np.bool_], rate: float) -> float:
 
 
 def sizes(counts: Array, thrown: int, rate: float) -> float:
-    """P-value of the number of counts far from their mean, each count of `thrown` coins."""
+    """P-value of the number of outliers among binomial counts of `thrown` coins each."""
     law = stats.binom(thrown, rate)
     reach = _FAR * math.sqrt(thrown * rate * (1 - rate))
     low, high = math.ceil(thrown * rate - reach), math.floor(thrown * rate + reach)
@@ -172,6 +172,6 @@ def sizes(counts: Array, thrown: int, rate: float) -> float:
 
 
 def bonferroni(p_values: npt.ArrayLike) -> float:
-    """P-value of the smallest of several, such as both tails of a statistic, for any dependence."""
+    """Bonferroni-corrected p-value, valid for any dependence."""
     several = np.asarray(p_values)
     return min(1.0, float(several.size * several.min(initial=1.0)))

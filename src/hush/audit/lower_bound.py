@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from the errors of a test, and from canaries in one run or many.
+"""Lower bounds on epsilon from the errors of a test, and from canaries in one or many runs.
 
 Nasr et al. 2023; Steinke, Nasr and Jagielski 2023; Mahloujifar, Melis and Chaudhuri 2024. Proofs:
 docs/guarantees/audit.md and docs/guarantees/audit-canaries.md.
@@ -20,24 +20,22 @@ from hush.core.guarantee import DELTA
 from hush.core.value import Range
 
 Array = npt.NDArray[np.float64]
-CONFIDENCE = Range(
-    above=0, below=1, why="it is the probability that the interval holds: never certain", example=0.95
-)
-_OUTWARD = 1e-12  # the ends are moved outwards by more than the error of betaincinv, about 1e-14
+CONFIDENCE = Range(above=0, below=1, why="it is the coverage probability of the interval", example=0.95)
+_OUTWARD = 1e-12  # outward shift, larger than the error of betaincinv (about 1e-14)
 _FEWEST_RUNS = 8
 _STEP, _STRIDE, _LARGEST = 0.01, 50, 30.0
-"""Grid of epsilons and separations, finer than the statistical error of any such bound."""
+"""Grid of epsilons and separations, finer than the statistical error."""
 _UNIT = NormalDist()
 
 InverseCurve = Callable[[float], float]
-"""Smallest false positive rate at which a trade-off curve allows a true positive rate."""
+"""Smallest false positive rate that a trade-off curve allows at a true positive rate."""
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
     """Clopper-Pearson interval of a success probability.
 
-    **Guarantee.** For any success probability, both ends hold with probability `confidence` or more if
-    the trials are independent and their number was fixed beforehand.
+    **Guarantee.** The interval has coverage of at least `confidence` if the trials are independent and
+    their number is fixed in advance.
 
     >>> low, high = clopper_pearson(0, 100, 0.95)
     >>> low, round(high, 6)
@@ -58,13 +56,13 @@ def epsilon_lower(
     delta: float,
     confidence: float,
 ) -> float:
-    """Lower bound on epsilon at `delta` from the errors of a test that tells runs apart.
+    """Lower bound on epsilon at `delta` from the errors of a membership test.
 
-    It accepted `true_positives` of `positives` runs with the record, and `false_positives` of
+    The test accepted `true_positives` of `positives` runs with the record, and `false_positives` of
     `negatives` runs without it.
 
-    **Guarantee.** With probability `confidence` no guarantee of a smaller epsilon holds, if the test was
-    chosen without these runs.
+    **Guarantee.** With probability `confidence` the true epsilon is not smaller, if the test was chosen
+    independently of these runs.
 
     >>> round(epsilon_lower(900, 1000, 100, 1000, 1e-5, 0.95), 3)
     1.99
@@ -78,7 +76,7 @@ def epsilon_lower(
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """Membership guesses about canaries: the most certain ones."""
+    """Membership guesses for the canaries with the most extreme scores."""
 
     canaries: int
     made: int
@@ -87,24 +85,24 @@ class Guesses:
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryBound:
-    """Lower bounds refuted by canaries, each with the confidence of the audit."""
+    """Lower bounds from canaries, each with the confidence of the audit."""
 
     epsilon: float
-    """No (epsilon, delta) guarantee below this holds, for any mechanism."""
+    """Lower bound on epsilon at delta, for any mechanism."""
     separation: float
-    """No Gaussian trade-off curve with a smaller separation holds."""
+    """Lower bound on the mu of a Gaussian trade-off curve."""
     gaussian_epsilon: float
-    """Epsilon of that curve at delta: an estimate, unless the noise is normal and the batch is full."""
+    """Epsilon of that curve at delta; an estimate, except for Gaussian noise and full batches."""
     guesses: Guesses | None = None
-    """Guesses that epsilon follows from. None: many runs of one canary."""
+    """Guesses behind epsilon; None for many runs with one canary."""
 
 
 def many_runs(
     inside: npt.ArrayLike, outside: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> CanaryBound:
-    """Lower bounds from the score of one canary in each run with it and in each run without it.
+    """Lower bounds from the scores of one canary in runs with it and in runs without it.
 
-    The first half of the runs chooses the threshold; the others are counted.
+    The first half of the runs determines the threshold, the second half the bound.
 
     Args:
         inside: Scores in the runs with the canary.
@@ -117,7 +115,7 @@ def many_runs(
     if min(map(len, scores)) < _FEWEST_RUNS:
         raise DataError(
             f"{len(scores[0])} runs with the canary and {len(scores[1])} without it are too few. Pass "
-            f"at least {_FEWEST_RUNS} of each: half of them choose the threshold."
+            f"at least {_FEWEST_RUNS} of each: half of them determine the threshold."
         )
     (first, present), (first_outside, absent) = (np.split(x, [len(x) // 2]) for x in scores)
     threshold = best_threshold(first, first_outside)
@@ -134,7 +132,7 @@ def many_runs(
 def separation_lower(
     true_positives: int, positives: int, false_positives: int, negatives: int, confidence: float
 ) -> float:
-    """Lower bound on the separation of two unit normals that allows a test with such errors."""
+    """Lower bound on the distance of two unit normals, from the errors of a test between them."""
     true_rate, _ = clopper_pearson(true_positives, positives, confidence)
     _, false_rate = clopper_pearson(false_positives, negatives, confidence)
     if true_rate == 0 or false_rate == 1:
@@ -143,7 +141,7 @@ def separation_lower(
 
 
 def roc_curve(members: Array, others: Array) -> tuple[Array, Array]:
-    """False and true positive rates, from (0, 0) to (1, 1), with a point per distinct score."""
+    """False and true positive rates from (0, 0) to (1, 1), with a point per distinct score."""
     for scores in (members, others):
         if scores.ndim != 1 or not len(scores) or np.isnan(scores).any():
             raise DataError("Scores must be a non-empty list of numbers, one for each record.")
@@ -157,7 +155,7 @@ def roc_curve(members: Array, others: Array) -> tuple[Array, Array]:
 
 
 def best_threshold(members: Array, others: Array) -> float:
-    """Threshold that maximises true minus false positive rate, for other scores."""
+    """Threshold that maximises true minus false positive rate."""
     false, true = roc_curve(members, others)
     place = int(np.argmax(true - false))
     scores = -np.unique(-np.concatenate([members, others]))
@@ -167,12 +165,12 @@ def best_threshold(members: Array, others: Array) -> float:
 
 
 def surest_guesses(scores: npt.ArrayLike, included: npt.ArrayLike, made: int) -> Guesses:
-    """Guess "in" for the highest scores and "out" for the lowest; `made` must be fixed beforehand."""
+    """Guess "in" for the highest scores and "out" for the lowest; `made` must be fixed in advance."""
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
     if values.ndim != 1 or values.shape != truth.shape or not len(values):
         raise DataError(
-            f"Scores of shape {values.shape} and coins of shape {truth.shape} do not fit. Pass one of "
-            "each for every canary."
+            f"Scores of shape {values.shape} and coins of shape {truth.shape} do not match. Pass one "
+            "score and one coin per canary."
         )
     if np.isnan(values).any():
         raise DataError("The score of a canary is NaN, so its coin cannot be guessed.")
@@ -190,18 +188,18 @@ def one_run(
     confidence: float = 0.95,
     shares: Sequence[float] = (0.125, 0.25, 0.5, 1.0),
 ) -> CanaryBound:
-    """Lower bounds from the scores of the canaries of one run and their coins.
+    """Lower bounds from the canary scores of one run and their coins.
 
     **Guarantee.** If the coins were fair and independent, and the inputs of the scores satisfy
     (epsilon, delta)-DP for adding or removing one canary, the result exceeds that epsilon with
     probability at most 1 - confidence.
 
     Args:
-        scores: Score of each canary, larger if it seems to be in.
+        scores: Score of each canary; larger means more likely included.
         included: Coin of each canary.
         delta: Delta of the bound.
         confidence: Probability of each bound separately.
-        shares: Shares of the canaries to guess; each is tested at its part of 1 - confidence.
+        shares: Fractions of the canaries to guess; each is tested at an equal part of 1 - confidence.
     """
     DELTA["range"].check("delta", delta)
     level = (1 - CONFIDENCE.check("confidence", confidence)) / len(shares)
@@ -219,10 +217,10 @@ def one_run(
 
 
 def _largest_refuted(guesses: Guesses, level: float, curve: Callable[[float], InverseCurve]) -> float:
-    """Largest refuted value on a fixed grid of epsilons or separations; 0 if none is refuted.
+    """Largest refuted value on a fixed grid of epsilons or separations, or 0.
 
-    The grid is searched upwards, in strides and then in steps, to the first value that is not refuted.
-    The errors of a stride and of a step do not add up: one event "at least k right" contains the other.
+    The search goes upward, in strides and then in steps, to the first value that is not refuted. It
+    needs no correction for several tests, because the events "at least k right" are nested.
     """
     last, most = 0, _LARGEST / _STEP
     for stride in (_STRIDE, 1):
@@ -232,16 +230,16 @@ def _largest_refuted(guesses: Guesses, level: float, curve: Callable[[float], In
 
 
 def refutes_curve(guesses: Guesses, level: float, inverse: InverseCurve) -> bool:
-    """Whether this number of right guesses has probability below `level` under a trade-off curve.
+    """Whether this number of correct guesses has probability below `level` under a trade-off curve.
 
-    Suppose the probability of `right` or more is `level`. The curve bounds from below the probabilities
-    of fewer right guesses; if their sum exceeds 1, the supposition was wrong.
+    If the probability of `right` or more is `level`, the curve gives lower bounds on the probabilities
+    of fewer correct guesses. A sum above 1 is a contradiction.
     """
     made, canaries = guesses.made, guesses.canaries
     hits = guesses.right * level / canaries
     misses = (made - guesses.right) * level / canaries
     for count in range(guesses.right - 1, -1, -1):
-        # lower bound on the weighted wrong guesses, given the right ones so far
+        # lower bound on the weighted wrong guesses, given the correct ones
         needed = inverse(min(1.0, hits))
         if needed > misses:
             hits += count / (made - count) * (needed - misses)

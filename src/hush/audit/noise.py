@@ -1,4 +1,4 @@
-"""Checks that the noise of a private step has the law that is charged: docs/guarantees/audit.md."""
+"""Checks of the noise of a private step: docs/guarantees/audit.md."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from hush.audit.draws import Array, Check, batch_of_units, bonferroni, number_of
 from hush.clipping import Subspaces
 from hush.core.errors import Unsupported
 from hush.core.guarantee import Neighbours
-from hush.core.randomness import SystemSource
 from hush.core.release import Selective
 from hush.training.data import Batch, Data
 from hush.training.rehearsal import rehearsal
@@ -24,26 +23,26 @@ _EXTREME = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedNoise:
-    """Noise in the noisy sums of some steps, in units of its scale."""
+    """Noise of several steps, in units of its scale."""
 
     noise: Array
-    """A row for each step."""
+    """A row per step."""
     exponent: float
-    """Its density is proportional to exp(-|x|^exponent)."""
+    """Exponent of the density, which is proportional to exp(-|x|^exponent)."""
 
 
 def observe(step: PrivateStep, data: Data, steps: int) -> ObservedNoise:
-    """Run some steps, and measure the noise in units of its scale; the model moves as usual.
+    """Run several steps and measure their noise; the model is updated.
 
     Args:
-        step: Private step. With `secure`, it must draw no random numbers but records and noise.
-        data: Records that the step is for, which need no protection.
+        step: Private step.
+        data: Records without protection, with which the step was made.
         steps: Number of steps, at least two.
     """
     if isinstance(step.plan.release, Selective):
         raise Unsupported(
-            "A selective step shows accepted proposals only, whose noise has another law. Check its "
-            "noise with noise_at_any_size."
+            "A selective step releases accepted proposals only, which changes the law of the noise. "
+            "Use noise_at_any_size."
         )
 
     def update(batch: Batch) -> Tensor:
@@ -55,7 +54,7 @@ def observe(step: PrivateStep, data: Data, steps: int) -> ObservedNoise:
 
 
 def observe_proposals(step: PrivateStep, batches: list[Batch]) -> ObservedNoise:
-    """Measure the noise of the private gradients of some batches; the step is left unchanged."""
+    """Measure the noise of the private gradients of batches; the step is unchanged."""
     with rehearsal(step):
         return _observed(step, batches, step.private_gradient)
 
@@ -63,11 +62,11 @@ def observe_proposals(step: PrivateStep, batches: list[Batch]) -> ObservedNoise:
 def _observed(
     step: PrivateStep, batches: Iterable[Batch], update: Callable[[Batch], Tensor]
 ) -> ObservedNoise:
-    """Difference of the noisy sum that follows from each update and the sum before noise."""
+    """Difference between the noisy sum of each update and the sum before noise."""
     exponent, scales = _noise_law_of(step)
     private, rows = step.adjacency.neighbours is Neighbours.ADD_REMOVE, []
     for batch in batches:
-        # a public number of units is counted here, so a step with another divisor fails
+        # counts the data, so that a step with a wrong divisor fails
         units = step.records if private else number_of_units(step, batch.data)
         total = sum_before_noise(step, batch)
         noisy = _whole(step, update(batch)) * step.plan.sampling.expected(units)
@@ -85,7 +84,7 @@ def noise_scale(observed: ObservedNoise) -> Check:
 def noise_at_any_size(
     step: PrivateStep, data: Data, repeats: int = _REPEATS, sizes: Sequence[int] | None = None
 ) -> Check:
-    """Check the noise scale at several numbers of units drawn; None: none, one, half of them and all."""
+    """Check the noise scale at several batch sizes (by default 0, 1, half and all records)."""
     units, by_size = number_of_units(step, data), []
     with rehearsal(step):
         physical = step.probe(data)
@@ -96,48 +95,46 @@ def noise_at_any_size(
 
 
 def noise_law(observed: ObservedNoise) -> Check:
-    """Check the law of the noise, for each coordinate and for all together."""
+    """Check the distribution of the noise, by coordinate and pooled."""
     totals = (np.abs(observed.noise) ** observed.exponent).sum(0)
     law = stats.gamma(len(observed.noise) / observed.exponent)
     by_coordinate = bonferroni([law.cdf(totals), law.sf(totals)])
     pooled = float(stats.kstest(observed.noise.ravel(), stats.gennorm(observed.exponent).cdf).pvalue)
-    return Check(name="law of the noise", p_value=bonferroni([by_coordinate, pooled]))
+    return Check(name="noise distribution", p_value=bonferroni([by_coordinate, pooled]))
 
 
 def noise_fresh(observed: ObservedNoise) -> Check:
     """Check that the noise is independent across coordinates and steps, at every distance.
 
-    For any symmetric law the products of signs of entries at one distance, along a step and between
-    steps, are independent fair coins. A repeat after k steps shows in more than k of them.
+    For symmetric noise, the products of signs at a fixed distance, within a step and between steps, are
+    independent fair coins. Noise that repeats after k steps changes many of them.
     """
     noise = observed.noise
     steps, numbers = noise.shape
-    # a Fourier transform computes all distances at once; zeros keep it from wrapping around
+    # all distances by FFT, with zero padding against wrap-around
     shape = 2 * steps, 2 * numbers
     spectrum = np.fft.rfft2(np.where(noise < 0, -1.0, 1.0), shape)
     products = np.fft.irfft2(np.abs(spectrum) ** 2, shape)[:steps]
     lag = np.arange(2 * numbers)
     along = np.minimum(lag, 2 * numbers - lag)
     pairs = np.maximum(steps - np.arange(steps)[:, None], 0) * np.maximum(numbers - along, 0)
-    pairs[0, 0] = 0  # each number with itself
-    pairs[0, numbers:] = 0  # within a row a distance and its opposite are the same pairs
+    pairs[0, 0] = 0  # pairs of a number with itself
+    pairs[0, numbers:] = 0  # within a row, opposite distances give the same pairs
     compared = pairs > 0
     excess, thrown = products[compared].round(), pairs[compared]
-    # exact p-values of the most extreme distances; the others count in the correction
+    # exact p-values of the most extreme distances, corrected for all distances
     extreme = np.argsort(excess**2 / thrown)[-_EXTREME:]
     heads, law = (excess + thrown)[extreme] / 2, stats.binom(thrown[extreme], 0.5)
     tail = np.minimum(law.cdf(heads), law.sf(heads - 1)).min(initial=0.5)
-    return Check(name="fresh noise", p_value=min(1.0, float(2 * thrown.size * tail)))
+    return Check(name="noise independence", p_value=min(1.0, float(2 * thrown.size * tail)))
 
 
 def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
-    """Clipped sum to which the next private gradient of this batch adds noise, on the CPU.
+    """Clipped sum behind the next private gradient of this batch, on the CPU.
 
-    Restores the state of the randomness, so the step repeats dropout, coins and masks.
+    Restores the random state, so that the step repeats dropout, coins and masks.
     """
     source = step.generator
-    if isinstance(source, SystemSource):
-        return _whole(step, step.clipped_sum(batch))
     state, skipped = source.get_state(), step.skipped
     total = _whole(step, step.clipped_sum(batch))
     source.set_state(state)
@@ -146,7 +143,7 @@ def sum_before_noise(step: PrivateStep, batch: Batch) -> Tensor:
 
 
 def observable(step: PrivateStep) -> bool:
-    """Whether the noise of a step is the difference of its release and a clipped sum."""
+    """Whether the noise of a step is the difference between its release and a clipped sum."""
     try:
         return bool(_noise_law_of(step))
     except Unsupported:
@@ -157,8 +154,8 @@ def _noise_law_of(step: PrivateStep) -> tuple[float, Array]:
     """Exponent and scales of the density exp(-(|x| / scale)^exponent) of noise added to a sum."""
     if isinstance(step.plan.clipping, Subspaces) and step.plan.clipping.bases is not None:
         raise Unsupported(
-            "With public bases the clipped sum is not in the coordinates of the release, so their "
-            "difference is not the noise. hush_recipes.audit.whole_steps.attack_steps audits such plans."
+            "With public bases the clipped sum and the release have different coordinates, so the "
+            "noise is unknown. hush_recipes.audit.whole_steps.attack_steps audits such plans."
         )
     exponents, scales, clipping = set(), [], step.plan.clipping
     blocks = clipping.sensitivity(step.size)
@@ -167,11 +164,11 @@ def _noise_law_of(step: PrivateStep) -> tuple[float, Array]:
         law = noise.exponential_power(1.0)
         if law is None:
             raise Unsupported(
-                f"{type(noise).__name__} is not added to the sum, so it cannot be separated from it. "
+                f"{type(noise).__name__} is not additive, so it cannot be separated from the sum. "
                 "`hush_recipes.audit.distinguisher.audit` audits such plans."
             )
         exponents.add(law[0])
-        # more noise covers the rounding of a record's share
+        # additional noise covers the rounding of sums
         scales.append(np.full(block.dimension or step.size, law[1] * norm / (1 - step.rounding)))
     return exponents.pop(), np.concatenate(scales)
 

@@ -1,4 +1,4 @@
-"""Self-test of a private step before it runs, and its checks of sensitivity, charges and state."""
+"""Self-test of a private step, and its checks of sensitivity, charges and state."""
 
 import math
 import warnings
@@ -31,43 +31,42 @@ from hush.audit.noise import (
 )
 from hush.core.errors import PrivacyWarning, Unsupported
 from hush.core.guarantee import Neighbours
-from hush.core.randomness import SystemSource, source_for
 from hush.gradients.tree import tree_leaves, tree_map
 from hush.training.data import Batch, Data, count, pair_of, take
 from hush.training.methods.selective import Trials
 from hush.training.rehearsal import rehearsal
 from hush.training.step import PrivateStep
 
-_NUMBERS = 1000  # numbers of noise to observe: enough for a scale that is off by a fifth
+_NUMBERS = 1000  # number of noise values: detects a scale error of a fifth
 _MOST_NUMBERS, _COINS, _VERDICTS = 2**18, 2_000_000, 200
 _LENGTHS = (1.0, 1e4, 1e8)
-"""Factors of the losses, in clipping norms: rules must also hold for far outliers."""
+"""Factors of the losses, in clipping norms, to test outliers."""
 
 
 def self_test(step: PrivateStep, data: Data) -> None:
-    """Raise if a run of some seconds shows that the step violates its charge.
+    """Test a step for a few seconds; raise if it violates its guarantee.
 
-    Checks the scale, law and freshness of the noise; the draws; the influence of a unit on the clipped
-    sum; charges and state. Selective plans: the test's draws and noise. `ADD_REMOVE`: updates do not
-    depend on the length of the data. The noise is not checked in public bases, nor if it is not added
-    to a sum (`Rectified` and others).
+    Checks the scale, distribution and independence of the noise, the sampling, the influence of a record
+    on the clipped sum, the charges, and the state; for selective plans also the sampling and noise of
+    the test; under `ADD_REMOVE` that updates do not depend on the length of the data. The noise is not
+    checked with public bases or bounded support.
 
-    **Guarantee.** Only the verdict is released: model, optimizer, randomness and ledger are restored.
-    A correct step fails with probability below 2e-5 for any records.
+    **Guarantee.** Only the verdict is released; model, optimizer, randomness and ledger are restored. A
+    correct step fails with probability below 2e-5, for any records.
 
         hush.train(..., self_test=hush.audit.self_test)
 
     Args:
-        step: Private step before its next draw; it may have been resumed.
-        data: Records that it is about to run on.
+        step: Private step without a pending batch; it may be resumed.
+        data: Training records.
     """
     with rehearsal(step):
-        passed = [check.passed for check in _checks(step, data)]  # always all of them
+        passed = [check.passed for check in _checks(step, data)]  # run all checks in any case
     if not all(passed):
         raise Unsupported(
-            "The self-test found that this step does not do what is charged. Which check failed may "
-            "depend on the records and is not shown. Run the checks of docs/guarantees/audit.md on data "
-            "that need no protection."
+            "The self-test failed: the step violates its guarantee. The failed check may depend on the "
+            "records and is not shown. Run the checks of docs/guarantees/audit.md on data that need no "
+            "protection."
         )
 
 
@@ -77,7 +76,7 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     units = number_of_units(step, data)
     per_unit = 1 if step.units is None else step.units.per_unit
     draws = min(400, max(32, _COINS // units))
-    # the batch size of a usual step, as kernels are selected by shape
+    # the usual batch size, because kernels depend on shapes
     drawn = math.ceil(step.plan.sampling.participation * units)
     some = min(units, max(1, physical // per_unit), max(2, drawn))
     yield draws_independent(step, data, draws)
@@ -86,9 +85,6 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
         yield noisy_verdicts(step, _VERDICTS)
     yield charged(step, data, 2)
     yield nothing_kept(step, data, 1)
-    if isinstance(step.generator, SystemSource):
-        # repeated sums need the same dropout, coins and masks
-        step.generator = step.reducer.shared_source(source_for(step.device))
     if observable(step):
         rows = min(16, max(2, -(-_NUMBERS // step.size)))
         observed = observe_proposals(step, [step.draw(empty) for _ in range(rows)])
@@ -101,7 +97,7 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     yield influence(step, batch, places=sorted({0, some // 2, some - 1}), lengths=(1.0,))
     yield influence(step, batch, places=(some - 1,), lengths=(1e4, 1e8))
     if per_unit > 1:
-        # physical batches smaller than a unit: none may be split
+        # physical batches smaller than a user, to test that users are not split
         few = batch_of_units(step, min(2, units), data, per_unit // 2)
         yield influence(step, few, places=(len(few) - 1,), lengths=(1e4,))
     if step.adjacency.neighbours is Neighbours.ADD_REMOVE and units > 1:
@@ -115,24 +111,20 @@ def influence(
     places: Sequence[int] | None = None,
     lengths: Sequence[float] = _LENGTHS,
 ) -> Check:
-    """Check that removing a unit removes its clipped gradient from the sum, and no more.
+    """Check that removing a record (or user) changes the sum by its clipped gradient only.
 
-    With the same coins, masks and dropout, and for gradients of several lengths, the sum must move by
-    the unit's own share, within the sensitivity set of the plan and the step's `rounding`. The content
-    of empty slots must not change a bit of the sum. All slots of an owner are emptied together. The step
-    is left unchanged.
+    With the same coins, masks and dropout, and for gradients of several lengths, the sum must change by
+    the record's own contribution, within the sensitivity set and the step's `rounding`. The content of
+    empty slots must not change the sum. All slots of a user are emptied together. The step is unchanged.
 
     Args:
-        step: Private step whose randomness has a state.
-        batch: Slots to sum.
-        places: Units of the batch that are removed, one at a time. None: all.
-        lengths: Factors of the loss, in clipping norms.
+        step: Private step.
+        batch: Batch to sum.
+        places: Positions in the batch to remove, one at a time; by default all.
+        lengths: Factors of the losses, in clipping norms.
     """
-    if isinstance(step.generator, SystemSource) or not len(batch) or step.reducer.shard:
-        raise Unsupported(
-            "This check repeats a sum of the same records with the same coins and masks. Pass a step "
-            "without secure=True and shard=True, and a batch that is not empty."
-        )
+    if not len(batch):
+        raise Unsupported("This check repeats a sum of records. Pass a batch that is not empty.")
     counts = torch.ones(len(batch), dtype=torch.long) if batch.counts is None else batch.counts.cpu()
     slots, data = torch.arange(len(batch.indices)), take(batch.data, batch.indices)
     unit = torch.arange(len(batch)).repeat_interleave(counts)
@@ -151,11 +143,11 @@ def influence(
                 bounded = bounded and all(shares)
     finally:
         step.gradients.loss = loss
-    return Check(name="influence of a unit", p_value=float(bounded))
+    return Check(name="sensitivity", p_value=float(bounded))
 
 
 def charged(step: PrivateStep, data: Data, steps: int) -> Check:
-    """Check that every step is charged once, on the ledger, its file, and its copies on other ranks."""
+    """Check that every step is charged once: on the ledger, in its file and on other ranks."""
     before = step.ledger.counts.get(step.plan, 0)
     for batch in step.batches(data, steps=steps):
         step(batch)
@@ -172,28 +164,28 @@ def charged(step: PrivateStep, data: Data, steps: int) -> Check:
 
 
 def length_hidden(step: PrivateStep, data: Data) -> Check:
-    """Check that an update does not depend on the private number of units (`ADD_REMOVE`).
+    """Check that an update does not depend on the private number of records or users (`ADD_REMOVE`).
 
-    The update of an empty batch with the same noise is compared, bit for bit, on data without the last
-    unit.
+    Compares updates of an empty batch with the same noise, on the data with and without the last record
+    or user, bit for bit.
     """
     units, pair = step.units, pair_of(data)
     rows = count(data) - (1 if units is None else int(units.counts[-1]))
     first: Any = Subset(data, range(rows))  # type: ignore[arg-type]
     if pair is not None:
         first = tree_map(tuple(pair), lambda values: values[:rows])
-    update = _update_of_nobody(step, data)
+    update = _update_of_empty_batch(step, data)
     try:
-        if units is not None:  # the batch is empty, so the owners of the remaining rows do not matter
+        if units is not None:  # the batch is empty, so the user ids of the other rows do not matter
             step.units = replace(units, order=torch.arange(rows), counts=units.counts[:-1])
-        of_fewer = _update_of_nobody(step, first)
+        of_fewer = _update_of_empty_batch(step, first)
     finally:
         step.units = units
     return Check(name="length of the data", p_value=float(torch.equal(update, of_fewer)))
 
 
 def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
-    """Check that a step changes trained weights and optimizer state alone, and no other tensor."""
+    """Check that a step changes trained weights and optimizer state, and no other tensor."""
     unchanged = True
     for batch in step.batches(data, steps=steps):
         before = [value.clone() for value in _other_tensors(step)]
@@ -203,17 +195,17 @@ def nothing_kept(step: PrivateStep, data: Data, steps: int) -> Check:
             a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num())
             for a, b in zip(before, after, strict=True)
         )
-    return Check(name="what a step keeps", p_value=float(unchanged))
+    return Check(name="state", p_value=float(unchanged))
 
 
 def _own_share(
     step: PrivateStep, total: Callable[[Data, Tensor], Tensor], data: Data, only: Tensor
 ) -> bool:
-    """Whether some slots add one clipped gradient to a sum, and the rest does not depend on them."""
+    """Whether slots contribute one clipped gradient to a sum, and the rest does not depend on them."""
     places = only.nonzero().squeeze(1)
 
     def filled(content: Data, sources: Tensor) -> Data:
-        """Records with the slots of the unit filled from other slots."""
+        """Records with the slots of the user filled from other slots."""
 
         def fill(rows: Tensor) -> Tensor:
             return rows.index_copy(0, places.to(rows.device), rows[sources.to(rows.device)])
@@ -221,7 +213,7 @@ def _own_share(
         return tree_map(content, fill)  # type: ignore[no-any-return]
 
     contents = [data]
-    if len(places) > 1:  # copies of one record: shares that are clipped separately add up
+    if len(places) > 1:  # copies of one record: separately clipped contributions would add up
         contents.append(filled(data, places[:1].expand(len(places))))
     blocks, more = step.plan.clipping.sensitivity(step.size), 1 + step.rounding
     for content in contents:
@@ -241,15 +233,16 @@ def _own_share(
     return True
 
 
-def _update_of_nobody(step: PrivateStep, data: Data) -> Tensor:
+def _update_of_empty_batch(step: PrivateStep, data: Data) -> Tensor:
     """Update of an empty batch, with the noise of the next draw."""
     with rehearsal(step), warnings.catch_warnings():
-        warnings.simplefilter("ignore", PrivacyWarning)  # about the constant for the number of units
+        warnings.simplefilter(
+            "ignore", PrivacyWarning
+        )  # about the public estimate of the number of records
         source = step.generator
-        assert not isinstance(source, SystemSource)
         state = source.get_state()
         batch = next(step.batches(data))
-        source.set_state(state)  # the random words of a draw depend on the length
+        source.set_state(state)  # the number of random words in a draw depends on the length
         nobody = None if batch.counts is None else batch.counts[:0]
         return step.private_gradient(replace(batch, indices=batch.indices[:0], counts=nobody)).clone()
 
@@ -260,5 +253,5 @@ def _other_tensors(step: PrivateStep) -> list[Tensor]:
     modules = step.model.modules()
     attributes = [{key: own for key, own in vars(m).items() if key != "_modules"} for m in modules]
     gradients = [value.grad for value in step.model.parameters() if value.grad is not None]
-    # recurrent layers list their weights again
+    # recurrent layers have further references to their weights
     return [value.detach() for value in tree_leaves([attributes, gradients]) if id(value) not in trained]

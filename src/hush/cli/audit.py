@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,10 +10,9 @@ import typer
 
 from hush.cli import options as opt
 from hush.cli.experiment import Experiment, Settings, build_experiment
-from hush.cli.options import about
 from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidValue, LedgerError, Unsupported
-from hush.core.guarantee import at_least
+from hush.core.guarantee import DEFAULT_DELTA, at_least
 from hush.core.plan import Plan, read_plan
 from hush.core.value import check_count
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hush.audit.canaries import CanaryRun
     from hush.audit.lower_bound import CanaryBound
 
+_audit = partial(opt.about, panel="Audit")
 _CANARIES = 256
 _FEW_RUNS = 32
 _FEW_CANARIES = 8
@@ -27,15 +28,16 @@ _FEW_CANARIES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run of `hush train`.")]
-    canaries: Annotated[int | None, about("Number of canaries; at most 256 by default.")] = None
+    run_dir: Annotated[Path, typer.Argument(help="Folder of a finished run.")]
+    canaries: Annotated[int | None, _audit("Number of canaries; by default at most 256.")] = None
     kind: Annotated[
-        Literal["gradient", "input"], about("Seen in every update, or mislabelled records, by loss.")
+        Literal["gradient", "input"], _audit("Canary gradients, or mislabelled test records.")
     ] = "gradient"
-    others: Annotated[bool, about("With the run's own records, or canaries alone.")] = True
-    runs: Annotated[int, about("1, or many with a canary in every other one.")] = 1
-    confidence: Annotated[float, about("Confidence of the bound.")] = 0.95
+    others: Annotated[bool, _audit("Train with the run's records, or on canaries alone.")] = True
+    runs: Annotated[int, _audit("Number of runs; if several, one canary, in every other run.")] = 1
+    confidence: Annotated[float, _audit("Confidence level of the lower bound.")] = 0.95
     data_dir: opt.DataDir = None
+    test_data: opt.TestData = None
     device: opt.Device = None
     seed: opt.Seed = None
     quiet: opt.Quiet = False
@@ -47,44 +49,60 @@ class Audit:
         CONFIDENCE.check("--confidence", self.confidence)
         check_count("--runs", self.runs, "each trains a model", at_least=1)
         if self.canaries is not None:
-            # all right by chance must be rarer than a share of 1 - confidence
+            # with fewer canaries, chance alone guesses all of them more often than 1 - confidence
             smallest = 1 if self.runs > 1 else _FEW_CANARIES
-            check_count("--canaries", self.canaries, "fewer refute no charge", at_least=smallest)
+            check_count("--canaries", self.canaries, "fewer cannot refute an epsilon", at_least=smallest)
         if 1 < self.runs < _FEW_RUNS or (self.runs > 1 and self.canaries not in (None, 1)):
             raise InvalidValue(
                 f"--runs {self.runs} with --canaries {self.canaries or 1}: pass one run with many "
-                f"canaries, or at least {_FEW_RUNS} runs with one: fewer refute no charge, and canaries "
-                "of one run are no independent trials."
+                f"canaries, or at least {_FEW_RUNS} runs with one canary: fewer runs cannot refute an "
+                "epsilon, and canaries of one run are not independent trials."
             )
 
 
 @opt.takes(Audit)
 def audit(asked: Audit) -> None:
-    """Lower bound on epsilon: train again as a run did, with canaries, and try to detect them.
+    """Compute a lower bound on epsilon: repeat a run with canaries and try to detect them.
 
-    This audits hush under the run's plan, not the released weights. The result depends on the records
-    and is not charged: do not publish it. Exits with 1 if the bound is above the charge.
+    The audit tests hush under the run's plan, not the released weights. A run of `hush.train` in Python
+    has no settings: its plan is audited on the bundled digits and a linear model. Do not publish the
+    result: it depends on the records, and no ledger is charged. The exit status is 1 if the lower bound
+    exceeds the epsilon that was charged.
 
     Example: hush audit runs/digits-1 --no-others
+
+    Many runs with one canary: hush audit runs/digits-1 --runs 64
     """
     from hush.accounting.ledger import Ledger
     from hush.training.progress import Progress
+    from hush.training.run_folder import SETTINGS
 
     run_dir, kind, others, runs = asked.run_dir, asked.kind, asked.others, asked.runs
-    settings, plan = Settings.read(run_dir), read_plan(run_dir / "plan.toml")
+    ledger = run_dir / "ledger.jsonl"
+    charged = Ledger(ledger, read_only=True) if ledger.is_file() else None
+    stand_in = charged is not None and not (run_dir / SETTINGS).exists()
+    if charged is not None and stand_in:
+        delta, unit = charged.delta or DEFAULT_DELTA, charged.adjacency.per_unit
+        per_unit = unit if unit is None or isinstance(unit, int) else 1
+        settings = Settings(
+            data="digits", model="logistic", delta=delta, learning_rate=1.0, per_unit=per_unit
+        )
+    else:
+        settings = Settings.read(run_dir)
+    plan = read_plan(run_dir / "plan.toml")
     if settings.per_unit is not None:
         raise Unsupported(
-            f"{run_dir} protects users, and the canaries are single records: their bound is on another "
-            "guarantee. Audit a run of the same plan without --units, where a record costs as much."
+            f"{run_dir} has user-level privacy, and canaries are single records: their bound would not "
+            "apply to users. Audit a run of the same plan without --units: its cost is the same."
         )
-    ledger = run_dir / "ledger.jsonl"
-    steps = Ledger(ledger, read_only=True).counts.get(plan, 0) if ledger.is_file() else 0
+    steps = 0 if charged is None else charged.counts.get(plan, 0)
     if not steps:
         raise LedgerError(
-            f"{run_dir} has no ledger.jsonl with a step of its plan.toml: the charge is unknown. Name "
-            "the folder of a finished run of `hush train`."
+            f"{run_dir} has no ledger.jsonl with a step of its plan.toml: its cost is unknown. Name "
+            "the folder of a finished run."
         )
-    experiment = build_experiment(settings, asked.data_dir, opt.device_of(asked.device))
+    device, test = opt.device_of(asked.device), asked.test_data
+    experiment = build_experiment(settings, asked.data_dir, device, test_data=test)
     with Progress("training with canaries", runs * steps, visible=not asked.quiet) as progress:
         bound, run, count = _lower_bound(asked, experiment, plan, steps, progress.advance)
     charge, guesses = run.charge, bound.guesses
@@ -97,31 +115,45 @@ def audit(asked: Audit) -> None:
         facts |= {"gaussian": {"separation": bound.separation, "epsilon": bound.gaussian_epsilon}}
         print_json({**facts, "runs": runs, "steps": steps, "others": others})
         raise typer.Exit(int(exceeded))
-    among = counted(len(experiment.train[1]), "other record") if others else "no other records"
-    summary = f"{runs} runs, one {kind} canary in every other; half of them chose the threshold"
+    among = counted(experiment.slots, "other record") if others else "no other records"
+    summary = f"{runs} runs, one {kind} canary in every other run; half of the runs chose the threshold"
     if runs == 1:
         right = f"; {guesses.right} of {guesses.made} guesses right" if guesses else ""
-        summary = f"{count} {kind} canaries, each in by a fair coin{right}"
+        summary = f"{count} {kind} canaries, each included by a fair coin{right}"
     print(
         f"audit of {run_dir}: trained again under its plan, {counted(steps, 'step')}, {among},\n"
         f"  {summary}\n"
-        "  (this audits the library under this plan, not the weights that were released)"
+        "  (the audit tests hush under this plan, not the released weights)"
     )
     if settings.relation is not charge.neighbours:
         print(
-            f"  (the run promises {settings.relation}; a canary is there or not, so the charge and "
-            f"the bound below are of its plan under {charge.neighbours})"
+            f"  (the run is private under {settings.relation}; a canary is included or left out: the "
+            f"charge and the bound below are under {charge.neighbours})"
         )
-    verdict = "the bound is not above the charge: no violation was found"
+    if stand_in:
+        print(
+            "  (the folder has no settings.json: the plan was audited on the bundled digits and a "
+            "linear model)"
+        )
+    verdict = "the bound is not above the charge: the audit found no violation"
     if exceeded:
-        verdict = "THE BOUND IS ABOVE THE CHARGE: the guarantee does not hold for the code that runs"
+        verdict = (
+            "THE BOUND IS ABOVE THE CHARGE: the guarantee does not hold for the executed code, unless "
+            f"this is chance (at most {1 - asked.confidence:.2g} of the audits of correct code). "
+            "Repeat the audit"
+        )
+    elif bound.gaussian_epsilon > charge.epsilon.upper:
+        verdict += (
+            ". The estimate exceeds the charge, which happens by chance: repeat the audit, with more "
+            "canaries or with --runs 200"
+        )
     print(
         f"charge       {charge}\n"
         f"lower bound  epsilon >= {at_least(bound.epsilon)} at delta {settings.delta:g} "
         f"({charge.neighbours} {charge.unit}), for any mechanism, with confidence {asked.confidence:g}\n"
-        f"             epsilon >= {at_least(bound.gaussian_epsilon)} if the trade-off is a Gaussian's, "
+        f"             epsilon >= {at_least(bound.gaussian_epsilon)} if the trade-off is Gaussian, "
         f"an estimate if records are sampled\n{verdict}\n"
-        "sensitive: this used the records again and is not charged to a ledger; do not publish it"
+        "sensitive: the result depends on the records and no ledger is charged; do not publish it"
     )
     raise typer.Exit(int(exceeded))
 
@@ -140,6 +172,7 @@ def _lower_bound(
         torch.manual_seed(seed)
         coins = torch.Generator().manual_seed(seed)
     delta, loss = settings.delta, torch.nn.CrossEntropyLoss()
+    x, y, *tests = experiment.tensors("hush audit")
     scores: dict[bool, list[float]] = {True: [], False: []}
     made: Any = None
     for number in range(asked.runs):
@@ -147,24 +180,23 @@ def _lower_bound(
         included = torch.tensor([number % 2 == 0])
         if asked.runs == 1:  # a fair coin for each canary
             weights = sum(value.numel() for value in model.parameters() if value.requires_grad)
-            room = weights if asked.kind == "gradient" else len(experiment.test[1])
+            room = weights if asked.kind == "gradient" else len(tests[1])
             count = max(1, min(_CANARIES, room // 2)) if asked.canaries is None else asked.canaries
             included = torch.rand(count, generator=coins) < 0.5
         if made is None and asked.kind == "input":
-            made = mislabelled(*experiment.test, len(included), experiment.classes, coins)
+            made = mislabelled(tests[0], tests[1], len(included), experiment.outputs, coins)
         elif made is None:
             each = torch.nn.CrossEntropyLoss(reduction="none")
-            made = directions_for(plan, model, each, experiment.train, len(included), coins)
+            made = directions_for(plan, model, each, (x, y), len(included), coins)
         generator = None  # without a seed, the noise of an audit is secret
-        if seed is not None and not settings.secure:
-            generator = torch.Generator(experiment.train[0].device).manual_seed(seed_from(coins))
+        if seed is not None:
+            generator = torch.Generator(experiment.device).manual_seed(seed_from(coins))
         run = run_with_canaries(
-            *(model, loss, optimizer, plan, experiment.train, made, included),
+            *(model, loss, optimizer, plan, (x, y), made, included),
             steps=steps,
             delta=delta,
             others=asked.others,
             generator=generator,
-            secure=settings.secure,
             views=experiment.views,
             public=experiment.public,
             done=done,

@@ -1,34 +1,51 @@
-"""Settings of a run of `hush train`, and its experiment: records, model, optimizer."""
+"""Settings of `hush train`, and the records, model and optimizer of a run."""
 
 import json
-import math
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import count as integers
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hush.core.atomic_files import check_folder
-from hush.core.errors import CheckpointError, InvalidValue, shorten
+from hush.core.errors import CheckpointError, InvalidValue, Unsupported, shorten
 from hush.core.guarantee import DELTA, Neighbours
-from hush.core.plan import Plan
 from hush.core.value import Value, count, number
+from hush.schema import Image, schema_of
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
     from hush.gradients.tree import Views
+    from hush.training.data import Data
     from hush.training.options import Units
+    from hush.training.tables import EncodedTable
 
 _LEARNING_RATE = number(above=0, at_most=1e6, why="it is the length of a step", example=1.0)
 _VIEWS = count("each is a pass over the record, clipped once for all", at_most=1024, example=4)
 _MOMENTUM = number(at_least=0, below=1, why="at 1 no update decays", example=0.9)
 LEARNING_RATE, MOMENTUM = _LEARNING_RATE["range"], _MOMENTUM["range"]
+T = TypeVar("T")
+_IN_MEMORY = 2**30
+"""Size in bytes of encoded records that are kept in memory. Larger tables are read step by step."""
+
+
+def read_settings(folder: Path, convert: Callable[[dict[str, Any]], T]) -> T:
+    """The settings in the folder of a run, converted from plain data."""
+    from hush.training.run_folder import SETTINGS
+
+    try:
+        return convert(json.loads((folder / SETTINGS).read_text()))
+    except (OSError, ValueError, RecursionError) as error:  # HushError is a ValueError
+        text = f"{folder} has no readable {SETTINGS} ({shorten(str(error), 500)}). Name the folder of "
+        raise CheckpointError(f"{text}a run of `hush train`.") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(Value):
-    """Choices of `hush train` that are not in the plan file. None of them depends on the records."""
+    """Options of `hush train` that are not in the plan file. No option depends on the records."""
 
     data: str
     model: str
@@ -38,13 +55,18 @@ class Settings(Value):
     features: str | None = None
     views: int | None = field(default=None, metadata=_VIEWS)
     public_records: int = field(default=0, metadata=count("they have no protection", at_least=0))
-    secure: bool = False
     per_unit: int | None = field(default=None, metadata=count("a sampled owner has a record"))
-    """Records of one owner per step, for user-level privacy. The owners are in no published file."""
+    """Records of one user per step, for user-level privacy. No published file contains the user ids."""
     neighbours: Neighbours | None = None
-    """None: zero-out."""
+    """Adjacency; None is zero-out."""
     records: int | None = field(default=None, metadata=count("the divisor of the update is public"))
-    """Public constant in place of a private number of records."""
+    """Public constant instead of a private number of records."""
+    target: tuple[str, ...] | None = field(
+        default=None, metadata={"check": lambda name, value: tuple(value)}
+    )
+    """Target columns of a file."""
+    schema: dict[str, Any] | None = None
+    """Public schema of a file, as plain data."""
 
     @property
     def relation(self) -> Neighbours:
@@ -53,37 +75,51 @@ class Settings(Value):
     @classmethod
     def read(cls, folder: Path) -> "Settings":
         """The settings in the folder of a run of `hush train`."""
-        from hush.training.run_folder import SETTINGS
-
-        try:
-            return cls.from_plain(json.loads((folder / SETTINGS).read_text()))
-        except (OSError, ValueError, RecursionError) as error:  # HushError is a ValueError
-            text = (
-                f"{folder} has no readable {SETTINGS} ({shorten(str(error), 500)}). Name the folder of "
-            )
-            raise CheckpointError(f"{text}a run of `hush train`.") from None
+        return read_settings(folder, cls.from_plain)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Experiment:
-    """The records of a run on their device, and how its model and optimizer are initialised."""
+    """The records of a run on their device, and the initial model and optimizer."""
 
     settings: Settings
-    train: "tuple[Tensor, Tensor]"
-    test: "tuple[Tensor, Tensor]"
-    public: "tuple[Tensor, Tensor] | None"
-    views: "Views | None"
-    classes: int
+    train: "Data"
+    test: "Data | None"
+    outputs: int
+    """Number of classes, labels or numbers."""
+    loss: "nn.Module"
+    device: "torch.device"
+    public: "tuple[Tensor, Tensor] | None" = None
+    views: "Views | None" = None
     units: "Units | None" = None
-    """Owners of the private records (sensitive); None: each record is a unit of privacy."""
+    """User ids of the private records (sensitive); None for record-level privacy."""
+
+    def tensors(self, command: str) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
+        """Inputs and labels of training and test records in memory, for a command that needs them."""
+        import torch
+
+        classes = isinstance(self.loss, torch.nn.CrossEntropyLoss)
+        if isinstance(self.train, tuple) and isinstance(self.test, tuple) and classes:
+            return *self.train, *self.test
+        raise Unsupported(
+            f"{command} needs classes as targets, test records (--test-data), and training records that "
+            "fit into memory."
+        )
+
+    @property
+    def slots(self) -> int:
+        """Number of private training records."""
+        from hush.training.data import count
+
+        return count(self.train)
 
     def public_count(self) -> int:
-        """Number of units of privacy, or the public constant in place of it."""
+        """Number of records or users, or the public constant instead."""
         from hush.training.units import public_count, units_of
 
         relation, records = self.settings.relation, self.settings.records
         if records is None and self.units is None and relation is not Neighbours.ADD_REMOVE:
-            records = len(self.train[1])
+            records = self.slots
         return public_count(records, units_of(self.units, relation), relation)
 
     def initialise(self) -> "tuple[nn.Module, torch.optim.Optimizer]":
@@ -91,85 +127,130 @@ class Experiment:
         import torch
 
         from hush.models import build
+        from hush.training.data import zero_record
 
-        settings, inputs = self.settings, self.train[0]
+        settings, inputs = self.settings, zero_record(self.train)[0]
         shape, kind = inputs.shape[1:], inputs.dtype
-        model = build(settings.model, classes=self.classes, shape=shape, dtype=kind).to(inputs.device)
+        model = build(settings.model, classes=self.outputs, shape=shape, dtype=kind).to(self.device)
         rate, momentum = settings.learning_rate, settings.momentum
         return model, torch.optim.SGD(model.parameters(), lr=rate, momentum=momentum)
 
 
 def build_experiment(
-    settings: Settings, data_dir: Path | None, device: "torch.device", units: Path | None = None
+    settings: Settings,
+    data_dir: Path | None,
+    device: "torch.device",
+    units: Path | None = None,
+    test_data: Path | None = None,
 ) -> Experiment:
-    """The experiment of these settings and of a file with the owner of each training record."""
-    from hush.data import flips_and_shifts, load, read_owners, tensors, with_features
+    """The experiment for these settings, a file with the user id of each training record, and a file of
+    test records if the data set is a file."""
+    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise Unsupported(
+            f"a launcher such as torchrun started {os.environ['WORLD_SIZE']} processes, and a command "
+            "of hush trains in one: each would train a model of its own and charge it. Start it without "
+            "the launcher. For several GPUs, call hush.train in a script (docs/distributed.md)."
+        )
+    from hush.data import flips_and_shifts, read_owners
+    from hush.training.data import zero_record
     from hush.training.options import Units
 
-    dataset = load(settings.data, data_dir)
-    owners = None if units is None else read_owners(units, len(dataset.y_train))
-    if settings.features is not None:
-        dataset = with_features(dataset, settings.features, device=str(device), directory=data_dir)
-    limit, public = len(dataset.y_train) - 1, settings.public_records
+    read = _named if settings.schema is None else _from_file
+    experiment = read(settings, data_dir if settings.schema is None else test_data, device)
+    limit, public = experiment.slots - 1, settings.public_records
+    owners = None if units is None else read_owners(units, experiment.slots)
     if public > limit:
         raise InvalidValue(
-            f"--public-records {public} must be > 0 and <= {limit}: public records have no protection, "
-            "and no private record would be left. Pass e.g. --public-records 100."
+            f"--public-records {public} must be > 0 and <= {limit}: otherwise no private record "
+            "would be left. Pass e.g. --public-records 100."
         )
     if owners is not None and not set(owners[:public]).isdisjoint(owners[public:]):
         raise InvalidValue(
-            f"--public-records {public} makes some records of an owner in {units} public and keeps "
-            "others private. Order the records by owner, and pass a number that splits none."
+            f"--public-records {public} makes only some records of a user in {units} public. "
+            "Order the records by user, and pass a number that does not split a user."
         )
     views = None
     if settings.views is not None:
-        if settings.features is not None or len(dataset.shape) != 3:
+        shape = zero_record(experiment.train)[0].shape[1:]
+        if settings.features is not None or len(shape) != 3:
             kind = settings.data if settings.features is None else f"{settings.features} features"
-            text = f"--views {settings.views} is for images, and {kind} are none. Leave it out."
+            text = f"--views {settings.views} needs images, and {kind} are not images. Leave it out."
             raise InvalidValue(text)
-        # an eighth of the side: the usual 4 pixels of 32 would push most of 8 pixels out of sight
-        views = flips_and_shifts(settings.views, shift=min(4, dataset.shape[-1] // 8))
-    x, y, x_test, y_test = (part.to(device) for part in tensors(dataset))
+        # at most an eighth of the side: a shift by 4 pixels would remove half of an 8 x 8 image
+        views = flips_and_shifts(settings.views, shift=min(4, shape[-1] // 8))
     private = None
     if owners is not None and settings.per_unit is not None:
         private = Units(owners=owners[public:], per_unit=settings.per_unit)
+    experiment = replace(experiment, views=views, units=private)
+    if not public:
+        return experiment
+    x, y, *_ = experiment.tensors("--public-records")
+    return replace(experiment, train=(x[public:], y[public:]), public=(x[:public], y[:public]))
+
+
+def _named(settings: Settings, data_dir: Path | None, device: "torch.device") -> Experiment:
+    """Records of a data set by name, or features of them."""
+    import torch
+
+    from hush.data import load, tensors, with_features
+
+    dataset = load(settings.data, data_dir)
+    if settings.features is not None:
+        dataset = with_features(dataset, settings.features, device=str(device), directory=data_dir)
+    x, y, x_test, y_test = (part.to(device) for part in tensors(dataset))
     return Experiment(
         settings=settings,
-        train=(x[public:], y[public:]),
+        train=(x, y),
         test=(x_test, y_test),
-        public=(x[:public], y[:public]) if public else None,
-        views=views,
-        classes=dataset.classes,
-        units=private,
+        outputs=dataset.classes,
+        loss=torch.nn.CrossEntropyLoss(),
+        device=device,
     )
 
 
+def _from_file(settings: Settings, test_data: Path | None, device: "torch.device") -> Experiment:
+    """Records of a file, encoded by the schema in the settings."""
+    from torch import nn
+
+    from hush.training.source import Source
+    from hush.training.tables import EncodedTable, open_table
+
+    def records(path: str | Path) -> "tuple[EncodedTable, Data]":
+        table = EncodedTable(open_table(path), schema_of(settings.schema or {}), settings.target or ())
+        size = len(table) * table.rows([0])[0].nbytes
+        if size > _IN_MEMORY:
+            return table, Source(table)
+        inputs, targets = table.whole()
+        return table, (inputs.to(device), targets.to(device))
+
+    table, train = records(settings.data)
+    loss = nn.MSELoss() if table.numeric else nn.BCEWithLogitsLoss()
+    return Experiment(
+        settings=settings,
+        train=train,
+        test=None if test_data is None else records(test_data)[1],
+        outputs=table.outputs,
+        loss=nn.CrossEntropyLoss() if table.classes else loss,
+        device=device,
+    )
+
+
+def model_of(model: str | None, data: str, features: str | None, schema: dict[str, Any] | None) -> str:
+    """Name of the network: `model`, verified to be importable, or the default one."""
+    from hush.models import default_model, network_of
+
+    if model is None and schema is not None:
+        images = any(isinstance(each, Image) for each in schema_of(schema).values())
+        return "cnn" if images else "linear"
+    name = model or default_model(data, features)
+    network_of(name)
+    return name
+
+
 def folder_of(run_dir: Path | None, name: str) -> Path:
-    """The folder of a run, which can be written to; by default a new one of this name, below runs."""
+    """Writable folder of a run; by default a new folder `runs/name-N`."""
     new = (Path("runs") / f"{name}-{number}" for number in integers(1))
     folder = run_dir or next(path for path in new if not path.exists())
-    # before any work, and without making a folder for a run that fails
+    # checked before training, and without creating a folder
     check_folder("--run-dir", next(p for p in (folder, *folder.absolute().parents) if p.exists()))
     return folder
-
-
-def deviation(beta: float, scale: float) -> float:
-    """Standard deviation of noise of density proportional to exp(-(|x| / scale)^beta)."""
-    return scale * math.exp((math.lgamma(3 / beta) - math.lgamma(1 / beta)) / 2)
-
-
-def signal_to_noise(plan: Plan, records: int, steps: int, dimension: int) -> float:
-    """Upper bound on the ratio of the summed clipped gradients to the noise (root mean square norm).
-
-    It is infinite for noise that has neither a density nor a dominating noise with one.
-    """
-    blocks = plan.clipping.sensitivity(dimension)
-    variance = 0.0
-    noises = plan.noise.per_block(blocks, plan.clipping.reference_norm)
-    for block, (noise, norm) in zip(blocks, noises, strict=True):
-        law = (noise.dominating_noise(norm) or noise).exponential_power(norm)
-        if law is None:
-            return math.inf
-        variance += block.size * deviation(*law) ** 2
-    signal = math.hypot(*(block.l2_radius for block in blocks)) * plan.sampling.expected(records)
-    return math.sqrt(steps) * signal / math.sqrt(variance)

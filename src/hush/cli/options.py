@@ -1,4 +1,4 @@
-"""Options that several commands share, and the values they are converted to."""
+"""Options of several commands, and their conversion to plans."""
 
 import inspect
 import re
@@ -15,9 +15,8 @@ from hush.clipping import L2
 from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.extensions import choices, extensions
 from hush.core.guarantee import Neighbours
-from hush.core.parts import Always, Release, Sampling
+from hush.core.parts import Sampling
 from hush.core.plan import Plan, read_plan
-from hush.core.release import Selective
 from hush.core.value import check_count, with_article
 from hush.noise import Gaussian
 from hush.sampling import FullBatch, Poisson
@@ -25,12 +24,12 @@ from hush.sampling import FullBatch, Poisson
 if TYPE_CHECKING:
     import torch
 
-MODELS = ("logistic", "mlp")
+MODELS = ("logistic", "mlp", "linear", "cnn")
 """Names of the networks in `hush.models`, which imports torch."""
 
 
 def about(description: str, *names: str, panel: str | None = None, **checks: Any) -> Any:
-    """Option with this help, in a panel of the command's help."""
+    """Option with a help text, in a panel of the command's help."""
     return typer.Option(*names, help=description, rich_help_panel=panel, **checks)
 
 
@@ -42,7 +41,7 @@ running = partial(about, panel="Run and output")
 
 
 def device_named(value: str | None) -> str | None:
-    """Callback of --device, before the command imports torch."""
+    """Validate --device before the command imports torch."""
     if value is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
         text = (
             f"--device {value} must be cpu, cuda or cuda:N, which have double precision for exact noise."
@@ -57,53 +56,81 @@ def _seed(value: int | None) -> int | None:
     return value
 
 
-def _installed(kind: str, description: str, *own: str) -> Any:
-    """Option with hush's own names and the entry points of `hush.<kind>`; checked without torch."""
+def _installed(
+    kind: str, description: str, *own: str, other: Callable[[str], bool] | None = None, or_else: str = ""
+) -> Any:
+    """Option that accepts hush's own names and the entry points of `hush.<kind>`, without importing
+    torch; and values that `other` accepts."""
     known = (*own, *extensions(kind))
 
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
-        if value is not None and value not in known:
-            raise InvalidValue(f"{parameter.opts[0]} {value} must be one of {choices(kind, *own)}")
+        if value is not None and value not in known and not (other is not None and other(value)):
+            text = f"{parameter.opts[0]} {value} must be one of {choices(kind, *own)}"
+            raise InvalidValue(f"{text} Or pass {or_else}." if or_else else text)
         return value
 
     listed = ", ".join(known) or "of other distributions"
-    return _data(f"{description}: {listed}.", callback=check)
+    return _data(f"{description}: {listed}{f'; or {or_else}' * bool(or_else)}.", callback=check)
 
 
+def is_file(data: str) -> bool:
+    """Whether --data is the path of a file or a folder instead of the name of a data set."""
+    named = data == "digits" or data in extensions("datasets")
+    return not named and (bool(Path(data).suffix) or Path(data).exists())
+
+
+_FILES = "the path of a CSV, JSON lines, Parquet or .npz file or of a folder of images by class"
+_OWN = "module:function of your own"
 Data = Annotated[str, _installed("datasets", "Data set", "digits")]
-Model = Annotated[str | None, _installed("models", "Network, by default one that fits", *MODELS)]
+DataOrFile = Annotated[str, _installed("datasets", "Data set", "digits", other=is_file, or_else=_FILES)]
+Target = Annotated[list[str] | None, _data("Target column of a file; repeat it for several.")]
+Schema = Annotated[Path | None, _data("Public schema of a file; `hush schema FILE` drafts one.")]
+TestData = Annotated[Path | None, _data("File of test records, which need no protection.")]
+Model = Annotated[
+    str | None,
+    _installed(
+        *("models", "Network, by default one that fits", *MODELS),
+        other=lambda name: ":" in name,
+        or_else=_OWN,
+    ),
+]
 Features = Annotated[str | None, _installed("features", "Features of images, computed once")]
-DataDir = Annotated[Path | None, _data("Folder with the data files; else HUSH_DATA.")]
-_DEVICE = running("cpu, cuda or cuda:N; cuda if there is one.", callback=device_named)
+DataDir = Annotated[Path | None, _data("Folder with the data files; by default $HUSH_DATA.")]
+_DEVICE = running("cpu, cuda or cuda:N; by default cuda if available.", callback=device_named)
 Device = Annotated[str | None, _DEVICE]
-_SEED = running("Repeats a run, for tests: a known seed is known noise.", callback=_seed)
+_SEED = running("Repeatable run, for tests only: the seed reveals the noise.", callback=_seed)
 Seed = Annotated[int | None, _SEED]
-RunDir = Annotated[Path | None, running("Folder of the run; a new one below runs by default.")]
+RunDir = Annotated[Path | None, running("Folder of the run; by default a new folder in runs/.")]
 Resume = Annotated[bool, running("Continue the run in --run-dir.")]
 LearningRate = Annotated[float, training("Learning rate.", "--lr")]
-AsJson = Annotated[bool, running("Print one JSON object instead of text.", "--json")]
-Quiet = Annotated[bool, running("Show no progress on standard error.", "--quiet")]
+AsJson = Annotated[bool, running("Print JSON instead of text.", "--json")]
+Quiet = Annotated[bool, running("Do not show progress.", "--quiet")]
 
-PlanName = Annotated[str | None, privacy("Plan file, or a name of `hush plans`.", "--plan")]
-Epsilon = Annotated[float, privacy("Budget: largest epsilon.")]
-Delta = Annotated[float, privacy("Probability that the guarantee may fail.")]
-ReportedDelta = Annotated[float | None, privacy("Probability of failure; the run's, else 1e-5.")]
-Noise = Annotated[float | None, privacy("Noise multiplier, in units of the clip norm.")]
-Rate = Annotated[float | None, privacy("Probability that a record takes part in a step.")]
+PlanName = Annotated[
+    str | None, privacy("Plan file, or a named plan; `hush plans` lists them.", "--plan")
+]
+Epsilon = Annotated[float, privacy("Privacy budget: largest epsilon.")]
+Delta = Annotated[float, privacy("Failure probability; well below 1 / records.")]
+ReportedDelta = Annotated[float | None, privacy("Failure probability; by default the run's, or 1e-5.")]
+Noise = Annotated[float | None, privacy("Noise multiplier: noise scale / clipping norm.")]
+Rate = Annotated[float | None, privacy("Sampling rate: probability that a step uses a record.")]
 Records = Annotated[int | None, privacy("Number of records in the data set.")]
-BatchSize = Annotated[int | None, privacy("Expected batch size, in place of the rate.")]
+BatchSize = Annotated[int | None, privacy("Expected batch size, instead of --rate.")]
 Steps = Annotated[int | None, training("Number of steps.")]
-Epochs = Annotated[float | None, training("Passes over the data, in place of steps.")]
-Dimension = Annotated[int | None, privacy("Number of parameters, if the cost depends on it.")]
-Group = Annotated[int, privacy("Number of records that change together: group privacy.")]
-_RELATION = "Adjacency relation; add/remove keeps the number of records private; else zero-out."
-Relation = Annotated[Neighbours | None, privacy(_RELATION)]
-_UNITS = "Owner of each training record, for user-level privacy: one id a line, or a .npy array."
+Epochs = Annotated[float | None, training("Passes over the data, instead of --steps.")]
+Dimension = Annotated[int | None, privacy("Number of parameters, if the privacy cost depends on it.")]
+Group = Annotated[int, privacy("Group size, for group privacy.")]
+_ADJACENCY = "Adjacency; zero-out by default. Under add/remove the number of records is private."
+AdjacencyOption = Annotated[Neighbours | None, privacy(_ADJACENCY)]
+_UNITS = "User ids for user-level privacy: one line per training record, or a .npy array."
 UnitsFile = Annotated[Path | None, privacy(_UNITS, "--units")]
 
 
 def takes(group: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator of a command that adds the options of a dataclass, which it receives first."""
+    """Decorator that adds the fields of a dataclass to the options of a command.
+
+    The command receives the dataclass as its first argument.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         shared = inspect.signature(group).parameters
@@ -122,31 +149,31 @@ def takes(group: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return decorate
 
 
-def refuse_together(**options: object) -> None:
-    """Raise if more than one of these options is given, because one would be ignored."""
+def reject_together(**options: object) -> None:
+    """Raise if more than one of these options is passed."""
     passed = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if len(passed) > 1:
-        raise InvalidPlan(f"{' and '.join(passed)} say the same thing twice. Pass one of them.")
+        raise InvalidPlan(f"{' and '.join(passed)} set the same value. Pass one of them.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class StepOptions:
     rate: Rate = None
     batch_size: BatchSize = None
     steps: Steps = None
     epochs: Epochs = None
 
     def __post_init__(self) -> None:
-        refuse_together(rate=self.rate, batch_size=self.batch_size)
-        refuse_together(steps=self.steps, epochs=self.epochs)
+        reject_together(rate=self.rate, batch_size=self.batch_size)
+        reject_together(steps=self.steps, epochs=self.epochs)
 
     def count(self, plan: Plan, epochs: float | None = None) -> int:
-        """Number of steps; without an option, of this many epochs."""
+        """Number of steps; without --steps and --epochs, the steps of `epochs` passes."""
         if self.steps is not None:
             return check_count("--steps", self.steps, "the cost of each step is added up")
         passes = epochs if self.epochs is None else self.epochs
         if passes is None:
-            raise InvalidValue("the number of steps is not given. Pass --steps or --epochs.")
+            raise InvalidValue("the number of steps is missing. Pass --steps or --epochs.")
         if not 0 < passes < 1e9:
             raise InvalidValue(f"--epochs {passes} must be > 0 and below 1e9. Pass e.g. --epochs 10.")
         return max(1, round(passes / plan.sampling.participation))
@@ -155,18 +182,18 @@ class Work:
 def sampling_of(
     rate: float | None, records: int | None, batch_size: int | None, unit: str = "record"
 ) -> Sampling:
-    """Poisson sampling of units of privacy at `rate` or `batch_size` / `records`; at 1, a full batch."""
+    """Poisson sampling at `rate`, or at `batch_size / records`; a full batch if the rate is 1."""
     if rate is None:
         if records is None or batch_size is None:
             way = "Pass --rate, or --records and --batch-size, or --plan."
-            raise InvalidPlan(f"the probability that a record takes part is not given. {way}")
+            raise InvalidPlan(f"the sampling rate is missing. {way}")
         records = check_count("--records", records, "the rate is a share of them", at_least=1)
         rate = share_of("--batch-size", batch_size, records, unit)
     return FullBatch() if rate == 1 else Poisson(rate=rate)
 
 
 def share_of(option: str, batch: int, records: int, unit: str) -> float:
-    """Sampling rate of an expected batch, or an error if it is larger than the data."""
+    """Sampling rate for an expected batch size; raises if the batch is larger than the data."""
     if not 0 < batch <= records:
         raise InvalidValue(
             f"{option} {batch} must be > 0 and <= the {counted(records, unit)}: {with_article(unit)} "
@@ -175,15 +202,11 @@ def share_of(option: str, batch: int, records: int, unit: str) -> float:
     return batch / records
 
 
-def plan_of(
-    sampling: Sampling,
-    noise: float | None = None,
-    clip: float | None = None,
-    release: Release = Always(),
-) -> Plan:
-    """The plan of DP-SGD: L2 clipping at `clip`, Gaussian noise of multiplier `noise`; 1 by default."""
+def plan_of(sampling: Sampling, noise: float | None = None, clip: float | None = None) -> Plan:
+    """The plan of DP-SGD: l2 clipping to `clip` and Gaussian noise with multiplier `noise`, both 1 by
+    default."""
     clipping, law = L2(1.0 if clip is None else clip), Gaussian(1.0 if noise is None else noise)
-    return Plan(sampling=sampling, clipping=clipping, noise=law, release=release)
+    return Plan(sampling=sampling, clipping=clipping, noise=law)
 
 
 HYPERPARAMETERS = {
@@ -191,6 +214,7 @@ HYPERPARAMETERS = {
     "coordinate-rate": ("sampling", "coordinate_rate"),
     "clip": ("clipping", "clip_norm"),
     "cap": ("clipping", "cap"),
+    "linf": ("clipping", "linf"),
     "noise": ("noise", "multiplier"),
     "beta": ("noise", "beta"),
     "bound": ("noise", "bound"),
@@ -200,11 +224,11 @@ HYPERPARAMETERS = {
     "test-threshold": ("release", "threshold"),
     "test": ("release", "test"),
 }
-"""Part of a plan and argument of a named plan, by option."""
+"""Option name to the part of a plan and the argument of a named plan."""
 
 
 def is_named(plan: str | None) -> bool:
-    """Whether this is a name of `hush plans`; raises for a name that is neither that nor a file."""
+    """Whether `plan` is a named plan; raises if it is neither a named plan nor a file."""
     from hush.plans import NAMES
 
     if plan is not None and plan not in NAMES and not Path(plan).suffix and not Path(plan).exists():
@@ -216,53 +240,34 @@ def is_named(plan: str | None) -> bool:
 
 
 def plan_at(plan: str, options: dict[str, Any], **sizes: int) -> Plan:
-    """The plan of a file, or a named plan with the given options (None: its own).
+    """The plan of a file, or a named plan with these options (None: the plan's default).
 
-    `sizes` are the numbers of parameters and of public records, for plans that depend on them.
+    `sizes` has the number of parameters and of public records, for plans that depend on them.
     """
     from hush.plans import NAMES
 
     passed = {name: value for name, value in options.items() if value is not None}
     if not is_named(plan):
         for name in passed:
-            refuse_together(plan=plan, **{name: name})
+            reject_together(plan=plan, **{name: name})
         return read_plan(Path(plan))
     known, arguments = inspect.signature(NAMES[plan].make).parameters, {}
     for name, value in passed.items():
         part, argument = HYPERPARAMETERS[name]
         if argument not in known:
             kind = type(getattr(NAMES[plan].make(), part)).__name__
+            instead = " (DPSUR's threshold beta is --test-threshold)" * (plan[:5] + name == "dpsurbeta")
             raise InvalidPlan(
-                f"--{name} is no hyperparameter of --plan {plan}: its {part} is {kind}. Leave it out, "
-                f"or edit a plan file: hush plans {plan} > plan.toml."
+                f"--{name} is not an option of --plan {plan}: its {part} is {kind}{instead}. Leave it "
+                f"out, or edit a plan file: hush plans {plan} > plan.toml."
             )
         arguments[argument] = value
     arguments |= {name: size for name, size in sizes.items() if name in known}
     return NAMES[plan].make(**arguments)
 
 
-def release_of(records: int, unit: str, batch: int | None, tests: dict[str, Any]) -> Release:
-    """The release rule of the `--test...` options; without a test batch, every update is released."""
-    passed = {name: value for name, value in tests.items() if name[:4] == "test" and value is not None}
-    if batch is None:
-        for name in passed:
-            text = f"--{name} needs a test batch: no update would be tested. Pass --test-batch."
-            raise InvalidPlan(text)
-        return Always()
-    kind = passed.pop("test", "summed")
-    # docs/results/selective.md compares the two tests at equal epsilon
-    clip, noise = (0.01, 8.0) if kind == "summed" else (0.001, 1.3)
-    return Selective(
-        rate=share_of("--test-batch", batch, records, unit),
-        clip=passed.get("test-clip", clip),
-        multiplier=passed.get("test-noise", noise),
-        threshold=passed.get("test-threshold", -1.0),
-        test=kind,
-    )
-
-
 def device_of(name: str | None) -> "torch.device":
-    """The torch device called `name`; by default a GPU if torch has one, else the CPU."""
+    """The torch device of this name; by default a GPU if torch finds one, otherwise the CPU."""
     import torch
 
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0

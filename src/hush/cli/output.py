@@ -14,12 +14,12 @@ from hush.core.value import finite_or_none
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things, in words: "1 step", "2 steps"."""
+    """A number with its noun: "1 step", "2 steps"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print one JSON object; infinities become null, which every reader understands."""
+    """Print one JSON object; infinities become null, which every JSON parser accepts."""
     print(json.dumps(finite_or_none(value)))
 
 
@@ -40,13 +40,13 @@ def print_run(
     print(*lines, sep="\n")
     if seed is not None:
         print(
-            "the noise came from a known seed: the guarantee holds only while the seed stays secret and "
-            "serves no other run"
+            "the run was seeded: the guarantee holds only if the seed stays secret and no other run "
+            "uses it"
         )
 
 
 def run_app(app: Callable[[], object]) -> None:
-    """Run a command line; errors of hush and warnings are printed as a line, without a traceback."""
+    """Run a command line; print errors of hush and warnings in one line, without a traceback."""
     warnings.showwarning = lambda message, *_, **__: print_error(
         f"warning: {' '.join(str(message).split())}"
     )
@@ -60,7 +60,7 @@ def run_app(app: Callable[[], object]) -> None:
 def _file_error(error: OSError) -> str:
     if error.filename is None or error.errno is None or error.strerror is None:
         return str(error)
-    if error.strerror != os.strerror(error.errno):  # an explanation of our own
+    if error.strerror != os.strerror(error.errno):  # hush's own text
         return f"{error.filename} {error.strerror}"
     return (
         f"{error.filename} cannot be used ({error.strerror}): the command reads or writes files there. "

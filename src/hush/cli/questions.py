@@ -1,14 +1,15 @@
-"""`hush account`, `explain`, `calibrate`, `plans` and `compare`: the cost of plans, without torch."""
+"""`hush account`, `explain`, `calibrate`, `plan`, `plans` and `compare`: privacy cost of plans,
+without torch."""
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hush.cli import options as opt
-from hush.cli.options import about
 from hush.cli.output import counted, print_json
 from hush.core.errors import InvalidPlan, InvalidValue
 from hush.core.guarantee import DEFAULT_DELTA, RECORD, Adjacency, Budget, Guarantee, at_most, check_delta
@@ -17,28 +18,33 @@ from hush.core.value import check_count
 from hush.report.text import Table
 from hush.sampling import FullBatch
 
+if TYPE_CHECKING:
+    from hush.accounting.planning import Point
+
+_comparing = partial(opt.about, panel="Gradients and methods")
+
 
 @dataclass(frozen=True, kw_only=True)
-class Question(opt.Work):
+class PlanOptions(opt.StepOptions):
     noise: opt.Noise = None
     records: opt.Records = None
     plan: opt.PlanName = None
     dimension: opt.Dimension = None
     group: opt.Group = 1
-    neighbours: opt.Relation = None
+    neighbours: opt.AdjacencyOption = None
     as_json: opt.AsJson = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        opt.refuse_together(plan=self.plan, noise=self.noise)
-        opt.refuse_together(plan=self.plan, rate=self.rate, batch_size=self.batch_size)
+        opt.reject_together(plan=self.plan, noise=self.noise)
+        opt.reject_together(plan=self.plan, rate=self.rate, batch_size=self.batch_size)
 
     @property
     def adjacency(self) -> Adjacency:
         return Adjacency(group=self.group, neighbours=self.neighbours or RECORD.neighbours)
 
     def start(self) -> Plan:
-        """The plan of that name or file, or the plan of DP-SGD; its noise is 1 by default."""
+        """The named plan or plan file, or DP-SGD with a noise multiplier of 1 by default."""
         if self.plan is not None:
             return opt.plan_at(self.plan, {})
         sampling = opt.sampling_of(self.rate, self.records, self.batch_size)
@@ -46,15 +52,16 @@ class Question(opt.Work):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Charged(Question):
+class CostOptions(PlanOptions):
     run_dir: Annotated[Path | None, typer.Argument(help="Folder of a run.")] = None
-    ledger: Annotated[Path | None, about("Ledger of a run.")] = None
+    ledger: Annotated[Path | None, opt.privacy("Ledger file, instead of a run's folder.")] = None
+    opacus: Annotated[Path | None, opt.privacy("Checkpoint or accountant of Opacus: .pt, .json.")] = None
     delta: opt.ReportedDelta = None
 
 
 @dataclass(frozen=True)
 class _Charges:
-    """Steps of each plan, and their guarantee."""
+    """Number of steps of each plan, and their guarantee."""
 
     counts: dict[Plan, int]
     dimensions: dict[Plan, int]
@@ -63,7 +70,8 @@ class _Charges:
     notes: list[str]
 
     def print(self, answer: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-        """Print the guarantee, an answer about it and the charges; for a claim, its proved epsilon."""
+        """Print the guarantee, `answer` or `lines`, and the charges; for a published claim, the proved
+        epsilon."""
         from hush.accounting.epsilon import compose
         from hush.report.facts import proved_counts
 
@@ -79,39 +87,51 @@ class _Charges:
         print(self.guarantee, *lines, *(f"  {line}" for line in (*charges, *self.notes)), sep="\n")
 
 
-def _charges(asked: Charged) -> _Charges:
+def _charges(asked: CostOptions) -> _Charges:
     from hush.accounting.epsilon import compose
 
-    if source := asked.run_dir or asked.ledger:
-        return _ledger_charges(source, asked)
+    opt.reject_together(run_dir=asked.run_dir, ledger=asked.ledger, opacus=asked.opacus)
+    if source := asked.run_dir or asked.ledger or asked.opacus:
+        return _charges_of_file(source, asked)
     if asked.plan is None and asked.noise is None:
         way = "Pass --noise, --rate and --steps; --plan and --steps; or a run's folder."
-        raise InvalidPlan(f"no charges to account for. {way}")
+        raise InvalidPlan(f"there are no steps to account for. {way}")
     plan, adjacency = asked.start(), asked.adjacency
     counts = {plan: asked.count(plan)}
     dimensions = {} if asked.dimension is None else {plan: asked.dimension}
-    delta = DEFAULT_DELTA if asked.delta is None else asked.delta
-    notes = [f"delta {delta:g} by default: set --delta well below 1 / records"]
+    delta, notes = _delta(asked)
     guarantee = _for_units(compose(counts, delta, dimensions, adjacency), asked.records)
-    return _Charges(counts, dimensions, adjacency, guarantee, notes if asked.delta is None else [])
+    return _Charges(counts, dimensions, adjacency, guarantee, notes)
 
 
-def _ledger_charges(source: Path, asked: Charged) -> _Charges:
-    """The charges of a ledger, checked against the other files of its run."""
+def _delta(asked: CostOptions) -> tuple[float, list[str]]:
+    """Delta of the command, and a note if it is the default."""
+    if asked.delta is not None:
+        return asked.delta, []
+    return DEFAULT_DELTA, [f"delta {DEFAULT_DELTA:g} by default: set --delta well below 1 / records"]
+
+
+def _charges_of_file(source: Path, asked: CostOptions) -> _Charges:
+    """The charges of a ledger, verified against the other files of its run, or of a run of Opacus."""
     from hush.accounting.ledger import reported_delta
+    from hush.accounting.opacus import from_opacus
     from hush.training.run_folder import checked_ledger
 
     for name in ("plan", "noise", "rate", "records", "batch_size", "steps", "epochs", "dimension"):
         if (value := getattr(asked, name)) is not None:
             raise InvalidPlan(
-                f"--{name.replace('_', '-')} {value} is for a question without a ledger: the ledger of "
-                f"{source} has the charges. Leave out the option, or the ledger."
+                f"--{name.replace('_', '-')} {value} cannot be combined with {source}, which has the "
+                "charges. Leave out the option, or the file."
             )
-    opt.refuse_together(run_dir=asked.run_dir, ledger=asked.ledger)
+    if asked.opacus is not None:
+        run, (delta, notes) = from_opacus(source), _delta(asked)
+        guarantee = run.epsilon(delta, group=asked.group, neighbours=asked.adjacency.neighbours)
+        gaps = [f"check: {gap}" for gap in run.gaps]
+        return _Charges(dict(run.counts), {}, asked.adjacency, guarantee, [*notes, *gaps])
     ledger, notes = checked_ledger(source)
     delta, reason = reported_delta(ledger, asked.delta)
     if ledger.cut_short:
-        cut = "its last line is cut short: charges may be missing, and epsilon is at least this"
+        cut = "the ledger's last line is incomplete: charges may be missing, and epsilon may be larger"
         notes = [cut, *notes]
     guarantee = _for_units(ledger.epsilon(delta, group=asked.group, neighbours=asked.neighbours))
     adjacency = replace(ledger.adjacency, group=asked.group, neighbours=guarantee.neighbours)
@@ -119,7 +139,7 @@ def _ledger_charges(source: Path, asked: Charged) -> _Charges:
 
 
 def _for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:
-    """The guarantee with the number of units; warns if delta is too large for them."""
+    """The guarantee with the number of records or users; warns if delta is too large for it."""
     if records is not None:
         count = check_count("--records", records, "delta is compared with it", at_least=1)
         guarantee = replace(guarantee, records=count)
@@ -128,16 +148,19 @@ def _for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:
     return guarantee
 
 
-@opt.takes(Charged)
-def account(asked: Charged) -> None:
-    """Epsilon of a number of private steps, or of all charges on a ledger.
+@opt.takes(CostOptions)
+def account(asked: CostOptions) -> None:
+    """Compute epsilon of a number of private steps, of a run or of a ledger.
 
-    A run's ledger is checked against its plan, anchor and checkpoint, also if it is named by --ledger.
-    Delta is the run's own, unless --delta names another.
+    The ledger of a run is verified against the other files of the run.
 
     Example: hush account --noise 1.0 --rate 0.01 --steps 10000
 
-    Of five records together: hush account --noise 1.0 --rate 0.01 --steps 10000 --group 5
+    Group privacy for five records: hush account --noise 1.0 --rate 0.01 --steps 10000 --group 5
+
+    A run: hush account runs/digits-1
+
+    A run of Opacus, with its known gaps: hush account --opacus checkpoint.pt
     """
     from hush.accounting.attacker import Attacker
 
@@ -147,13 +170,13 @@ def account(asked: Charged) -> None:
     charges.print({"attacker": best}, [f"  {attacker}"], as_json=asked.as_json)
 
 
-@opt.takes(Charged)
-def explain(asked: Charged) -> None:
-    """Success of the best attack on a release with this epsilon, before training or after.
+@opt.takes(CostOptions)
+def explain(asked: CostOptions) -> None:
+    """Bound the success of the best membership attack on a plan, a run or a ledger.
 
     Example: hush explain --noise 1.0 --records 60000 --batch-size 600 --epochs 20
 
-    Of a plan that `hush calibrate` wrote: hush explain --plan plan.toml --steps 2000
+    A plan file: hush explain --plan plan.toml --steps 2000
     """
     from hush.accounting.attacker import membership
     from hush.accounting.explanation import MIN_ERROR_RATE
@@ -165,7 +188,7 @@ def explain(asked: Charged) -> None:
     header = ["the best attack", "at most", "by epsilon and delta alone"]
     table = Table(header=header, rows=attack_rows(meaning)).markdown()
     lines = [
-        "\nAn attacker who sees all that is released, knows everything else and tests "
+        "\nAn attacker who sees all releases, knows all other records and tests "
         f"{membership(charges.adjacency)}:\n\n{table}\n",
         f"  Gaussian DP: mu = {at_most(meaning.trade_off.mu)} (for error rates of {MIN_ERROR_RATE:g} or "
         "more)",
@@ -173,61 +196,53 @@ def explain(asked: Charged) -> None:
     charges.print(explanation_facts(meaning), lines, as_json=asked.as_json)
 
 
-@opt.takes(Question)
+@opt.takes(PlanOptions)
 def calibrate(
-    asked: Question,
+    asked: PlanOptions,
     epsilon: Annotated[float | None, opt.privacy("Budget: largest epsilon.")] = None,
     delta: opt.Delta = DEFAULT_DELTA,
-    tpr: Annotated[float | None, opt.privacy("Risk: true positive rate at --fpr.")] = None,
-    fpr: Annotated[float | None, opt.privacy("False positive rate of --tpr.")] = None,
-    advantage: Annotated[float | None, opt.privacy("Risk: true less false positive rate.")] = None,
-    posterior: Annotated[float | None, opt.privacy("Risk: rate of right membership guesses.")] = None,
+    tpr: Annotated[float | None, opt.privacy("Risk limit: true positive rate at --fpr.")] = None,
+    fpr: Annotated[float | None, opt.privacy("False positive rate for --tpr.")] = None,
+    advantage: Annotated[float | None, opt.privacy("Risk limit: membership advantage.")] = None,
+    posterior: Annotated[float | None, opt.privacy("Risk limit: posterior of membership.")] = None,
     prior: Annotated[float | None, opt.privacy("Prior of membership for --posterior.")] = None,
-    fit: Annotated[bool, opt.privacy("A noise scale for each block.", "--fit")] = False,
+    fit: Annotated[bool, opt.privacy("Fit a noise multiplier per block.", "--fit")] = False,
 ) -> None:
-    """The plan that just meets a budget or a risk, ready to be saved as a plan file.
+    """Find the plan that meets a privacy budget or a risk limit, and print it as a plan file.
 
-    Without --noise it finds the noise; with --noise, whichever of the steps and the rate is missing.
+    Without --noise, find the noise. With --noise and --rate, find the steps; with --noise and --steps,
+    the rate.
 
     Example: hush calibrate --epsilon 3 --records 60000 --batch-size 600 --epochs 20
 
-    To a risk: hush calibrate --tpr 0.05 --fpr 0.01 --records 60000 --batch-size 600 --epochs 20
+    Risk limit: hush calibrate --tpr 0.05 --fpr 0.01 --records 60000 --batch-size 600 --epochs 20
     """
     from hush.accounting import calibrate as inverse
     from hush.accounting.attacker import Attacker, Risk
     from hush.accounting.epsilon import compose
-    from hush.accounting.shaping import fit_noise
 
     attacks = {"tpr": tpr, "fpr": fpr, "advantage": advantage, "posterior": posterior, "prior": prior}
     risks = [name for name, value in attacks.items() if value is not None]
     if epsilon is not None and risks:
-        raise InvalidPlan(f"--epsilon and --{risks[0]} are two limits, and a plan meets one. Pass one.")
+        raise InvalidPlan(f"--epsilon and --{risks[0]} are two limits. Pass one of them.")
     if epsilon is None and not risks:
         way = "Pass --epsilon; --tpr with --fpr; --advantage; or --posterior with --prior."
         raise InvalidPlan(f"the limit is missing. {way}")
     limit = Risk(**attacks) if epsilon is None else Budget(epsilon=epsilon, delta=delta)
     adjacency, dimension = asked.adjacency, asked.dimension
-    if fit and (adjacency.slots > 1 or isinstance(limit, Risk)):
-        other = limit if isinstance(limit, Risk) else adjacency
-        raise InvalidPlan(
-            f"--fit finds noise for an epsilon and {RECORD}, and {other} was asked for: its shape is "
-            "proved best for that alone. Leave out --fit, or calibrate the plan it finds."
-        )
     if asked.noise is None:
         start = asked.start()
         count = asked.count(start)
-        if fit and isinstance(limit, Budget):
-            found = fit_noise(start, limit, count, dimension)
-        else:
-            found = inverse.calibrate(start, limit, count, dimension, adjacency=adjacency)
+        calibration = inverse.fit_noise if fit else inverse.calibrate
+        found = calibration(start, limit, count, dimension, adjacency=adjacency)
     elif asked.rate is not None or asked.batch_size is not None:
         found = asked.start()
         if asked.steps is not None or asked.epochs is not None:
-            text = "noise, rate and steps are given, and one of them is to be found. Leave one out, or "
+            text = "noise, rate and steps are all given, so there is no unknown. Leave one out, or "
             raise InvalidPlan(f"{text}compute their cost with `hush account`.")
         count = inverse.max_steps(found, limit, adjacency=adjacency)
     elif asked.steps is not None:
-        count = check_count("--steps", asked.steps, "the rate is found for them", at_least=1)
+        count = check_count("--steps", asked.steps, "the rate depends on it", at_least=1)
         full = opt.plan_of(FullBatch(), asked.noise)
         found = inverse.max_rate(full, limit, count, adjacency=adjacency)
     else:
@@ -250,7 +265,7 @@ def plans(
     name: Annotated[str | None, typer.Argument(help="Plan to print as a plan file.")] = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Named plans: the methods of the papers. With a name, the plan as a file to edit.
+    """List the named plans, which are the methods of the papers; with a name, print its plan file.
 
     Example: hush plans dpsur > plan.toml
     """
@@ -262,7 +277,7 @@ def plans(
         for key, each in NAMES.items():
             print(f"{key}: {each.summary}\n    {each.paper}")
     elif not opt.is_named(name):
-        raise InvalidPlan(f"{name} is a file and not a named plan: {', '.join(NAMES)}.")
+        raise InvalidPlan(f"{name} is a plan file. Pass a named plan: {', '.join(NAMES)}.")
     elif as_json:
         print_json(opt.plan_at(name, {}).to_plain())
     else:
@@ -271,22 +286,93 @@ def plans(
         print(plan_text(plan), end="")
 
 
-@opt.takes(opt.Work)
+def plan(
+    records: Annotated[int, opt.privacy("Number of records in the data set.")],
+    parameters: Annotated[float, opt.privacy("Number of trained parameters, e.g. 1.1e6.")],
+    epsilon: opt.Epsilon = 3.0,
+    delta: opt.Delta = DEFAULT_DELTA,
+    epochs: Annotated[float, opt.training("Compute limit, as passes over the data.")] = 50,
+    gradients: Annotated[float | None, opt.training("Compute limit, as per-sample gradients.")] = None,
+    clip: Annotated[float, opt.privacy("Clipping norm of the plan.")] = 1.0,
+    out: Annotated[Path | None, opt.running("Plot of the curve: .svg, .png or .pdf.")] = None,
+    quiet: opt.Quiet = False,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Find the batch size and the steps with the best signal against the noise, at a compute limit.
+
+    The output is a plan file; the curve is in its comments. See docs/choosing.md.
+
+    Example: hush plan --records 50000 --parameters 1.1e6 --epsilon 3 > plan.toml
+    """
+    from hush.accounting import planning
+    from hush.accounting.epsilon import compose
+    from hush.training.progress import Progress
+
+    if out is not None and out.suffix not in (".svg", ".png", ".pdf"):
+        raise InvalidValue(f"--out {out} must end in .svg, .png or .pdf: it is a plot.", key="out")
+    for name, value in (("--parameters", parameters), ("--gradients", gradients), ("--epochs", epochs)):
+        if value is not None and not 0 < value < 1e15:
+            raise InvalidValue(f"{name} {value} must be > 0 and below 1e15.")
+    with Progress("calibrating the noise", unit="batch sizes", visible=not quiet) as progress:
+        points = planning.curve(
+            records=records,
+            parameters=max(1, round(parameters)),
+            budget=Budget(epsilon=epsilon, delta=delta),
+            gradients=max(1, round(epochs * records if gradients is None else gradients)),
+            clip_norm=clip,
+            done=progress.advance,
+        )
+    best = planning.best(points)
+    guarantee = _for_units(compose({best.plan: best.steps}, delta), records)
+    if out is not None:
+        _plot_curve(out, points, best)
+    if as_json:
+        rows = [{**vars(point), "plan": point.plan.to_plain()} for point in points]
+        print_json({**guarantee.to_plain(), "points": rows, "best": rows[points.index(best)]})
+        return
+    cells = [
+        [
+            f"{point.batch:g}" + " (best)" * (point is best),
+            f"{point.steps}",
+            f"{point.plan.noise.to_plain()['multiplier']:.3g}",
+            f"{point.noise:.3g}",
+            f"{point.effective:.3g}",
+        ]
+        for point in points
+    ]
+    header = ["batch size", "steps", "noise multiplier", "noise / batch", "steps without noise"]
+    table = Table(header=header, rows=cells).markdown()
+    print(*(f"# {line}" for line in table.splitlines()), sep="\n")
+    print(f"#\n# train with --steps {best.steps}: {guarantee}\n\n{plan_text(best.plan)}", end="")
+
+
+def _plot_curve(out: Path, points: "list[Point]", best: "Point") -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([each.batch for each in points], [each.effective for each in points], marker="o")
+    axes.axvline(best.batch, linestyle=":")
+    axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="equivalent steps without noise")
+    figure.savefig(out)
+
+
+@opt.takes(opt.StepOptions)
 def compare(
-    work: opt.Work,
+    work: opt.StepOptions,
     records: Annotated[int, opt.privacy("Number of records in the data set.")],
     dimension: Annotated[int, opt.privacy("Number of parameters.")],
     epsilon: opt.Epsilon = 3.0,
     delta: opt.Delta = DEFAULT_DELTA,
-    linf_ratio: Annotated[float | None, about("Largest entry of a gradient over its norm.")] = None,
-    subspaces: Annotated[str | None, about("Ranks and norms, e.g. 1000:2.5,290898:1.")] = None,
-    acceptance: Annotated[float, about("Share of DPSUR's trials that are accepted.")] = 0.5,
-    queries: Annotated[int, about("Number of noisy votes of PATE.")] = 200,
-    public_records: Annotated[int, about("Public records of the same kind.")] = 0,
+    linf_ratio: Annotated[float | None, _comparing("linf norm / l2 norm of a gradient.")] = None,
+    subspaces: Annotated[str | None, _comparing("Ranks and norms, as 1000:2.5,290898:1.")] = None,
+    acceptance: Annotated[float, _comparing("Acceptance rate of DPSUR.")] = 0.5,
+    queries: Annotated[int, _comparing("Number of queries of PATE.")] = 200,
+    public_records: Annotated[int, _comparing("Public records of the same distribution.")] = 0,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """The methods of the papers at one budget: noise, cost, needs, and which one to use.
+    """Compare the methods of the papers at one budget: noise, cost and requirements.
 
     Example: hush compare --records 50000 --dimension 291898 --batch-size 1000 --steps 1500
     --epsilon 2 --linf-ratio 0.1
@@ -295,7 +381,7 @@ def compare(
     from hush.accounting.compare import compare as rows_of
     from hush.training.progress import Progress
 
-    check_count("--dimension", dimension, "it is a number of parameters", at_least=1)
+    check_count("--dimension", dimension, "it is the number of parameters", at_least=1)
     if linf_ratio is not None:
         check_cap("--linf-ratio", linf_ratio, dimension)
     plan = opt.plan_of(opt.sampling_of(work.rate, records, work.batch_size))
@@ -330,9 +416,9 @@ def compare(
     print(
         f"\nEpsilon {epsilon:g} at delta {delta:g} (dp, {RECORD.neighbours} {RECORD.unit}) for "
         f"{setting.steps} updates. Noise: standard deviation on a coordinate of the mean gradient, for "
-        "gradients of norm 1 (PATE: on a count; bounded support: before clamping). Variance, and "
-        "gradients for each update, are relative to plain DP-SGD. Per-instance: epsilon at a synthetic "
-        "location, no guarantee. Measured: pages of docs/results. `hush plans NAME` prints a plan.\n\n"
+        "gradients of norm 1 (PATE: on a count; bounded support: before clamping). Variance and "
+        "gradients per update are relative to plain DP-SGD. Per-instance: epsilon at a synthetic "
+        "location, not a guarantee. Measured: page of docs/results. `hush plans NAME` prints a plan.\n\n"
         f"{advice}"
     )
 

@@ -1,4 +1,4 @@
-"""`hush report` and `hush pate`: the report of a run, and PATE."""
+"""`hush report` and `hush pate`: the privacy report of a run, and PATE."""
 
 import math
 from functools import partial
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hush.accounting.planning import deviation
 from hush.cli import options as opt
-from hush.cli.experiment import deviation, folder_of
-from hush.cli.options import about
-from hush.cli.output import print_json, print_run
+from hush.cli.experiment import folder_of
+from hush.cli.output import print_run
 from hush.core.atomic_files import check_folder
 from hush.core.errors import DataError, InvalidValue
 from hush.core.guarantee import DEFAULT_DELTA, DELTA, Budget
@@ -20,74 +20,73 @@ from hush.noise import Gaussian, GeneralizedGaussian, Laplace
 if TYPE_CHECKING:
     from hush.pate.argmax import Query
 
+_reporting = partial(opt.about, panel="Report")
+_voting = partial(opt.about, panel="Teachers and votes")
+
 
 def report(
     run_dir: Annotated[Path, typer.Argument(help="Folder of a run, or a ledger.")],
-    out: Annotated[Path | None, about("Page; JSON goes beside it.")] = None,
+    out: Annotated[Path | None, _reporting("HTML file; report.html by default.")] = None,
     delta: opt.ReportedDelta = None,
-    baseline: Annotated[float | None, about("Accuracy without privacy, as 0.95.")] = None,
-    audit: Annotated[Path | None, about("Output of `hush audit --json`: sensitive.")] = None,
+    baseline: Annotated[float | None, _reporting("Accuracy without privacy, e.g. 0.95.")] = None,
+    audit: Annotated[Path | None, _reporting("Output of `hush audit --json` (sensitive).")] = None,
     quiet: opt.Quiet = False,
-    as_json: opt.AsJson = False,
 ) -> None:
-    """Guarantee, risks and assumptions of a run: one HTML page, and JSON with the same facts.
-
-    With --json the facts are printed, and a page is written only if --out names it.
+    """Write the privacy report of a run: guarantee, risks and assumptions, as one HTML page.
 
     Example: hush report runs/digits-1
     """
     from hush.report.facts import run_facts
-    from hush.report.page import report_json, write_report
+    from hush.report.page import write_report
     from hush.training.progress import Progress
 
     if out is not None and out.suffix not in (".html", ".htm"):
-        text = f"--out {out} must end in .html: the page goes there, and JSON beside it. To print the "
-        raise InvalidValue(f"{text}facts, pass --json.", key="out")
-    page = out
-    if page is None and not as_json:
-        page = (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html"
-    if page is not None and run_dir.exists():
+        raise InvalidValue(f"--out {out} must end in .html: it is a page.", key="out")
+    page = (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html" if out is None else out
+    if run_dir.exists():
         check_folder("--out", page.parent)
     with Progress("computing the curves", visible=not quiet):
         facts = run_facts(run_dir, delta=delta, baseline=baseline, audit=audit)
-    plain = None if page is None else write_report(page, facts)
-    if as_json:
-        print_json(report_json(facts))
-        return
+    write_report(page, facts)
     print(facts.guarantee)
-    print(f"report: {page}; the same facts as JSON: {plain}")
+    print(f"report: {page}")
     if facts.audit is not None:
-        print("sensitive: it contains the result of an audit of the records; do not publish it")
+        print("sensitive: the report contains the result of an audit; do not publish it")
 
 
 def pate(
     data: opt.Data = "digits",
     data_dir: opt.DataDir = None,
     model: opt.Model = None,
-    teachers: Annotated[int, about("Number of teachers, each with its own records.")] = 100,
-    queries: Annotated[int, about("Number of public inputs: the first test records.")] = 200,
-    answers: Annotated[int | None, about("Most answers; all by default.")] = None,
+    teachers: Annotated[int, _voting("Number of teachers, trained on disjoint records.")] = 100,
+    queries: Annotated[int, _voting("Number of public queries: the first test records.")] = 200,
+    answers: Annotated[int | None, _voting("Maximum number of answers; all by default.")] = None,
     units: opt.UnitsFile = None,
-    epsilon: Annotated[float | None, about("Largest epsilon; 8 by default.")] = None,
+    epsilon: Annotated[float | None, opt.privacy("Privacy budget: epsilon; 8 by default.")] = None,
     delta: opt.Delta = DEFAULT_DELTA,
-    noise: Annotated[float | None, about("Noise multiplier, in place of --epsilon.")] = None,
-    beta: Annotated[float, about("Shape of the noise: 1 Laplace, 2 Gaussian, others.")] = 2.0,
-    threshold: Annotated[float | None, about("Answer if so many teachers agree, with noise.")] = None,
-    test_noise: Annotated[float | None, about("Its noise over the noise on a count; else 3.")] = None,
-    epochs: Annotated[int, about("Passes of a network over its records.")] = 40,
-    learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of Adam.")] = 5e-3,
-    processes: Annotated[int, about("Teachers trained at once.")] = 1,
-    run_dir: Annotated[Path, about("Folder of the run.")] = Path("runs/pate"),
+    noise: Annotated[float | None, opt.privacy("Noise multiplier, instead of --epsilon.")] = None,
+    beta: Annotated[float, opt.privacy("Exponent of the noise: 1 is Laplace, 2 is Gaussian.")] = 2.0,
+    threshold: Annotated[float | None, _voting("Votes needed for an answer, with noise.")] = None,
+    test_noise: Annotated[
+        float | None, _voting("Noise of --threshold / noise of a vote; default 3.")
+    ] = None,
+    epochs: Annotated[int, opt.training("Epochs for each network.")] = 40,
+    learning_rate: Annotated[float, opt.training("Learning rate of Adam.", "--lr")] = 5e-3,
+    processes: Annotated[int, opt.training("Number of processes that train teachers.")] = 1,
+    run_dir: Annotated[Path, opt.running("Folder of the run.")] = Path("runs/pate"),
     resume: opt.Resume = False,
     seed: opt.Seed = None,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Train teachers on disjoint private records, and a student on their noisy votes (PATE).
+    """Train teachers on disjoint private records and a student on their noisy votes (PATE).
 
-    Without --noise, the noise is calibrated to the budget for all queries.
+    Without --noise, hush calibrates the noise so that all queries fit the budget. Queries and test
+    records are public.
 
     Example: hush pate --teachers 100 --queries 200 --epsilon 8
+
+    Answer confident queries only: hush pate --threshold 60 --queries 200 --epsilon 8
     """
     import torch
 
@@ -105,18 +104,18 @@ def pate(
     x_train, y_train, x_test, y_test = tensors(dataset)
     if not 0 < queries < len(x_test):
         raise DataError(
-            f"--queries {queries} must be > 0 and below the {len(x_test)} test records: the student is "
-            f"measured on the rest. Pass e.g. --queries {len(x_test) // 2}."
+            f"--queries {queries} must be > 0 and below the {len(x_test)} test records: the other "
+            f"records evaluate the student. Pass e.g. --queries {len(x_test) // 2}."
         )
     vote = NoisyMax.of_teachers(noise=_noise(beta, 1.0 if noise is None else noise))
     query: Query = vote
     if threshold is None and test_noise is not None:
-        text = f"--test-noise {test_noise:g} is of a test, and without --threshold there is none. Pass "
+        text = f"--test-noise {test_noise:g} needs --threshold: without it, no query is tested. Pass "
         raise InvalidValue(f"{text}both, or neither.")
     if threshold is not None:
         multiplier = (3.0 if test_noise is None else test_noise) * vote.noise.to_plain()["multiplier"]
         query = Confident(vote=vote, threshold=threshold, noise=_noise(beta, multiplier))
-    opt.refuse_together(noise=noise, epsilon=epsilon)
+    opt.reject_together(noise=noise, epsilon=epsilon)
     if noise is None:
         budget = Budget(epsilon=8.0 if epsilon is None else epsilon, delta=delta)
         query = with_noise(query, budget, queries, queries if answers is None else answers)
@@ -151,7 +150,7 @@ def pate(
         f"{hint * (spread > teachers / 6)}",
         str(run.guarantee),
         f"to publish: {run_dir / 'student.safetensors'} and the ledger beside it; not teachers/",
-        "sensitive, computed from the private records (in no published file):",
+        "sensitive, computed from the private records (not in a published file):",
         f"  teachers: {run.teacher_accuracy:.2%} of their votes right",
     ]
     if run.per_instance:

@@ -1,23 +1,28 @@
-"""`hush train` and `hush tune`: a private run, and private selection of its hyperparameters."""
+"""`hush train` and `hush tune`: a private run, and private hyperparameter tuning."""
 
 import json
+import math
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from hush.cli import experiment as experiments
 from hush.cli import options as opt
 from hush.cli.experiment import Settings, build_experiment, folder_of
 from hush.cli.output import counted, print_error, print_run
-from hush.clipping import L2, Subspaces
+from hush.clipping import L2, L2Linf, Subspaces
 from hush.core.atomic_files import replace_file
-from hush.core.errors import InvalidPlan, InvalidValue
+from hush.core.errors import DataError, InvalidPlan, InvalidValue
 from hush.core.guarantee import DEFAULT_DELTA, Adjacency, Budget, Neighbours, at_most
 from hush.core.plan import Plan
-from hush.core.release import MEAN, Test
+from hush.core.release import MEAN, Selective, Test
 from hush.core.value import Range, check_count
 from hush.noise import Quantized, Rectified, StochasticSign, Truncated
 from hush.sampling import FullBatch
+from hush.schema import read_schema
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,18 +32,23 @@ if TYPE_CHECKING:
 
 _CLIP = Range(above=0, at_most=1e15, why="without a bound no noise hides a record", example=1.0)
 _search = partial(opt.about, panel="Search")
-_RANGE = "one number, several as 0.5,1,2, or a range as 0.1:10 (uniform in the logarithm)"
-_WATCHED = "Records whose own cost is computed (sensitive); 100 if noise is bounded."
-_BATCH = "Expected batch size, in place of the rate; 256 by default."
+_RANGE = "a number, a list such as 0.5,1,2, or a log-uniform range such as 0.1:10"
+_WATCHED = "Number of records with a per-instance privacy cost (sensitive); 100 for bounded noise."
+_RATE = "Learning rate; by default 1, or 0.1 if the targets are numbers."
+_BATCH = "Expected batch size, instead of --rate; 256 by default."
+_BOUNDED = Rectified | Truncated | Quantized | StochasticSign
 _EPOCHS = 20
-_STEPS = f"Number of steps; {_EPOCHS} epochs by default."
+_STEPS = f"Number of steps, or of trials; {_EPOCHS} epochs by default."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(opt.Work):
+class Training(opt.StepOptions):
     batch_size: Annotated[int | None, opt.privacy(_BATCH)] = None
     steps: Annotated[int | None, opt.training(_STEPS)] = None
-    data: opt.Data = "digits"
+    data: opt.DataOrFile = "digits"
+    target: opt.Target = None
+    schema: opt.Schema = None
+    test_data: opt.TestData = None
     data_dir: opt.DataDir = None
     features: opt.Features = None
     model: opt.Model = None
@@ -46,56 +56,89 @@ class Training(opt.Work):
     delta: opt.Delta = DEFAULT_DELTA
     device: opt.Device = None
     run_dir: opt.RunDir = None
-    resume: opt.Resume = False
     seed: opt.Seed = None
     quiet: opt.Quiet = False
     as_json: opt.AsJson = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own = {"--target": self.target, "--schema": self.schema, "--test-data": self.test_data}
+        passed = [name for name, value in own.items() if value]
+        if not opt.is_file(self.data):
+            if passed:
+                text = f"{passed[0]} is an option of --data FILE, and {self.data} is a data set by name."
+                raise InvalidValue(f"{text} Pass the path of a file, or leave {passed[0]} out.")
+            return
+        if not self.target:
+            raise InvalidValue(f"--target is missing: name the column of {self.data} to predict.")
+        if self.schema is None:
+            raise InvalidValue(
+                f"--schema is missing: bounds and categories learned from the records of {self.data} "
+                "would reveal them. `hush schema PUBLIC-FILE > schema.toml` drafts a schema to edit."
+            )
+        if self.features is not None:
+            raise InvalidValue("--features are of data sets by name. Leave it out.")
+        for path in (Path(self.data), *([self.test_data] if self.test_data else [])):
+            if not path.exists():
+                raise DataError(f"{path} does not exist. Pass the path of a file.")
+        if self.test_data is not None and self.test_data.samefile(self.data):
+            raise DataError(
+                "--test-data is the training data, and evaluation is not charged. Pass others."
+            )
+
+    def plain_schema(self) -> dict[str, Any] | None:
+        """The schema file as plain data."""
+        if self.schema is None:
+            return None
+        return {name: column.to_plain() for name, column in read_schema(self.schema).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Training):
     noise: opt.Noise = None
-    clip: Annotated[float | None, opt.privacy("Clipping norm; 1 by default.")] = None
+    clip: Annotated[float | None, opt.privacy("Clipping norm; by default 1 or the named plan's.")] = None
     plan: opt.PlanName = None
-    beta: Annotated[float | None, opt.privacy("Shape of the noise of a named plan.")] = None
-    coordinate_rate: Annotated[float | None, opt.privacy("Rate of coordinates of a named plan.")] = None
-    cap: Annotated[float | None, opt.privacy("Cap on each entry of a named plan.")] = None
-    bound: Annotated[float | None, opt.privacy("Bound of a named plan, in deviations.")] = None
+    beta: Annotated[float | None, opt.privacy("Exponent of the noise of a named plan.")] = None
+    coordinate_rate: Annotated[float | None, opt.privacy("Coordinate rate, rounded to n/256.")] = None
+    cap: Annotated[float | None, opt.privacy("Bound on each entry, in the unit of --clip.")] = None
+    linf: Annotated[float | None, opt.privacy("l-infinity clipping norm, for bounded support.")] = None
+    bound: Annotated[float | None, opt.privacy("Bound of a named plan's noise / its scale.")] = None
     units: opt.UnitsFile = None
-    per_unit: Annotated[int | None, opt.privacy("Most records of one owner in a step.")] = None
-    neighbours: opt.Relation = None
-    records: Annotated[int | None, opt.privacy("Public number of records, for add/remove.")] = None
-    public_records: Annotated[int, opt.privacy("Training records without protection.")] = 0
-    learning_rate: opt.LearningRate = 1.0
+    per_unit: Annotated[int | None, opt.privacy("Most records of one user per step.")] = None
+    neighbours: opt.AdjacencyOption = None
+    records: Annotated[int | None, opt.privacy("Public size estimate, for add/remove.")] = None
+    public_records: Annotated[int, opt.privacy("Training records made public, unprotected.")] = 0
+    learning_rate: Annotated[float | None, opt.training(_RATE, "--lr")] = None
     momentum: Annotated[float, opt.training("Momentum of SGD.")] = 0.0
-    physical_batch: Annotated[int | None, opt.training("Records in memory at once.")] = None
-    views: Annotated[int | None, opt.training("Views of an image, averaged before clipping.")] = None
-    test_batch: Annotated[int | None, opt.testing("Expected batch of a test.")] = None
-    test_noise: Annotated[float | None, opt.testing("Noise multiplier of the test.")] = None
-    test_clip: Annotated[float | None, opt.testing("Bound on the change of the loss.")] = None
-    test_threshold: Annotated[float | None, opt.testing("Accept below so many clips; else -1.")] = None
-    test: Annotated[Test | None, opt.testing("Statistic; summed, or a named plan's.")] = None
+    physical_batch: Annotated[int | None, opt.training("Physical batch: records in memory.")] = None
+    views: Annotated[int | None, opt.training("Augmented views per image, averaged.")] = None
+    test_batch: Annotated[int | None, opt.testing("Expected batch size of the acceptance test.")] = None
+    test_noise: Annotated[float | None, opt.testing("Noise multiplier of the acceptance test.")] = None
+    test_clip: Annotated[float | None, opt.testing("Clipping bound on the change of a loss.")] = None
+    test_threshold: Annotated[float | None, opt.testing("Threshold / --test-clip; default -1.")] = None
+    test: Annotated[Test | None, opt.testing("Statistic; default the plan's.")] = None
     per_instance: Annotated[int | None, opt.running(_WATCHED)] = None
-    reseed: Annotated[bool, opt.running("Resume with new randomness and new charges.")] = False
-    secure: Annotated[bool, opt.running("All randomness from the operating system.")] = False
-    self_test: Annotated[bool, opt.running("Audit the step first.", "--self-test")] = False
+    resume: opt.Resume = False
+    reseed: Annotated[bool, opt.running("Resume with new randomness, charged anew.")] = False
+    self_test: Annotated[bool, opt.running("Run the self-test before training.", "--self-test")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        opt.reject_together(clip=self.clip, linf=self.linf)
         if (self.units is None) != (self.per_unit is None):
             raise InvalidValue(
-                "--units FILE names the owner of each record, --per-unit N limits the records of one "
-                "owner in a step. Pass both, e.g. with --per-unit 1, or neither."
+                "--units FILE has the user of each record, and --per-unit N limits the records of one "
+                "user per step. Pass both, e.g. with --per-unit 1, or neither."
             )
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Values of the hyperparameters of a plan by option; rates of batch sizes are examples."""
+        """Option name to value; a batch size is represented by an example rate."""
         values = {name: getattr(self, name.replace("-", "_"), None) for name in opt.HYPERPARAMETERS}
         batches = {"rate": self.batch_size, "test-rate": self.test_batch}
         return values | {name: 0.5 for name, size in batches.items() if size is not None}
 
     def private_plan(self, units: int, unit: str, dimension: int) -> Plan:
-        """The plan for this number of units of privacy, before its noise is calibrated."""
+        """The plan for this number of records or users, before its noise is calibrated."""
         values, size, test = self.hyperparameters(), self.batch_size, self.test_batch
         if self.plan is not None:
             if size is not None:
@@ -105,56 +148,66 @@ class Run(Training):
             return opt.plan_at(self.plan, values, parameters=dimension, public=self.public_records)
         size = min(256, units) if size is None else size
         sampling = opt.sampling_of(self.rate, units, size, unit)
-        return opt.plan_of(sampling, self.noise, self.clip, opt.release_of(units, unit, test, values))
+        return opt.plan_of(sampling, self.noise, self.clip)
 
     def settings(self, model: str) -> Settings:
         same = {each.name: getattr(self, each.name) for each in fields(Settings)}
-        if self.neighbours is Neighbours.ZERO_OUT:  # a resumed run may spell out the default
+        same["schema"] = schema = self.plain_schema()
+        if self.learning_rate is None:
+            kinds = [schema.get(name, {}).get("kind") for name in self.target or ()] if schema else []
+            same["learning_rate"] = 0.1 if "Numeric" in kinds else 1.0
+        if self.neighbours is Neighbours.ZERO_OUT:  # the same settings as without --neighbours
             same["neighbours"] = None
         return Settings(**same | {"model": model})
 
 
 @opt.takes(Run)
 def train(asked: Run) -> None:
-    """Train a model with differential privacy; without arguments, on the bundled digits.
+    """Train a model with differential privacy, by default on the bundled digits.
 
-    Without --noise, the noise is calibrated to the budget for all steps, also for a named plan, which
-    has its own rate and clipping norm. A plan file keeps its noise, and without steps or epochs it runs
-    until the budget is spent.
+    Without --noise, hush calibrates the noise so that all steps fit the budget. A named plan has its own
+    rate and clipping norm. A plan file keeps its noise; without --steps or --epochs it runs until the
+    budget is spent.
 
     Example: hush train --epsilon 3 --epochs 20 --lr 1
 
-    A method of a paper: hush train --plan dpsur --epsilon 3 --epochs 20
+    With a paper's method: hush train --plan dpsur --epsilon 3 --epochs 20
     """
     import torch
 
-    from hush.accounting.calibrate import calibrate
+    from hush.accounting.calibrate import calibrate, fit_noise
     from hush.accounting.mechanism import grows_with_dimension
+    from hush.accounting.planning import low_snr_warning
     from hush.audit import self_test as check_step
-    from hush.models import default_model
+    from hush.training.data import count
     from hush.training.loop import train as run_loop
     from hush.training.options import Checkpoints, Execution, Logging, Randomness
     from hush.training.run_folder import check_settings
 
     budget = Budget(epsilon=asked.epsilon, delta=asked.delta)
-    folder = folder_of(asked.run_dir, asked.data)
+    folder = folder_of(asked.run_dir, Path(asked.data).stem)
     seed = asked.seed
-    if asked.plan is not None:  # before the features of the data, which take minutes
+    if asked.plan is not None:  # before computing the features, which takes minutes
         clipping = opt.plan_at(asked.plan, asked.hyperparameters()).clipping
         if isinstance(clipping, Subspaces) and clipping.bases is not None and not asked.public_records:
             raise InvalidPlan(
                 f"--plan {asked.plan} clips in subspaces of public gradients, and no record is public. "
                 "Pass e.g. --public-records 100: the first 100 training records lose their protection."
             )
-    for name in ("beta", "coordinate-rate", "cap", "bound"):
-        if asked.plan is None and asked.hyperparameters()[name] is not None:
-            text = f"--{name} is a hyperparameter of a named plan. Pass --plan, see `hush plans`."
+    for name, value in asked.hyperparameters().items():
+        if asked.plan is None and value is not None and name not in ("rate", "clip", "noise"):
+            option = name.replace("test-rate", "test-batch")
+            text = (
+                f"--{option} is an option of named plans. Pass --plan as well; `hush plans` lists them."
+            )
             raise InvalidValue(text)
-    settings = asked.settings(asked.model or default_model(asked.data, asked.features))
+    settings = asked.settings(
+        experiments.model_of(asked.model, asked.data, asked.features, asked.plain_schema())
+    )
     if asked.resume and (folder / "plan.toml").exists():
         check_settings(folder, settings.to_plain())
     device = opt.device_of(asked.device)
-    experiment = build_experiment(settings, asked.data_dir, device, asked.units)
+    experiment = build_experiment(settings, asked.data_dir, device, asked.units, asked.test_data)
     units = experiment.public_count()
     generator = None
     if seed is not None:
@@ -162,38 +215,39 @@ def train(asked: Run) -> None:
         generator = torch.Generator(device).manual_seed(seed)
     network, optimizer = experiment.initialise()
     dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    if device.type == "cpu" and dimension < 10_000 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # several threads take longer
     private = asked.private_plan(units, "record" if asked.units is None else "owner", dimension)
     from_file = asked.plan is not None and not opt.is_named(asked.plan)
+    find: Any = calibrate
+    if isinstance(private.clipping, Subspaces) and not from_file:
+        find = fit_noise
+        private = replace(private, clipping=_public_clipping(private.clipping, experiment))
+    if isinstance(ball := private.clipping, L2Linf) and ball.linf >= ball.l2:
+        print_error(
+            f"entries are at most {ball.l2:g} by --clip, so a cap of {ball.linf:g} has no effect"
+        )
     steps = None
     if not from_file or asked.steps is not None or asked.epochs is not None:
         steps = asked.count(private, _EPOCHS)
     if not from_file and asked.noise is None and steps is not None:
         adjacency = Adjacency(neighbours=settings.relation)
         charged = dimension if grows_with_dimension(private) else None
-        begun, private = private, calibrate(private, budget, steps, charged, adjacency=adjacency)
-        noise = private.noise
-        if isinstance(noise, Rectified | Truncated):  # --bound is in deviations
-            bound = noise.scale * begun.noise.to_plain()["bound"] / begun.noise.to_plain()["scale"]
-            private = replace(private, noise=replace(noise, bound=bound))
-    if steps and (ratio := experiments.signal_to_noise(private, units, steps, dimension)) < 1:
-        print_error(
-            f"the noise is larger than the signal: over {steps} steps the records can move the "
-            f"{dimension} parameters {ratio:.2g} times as far as the noise does, and only if all "
-            "gradients agree. Allow a larger epsilon, a larger batch, or train fewer parameters."
-        )
-    watched = _watched(asked.per_instance, private, len(experiment.train[1]))
+        private = find(private, budget, steps, charged, adjacency=adjacency)
+    if steps and (low := low_snr_warning(private, units, steps, dimension)):
+        print_error(low)
+    watched = _watched(asked.per_instance, private, experiment.slots)
     checkpoints = Checkpoints(
         directory=folder, resume=asked.resume, reseed=asked.reseed, settings=settings.to_plain()
     )
-    loss = torch.nn.CrossEntropyLoss()
     try:
         run = run_loop(
-            *(network, loss, optimizer, private, experiment.train),
+            *(network, experiment.loss, optimizer, private, experiment.train),
             budget=budget,
             steps=steps,
             evaluation=experiment.test,
             checkpoints=checkpoints,
-            randomness=Randomness(generator=generator, secure=asked.secure),
+            randomness=Randomness(generator=generator),
             execution=Execution(physical_batch=asked.physical_batch),
             records=asked.records,
             units=experiment.units,
@@ -209,39 +263,45 @@ def train(asked: Run) -> None:
             print_error(f"stopped; continue with the same command and --run-dir {folder} --resume")
         raise
     final = run.metrics[-1]
-    lines = [
-        f"{asked.data}: accuracy {final['accuracy']:.2%}, loss {final['loss']:.4f} on "
-        f"{counted(len(experiment.test[1]), 'test record')} after {counted(run.steps, 'step')}"
-    ]
-    rates = f"learning rate {asked.learning_rate:g}, momentum {asked.momentum:g}"
-    lines.append(f"{counted(run.steps, 'step')} of {private}, {rates}")
-    if run.accepted is not None:
-        lines.append(f"{run.accepted} of {run.steps} trials were accepted")
+    lines = [f"{asked.data}: no accuracy without --test-data; {counted(run.steps, 'step')}"]
+    if experiment.test is not None:
+        accuracy = f"accuracy {final['accuracy']:.2%}, " if "accuracy" in final else ""
+        tested = counted(count(experiment.test), "test record")
+        lines = [
+            f"{asked.data}: {accuracy}loss {final['loss']:.4f} on {tested} after "
+            f"{counted(run.steps, 'step')}"
+        ]
+    rates = f"learning rate {settings.learning_rate:g}, momentum {asked.momentum:g}"
+    if run.accepted is None:
+        lines.append(f"{counted(run.steps, 'step')} of {private}, {rates}")
+    else:
+        lines.append(f"{counted(run.steps, 'trial')}, {run.accepted} accepted, of {private}, {rates}")
+    lines += _sizes(private, counted(units, "record" if asked.units is None else "user"), units)
+    if asked.plan and not from_file and asked.rate is asked.batch_size is None:
+        lines[-1] += " (at the rate of the paper; --batch-size changes it)"
     lines.append(str(run.guarantee))
     if asked.public_records:
         public = counted(asked.public_records, "public one")
-        lines.append(f"for the private records; {public} without protection")
+        lines.append(f"the guarantee is for the private records; {public} have no protection")
     if from_file and run.stopped != "budget" and (spent := float(run.guarantee)) < 0.95 * asked.epsilon:
         way = f"hush calibrate --plan {asked.plan} --epsilon {asked.epsilon:g} --delta {asked.delta:g}"
         lines.append(
             f"the noise of {asked.plan} spends {at_most(spent)} of epsilon {asked.epsilon:g}: "
             f"`{way} --steps {run.steps}` finds the noise that spends it all"
         )
+    elif not from_file and asked.noise is None and float(run.guarantee) < 0.95 * asked.epsilon:
+        lines.append("epsilon jumps at this noise multiplier: a smaller one would exceed the budget")
     if run.stopped == "budget":
         lines.append("stopped early: another step would exceed the budget")
     if watched is not None:
-        delta, count = asked.delta, counted(len(watched.charges), "watched record")
-        # the bound for any record holds for each of them
-        own = [min(each, run.guarantee.epsilon.upper) for each in watched.epsilons(delta)]
-        lines += [
-            f"sensitive, of {count} (in per_instance.npz):",
-            f"  per-instance epsilon at delta {delta:g}: {_quantiles(own)}",
-            f"  Fisher information loss: {_quantiles(watched.losses())}",
-            "  accumulated along this run: no guarantee of the run, which is the epsilon above",
-        ]
+        lines += _per_instance(watched, asked.delta)
+    elif isinstance(private.noise, _BOUNDED) and not isinstance(private.sampling, FullBatch):
+        lines.append("no per-instance epsilon: it needs full batches. Leave out --rate and --batch-size")
+    if run.guarantee.arithmetic == "assumed" and isinstance(private.noise, Truncated):
+        lines.append("arithmetic: assumed, because truncated noise is drawn in double precision")
     if run.skipped:
         lines.append(
-            f"{run.skipped} times a record's gradient was not finite and was left out "
+            f"gradients that were not finite, and were left out: {run.skipped} "
             "(this number is sensitive and in no published file)"
         )
     lines.append(f"weights to publish: {folder / 'model.safetensors'}; ledger and metrics are beside it")
@@ -253,21 +313,20 @@ def train(asked: Run) -> None:
 @opt.takes(Training)
 def tune(
     asked: Training,
-    learning_rate: Annotated[str, _search(f"Learning rates: {_RANGE}.", "--lr")] = "0.1:10",
-    clip: Annotated[str, _search(f"Clipping norms: {_RANGE}.")] = "0.1:10",
-    momentum: Annotated[str, _search("Momentum of SGD: one number, or several.")] = "0",
+    learning_rate: Annotated[str, _search(f"Learning rate: {_RANGE}.", "--lr")] = "0.1:10",
+    clip: Annotated[str, _search(f"Clipping norm: {_RANGE}.")] = "0.1:10",
+    momentum: Annotated[str, _search("Momentum of SGD: a number or a list.")] = "0",
     trials: Annotated[float, _search("Expected number of trials.")] = 10.0,
-    held_out: Annotated[int | None, _search("Records held out for scores; 0: test records.")] = None,
+    held_out: Annotated[int | None, _search("Records held out for scoring; 0: test records.")] = None,
 ) -> None:
-    """Choose hyperparameters by private random search: the budget covers all trials.
+    """Tune hyperparameters by private random search; the budget covers all trials.
 
-    The best trial is released. The number of trials, their run time and all others stay secret.
+    Only the best trial is released. The other trials, their number and their run time stay secret.
 
     Example: hush tune --lr 0.3:10 --clip 0.3,1,3 --epochs 10
     """
     import torch
 
-    from hush.models import default_model
     from hush.training.evaluate import evaluate
     from hush.training.loop import train as run_loop
     from hush.training.options import Randomness
@@ -275,28 +334,31 @@ def tune(
     from hush.training.tune import tune as run_tune
 
     MEAN["range"].check("--trials", trials)
-    folder = folder_of(asked.run_dir, f"{asked.data}-tuned")
+    folder = folder_of(asked.run_dir, f"{Path(asked.data).stem}-tuned")
     space = {
         "learning_rate": _dimension("--lr", learning_rate, experiments.LEARNING_RATE),
         "clip": _dimension("--clip", clip, _CLIP),
         "momentum": _dimension("--momentum", momentum, experiments.MOMENTUM),
     }
+    plain = asked.plain_schema()
     settings = Settings(
         data=asked.data,
-        model=asked.model or default_model(asked.data, asked.features),
+        target=None if asked.target is None else tuple(asked.target),
+        schema=plain,
+        model=experiments.model_of(asked.model, asked.data, asked.features, plain),
         delta=asked.delta,
         learning_rate=1.0,
         features=asked.features,
     )
-    experiment = build_experiment(settings, asked.data_dir, opt.device_of(asked.device))
-    inputs, labels = experiment.train
+    device, test = opt.device_of(asked.device), asked.test_data
+    experiment = build_experiment(settings, asked.data_dir, device, test_data=test)
+    inputs, labels, *tests = experiment.tensors("hush tune")
     scored = max(1, len(labels) // 10) if held_out is None else held_out
-    if check_count("--held-out", scored, "the score is a share of them", 0) >= len(labels):
+    if check_count("--held-out", scored, "the score is a mean over them", 0) >= len(labels):
         raise InvalidValue(
             f"--held-out {scored} must be below the {counted(len(labels), 'training record')}: the "
             f"others train the model. Pass e.g. --held-out {max(1, len(labels) // 10)}."
         )
-    training = replace(experiment, train=(inputs[scored:], labels[scored:]))
     count = len(labels) - scored
     size = min(256, count) if asked.batch_size is None else asked.batch_size
     private = opt.plan_of(opt.sampling_of(asked.rate, count, size))
@@ -310,16 +372,16 @@ def tune(
             generator = torch.Generator(inputs.device).manual_seed(seed)
         rate, momentum = chosen["learning_rate"], chosen["momentum"]
         own = replace(settings, learning_rate=rate, momentum=momentum)
-        network, optimizer = replace(training, settings=own).initialise()
+        network, optimizer = replace(experiment, settings=own).initialise()
         run_loop(
-            *(network, loss, optimizer, trial.plan, training.train),
+            *(network, loss, optimizer, trial.plan, (inputs[scored:], labels[scored:])),
             budget=trial.budget,
             steps=trial.steps,
             ledger=trial.ledger,
             randomness=Randomness(generator=generator),
         )
         if not scored:
-            return network, evaluate(network, loss, experiment.test)["accuracy"]
+            return network, evaluate(network, loss, (tests[0], tests[1]))["accuracy"]
         network.eval()
         with torch.no_grad():
             answers = [network(part).argmax(1) for part in inputs[:scored].split(1024)]
@@ -334,11 +396,10 @@ def tune(
         mean=trials,
         score_noise=10.0 if scored else None,
         directory=folder,
-        resume=asked.resume,
         generator=None if asked.seed is None else torch.Generator().manual_seed(asked.seed),
         progress=not asked.quiet,
     )
-    final = evaluate(tuned.model, loss, experiment.test)
+    final = evaluate(tuned.model, loss, (tests[0], tests[1]))
     searched = {"learning_rate": learning_rate, "clip": clip, "momentum": momentum, "held_out": scored}
     stored, line = {**settings.to_plain(), **searched}, metrics_of(1, tuned.guarantee, **final)
     replace_file(folder / SETTINGS, f"{json.dumps(stored)}\n".encode())
@@ -347,11 +408,11 @@ def tune(
     kind = "noisy accuracy on held-out private records" if scored else "accuracy on the test records"
     lines = [
         f"{asked.data}: {best}; {kind} {tuned.score:.2%}",
-        f"accuracy {final['accuracy']:.2%} on {counted(len(experiment.test[1]), 'test record')}",
+        f"accuracy {final['accuracy']:.2%} on {counted(len(tests[1]), 'test record')}",
         f"{tuned.guarantee}, of the whole search",
     ]
     if not scored:
-        lines.append("the test records chose the settings: their accuracy is not that on new records")
+        lines.append("the test records chose the hyperparameters: their accuracy is biased upward")
     lines.append(
         f"weights to publish: {folder / 'model.safetensors'}; ledger and settings are beside it"
     )
@@ -360,15 +421,75 @@ def tune(
     print_run(tuned.guarantee, facts, lines, seed=asked.seed, folder=folder, as_json=asked.as_json)
 
 
+def _public_clipping(clipping: Subspaces, experiment: "experiments.Experiment") -> Subspaces:
+    """The clipping with norms in proportion to those of public gradients.
+
+    They come from an initial model of a fixed seed, so that a resumed run computes the same norms.
+    """
+    import torch
+
+    from hush.training.methods.public_bases import public_thresholds
+
+    public, bases, subspaces = experiment.public, clipping.bases, len(clipping.ranks) - 1
+    assert public is not None
+    assert bases is not None
+    if subspaces < 4 and (records := len(public[1])) < 22:  # the smallest of the paper's ranks is 1/13
+        print_error(
+            f"{counted(records, 'public record')} span {subspaces} of the paper's 4 subspaces. Pass "
+            "e.g. --public-records 100."
+        )
+    with torch.random.fork_rng([] if experiment.device.type == "cpu" else [experiment.device]):
+        torch.manual_seed(0)
+        network, _ = experiment.initialise()
+    norm = clipping.reference_norm
+    found = public_thresholds(
+        network, experiment.loss, public, ranks=clipping.ranks, norm=norm, bases=bases
+    )
+    return replace(clipping, l2=[float(f"{norm:.3g}") for norm in found.l2])
+
+
+def _sizes(plan: Plan, records: str, count: int) -> Iterator[str]:
+    """Noise per block, and expected batch sizes, of a plan in words."""
+    if isinstance(plan.clipping, Subspaces):
+        blocks = plan.clipping.sensitivity(None)
+        noises = plan.noise.per_block(blocks, plan.clipping.reference_norm)
+        scales = ", ".join(f"{noise.to_plain()['multiplier'] * norm:.3g}" for noise, norm in noises)
+        yield f"standard deviation of the noise in each subspace and the residual: {scales}"
+    tests = (
+        f", test batch {plan.release.rate * count:.3g}" if isinstance(plan.release, Selective) else ""
+    )
+    yield f"expected batch {plan.sampling.participation * count:.4g} of {records}{tests}"
+
+
 def _watched(count: int | None, plan: Plan, slots: int) -> "PerInstance | None":
-    """Per-instance costs of the first records, by default of full-batch plans with bounded noise."""
+    """Per-instance costs of the first records; on by default for full batches and bounded noise."""
     from hush.training.per_instance import PerInstance
 
     if count is None:
-        bounded = isinstance(plan.noise, Rectified | Truncated | Quantized | StochasticSign)
+        bounded = isinstance(plan.noise, _BOUNDED)
         count = 100 if bounded and isinstance(plan.sampling, FullBatch) else 0
     count = check_count("--per-instance", count, "they are counted", at_least=0)
-    return PerInstance(slots=range(min(count, slots)), iterations=20) if count else None
+    return PerInstance(slots=range(min(count, slots)), iterations=64) if count else None
+
+
+def _per_instance(watched: "PerInstance", delta: float) -> list[str]:
+    """Lines about the per-instance costs, with definitions and the worst case by the same orders."""
+    from hush.accounting.rdp.conversion import rdp_to_epsilon
+
+    orders, error = len(watched.orders), watched.eigenvalue_error
+    any_data = at_most(rdp_to_epsilon(watched.worst_case, watched.orders, delta), 3)
+    looseness = f" (loose by up to {100 / math.sqrt(1 - error) - 100:.2g}%)" if error else ""
+    return [
+        f"sensitive, of {counted(len(watched.charges), 'watched record')}, not for publication (in "
+        "private/per_instance.npz):",
+        f"  per-instance epsilon at delta {delta:g}, each record present or absent: "
+        f"{_quantiles(watched.epsilons(delta))}",
+        '  per-instance epsilon of any record, the paper\'s "for all": at most '
+        f"{at_most(watched.any_record_epsilon(delta), 3)}",
+        f"  any records in any data, by the same {orders} Rényi orders: at most {any_data}",
+        f"  Fisher information loss, at most{looseness}: {_quantiles(watched.losses())}",
+        "  costs of the steps of this run, at its own weights; its guarantee is the epsilon above",
+    ]
 
 
 def _quantiles(values: Any) -> str:
@@ -378,7 +499,7 @@ def _quantiles(values: Any) -> str:
     counts = " ".join(map(str, np.histogram(values, 10)[0]))
     return (
         f"least {least:.3g}, median {median:.3g}, 90% {most:.3g}, largest {largest:.3g}; "
-        f"records in ten bins of equal width: {counts}"
+        f"records in ten bins of equal width from least to largest: {counts}"
     )
 
 
@@ -395,5 +516,5 @@ def _dimension(option: str, text: str, allowed: Range) -> "Uniform | Choice":
     if numbers and len(ends) == 1:
         return Choice(*numbers)
     if len(numbers) != 2 or numbers[0] <= 0:
-        raise InvalidValue(f"{option} {text} must be {_RANGE}: the search is over these values.")
+        raise InvalidValue(f"{option} {text} must be {_RANGE}.")
     return LogUniform(numbers[0], numbers[1])

@@ -3,12 +3,16 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Self
 
 from hush.clipping.norms import NORM
 from hush.core.errors import InvalidValue, short_repr
 from hush.core.parts import Clipping, SensitivitySet
 from hush.core.value import Value, as_list, count, each, nested
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +29,8 @@ class Principal(Value):
     {'groups': 4, 'every': 100, 'iterations': 3}
     """
 
-    groups: int = field(default=4, metadata=count("the parameters are split into so many"))
-    every: int = field(default=100, metadata=count("the bases serve so many steps"))
+    groups: int = field(default=4, metadata=count("the parameters are split into this number of groups"))
+    every: int = field(default=100, metadata=count("the bases are reused for this number of steps"))
     iterations: int = field(default=3, metadata=count("the first round starts from random directions"))
 
 
@@ -38,8 +42,8 @@ class Box(Clipping):
     """Each entry of a per-sample gradient is clamped to its own bound.
 
     Args:
-        bounds: One number per parameter, or pairs (count, bound) for `count` in a row, in the order of
-            the model's parameters; also positional.
+        bounds: One number per parameter, or pairs (count, bound) for `count` consecutive parameters, in
+            the model's order; also positional.
     """
 
     bounds: Sequence[float | tuple[int, float]] = field(kw_only=False)
@@ -72,7 +76,7 @@ class Subspaces(Clipping):
     """Each per-sample gradient is clipped in several orthogonal subspaces independently.
 
     Args:
-        ranks: Dimension of each subspace; they add up to the number of parameters.
+        ranks: Dimension of each subspace; their sum is the number of parameters.
         l2: Euclidean norm bound in each subspace.
         linf: Bound on each coefficient, by subspace; None for none.
         bases: None: a subspace is a run of parameters in the model's order, e.g. a layer.
@@ -85,6 +89,33 @@ class Subspaces(Clipping):
     linf: Sequence[float] | None = field(default=None, metadata=each(NORM))
     bases: Principal | None = field(default=None, metadata=nested(Principal))
 
+    @classmethod
+    def per_layer(cls, model: "nn.Module", norm: float) -> Self:
+        """Per-layer clipping: each layer's gradient is clipped to norm / sqrt(number of layers).
+
+        A layer is a module with trainable parameters of its own. The noise of a multiplier is that of
+        `L2(norm)`. The plan is for the parameters that are trainable now.
+
+        Args:
+            model: Model to train.
+            norm: Euclidean norm of a gradient that reaches the bound in all layers.
+
+        >>> import hush
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2, bias=False))
+        >>> clipping = hush.Subspaces.per_layer(model, 2.0)
+        >>> clipping.ranks, [round(bound, 3) for bound in clipping.l2]
+        ((15, 6), [1.414, 1.414])
+        """
+        trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+        layers = groupby(trained, key=lambda pair: pair[0].rpartition(".")[0])
+        ranks = [sum(value.numel() for _, value in layer) for _, layer in layers]
+        if not ranks:
+            text = "model has no trainable parameter: there is no layer to clip. Unfreeze one with "
+            raise InvalidValue(f"{text}requires_grad_(True).", key="model")
+        bound = NORM["range"].check("norm", norm) / math.sqrt(len(ranks))
+        return cls(ranks=ranks, l2=[bound] * len(ranks))
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, values in (("l2", self.l2), ("linf", self.linf)):
@@ -92,7 +123,7 @@ class Subspaces(Clipping):
                 text = (
                     f"{name}={short_repr(values)} must have {len(self.ranks)} numbers, one for each of "
                 )
-                text += "the ranks: a subspace without a bound would not be hidden."
+                text += "the ranks: a subspace without a bound has no privacy."
                 raise InvalidValue(text, key=name)
         if self.bases is not None and len(self.ranks) < 2:
             text = f"ranks={self.ranks} must have at least two numbers with bases: the last one is the "
@@ -100,14 +131,14 @@ class Subspaces(Clipping):
 
     @property
     def reference_norm(self) -> float:
-        """The norm of a gradient that fills every subspace."""
+        """Euclidean norm of a gradient that reaches the bound in every subspace."""
         return math.hypot(*self.l2)
 
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
         _check_total(self, sum(self.ranks), dimension)
         sizes = list(self.ranks)
         if self.bases is not None:
-            # the complement is written in all coordinates, of which there are more than its rank
+            # a vector of the complement is stored with all coordinates, more than its rank
             sizes[-1] = sum(self.ranks)
         caps: Sequence[float | None] = self.linf or [None] * len(sizes)
         return tuple(
@@ -119,7 +150,7 @@ class Subspaces(Clipping):
 def _check_total(clipping: Clipping, total: int, dimension: int | None) -> None:
     if dimension is not None and dimension != total:
         text = (
-            f"{type(clipping).__name__} bounds {total} numbers and {dimension} are trained: parameters "
+            f"{type(clipping).__name__} bounds {total} numbers, but {dimension} are trained: parameters "
         )
-        text += "outside the blocks would be neither bounded nor hidden. Make the numbers equal."
+        text += "outside the blocks would have no privacy. Make the numbers equal."
         raise InvalidValue(text, key="dimension")

@@ -1,4 +1,4 @@
-"""Values that every stage reads: plans, parts, guarantees, errors, sources of randomness."""
+"""Basic types of all packages: plans, parts, guarantees, errors, sources of randomness."""
 
 from collections.abc import Callable
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Files that survive a crash: either the old content or the new, never a part."""
+"""Atomic writes: after a crash a file has the old content or the new one."""
 
 import os
 from collections.abc import Iterator
@@ -10,9 +10,12 @@ from hush.core.errors import InvalidValue
 
 
 def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Replace a file atomically; only its owner may read a secret one."""
+    """Replace a file atomically; only its owner may read a secret one, and its folder if that is new."""
     draft = path.with_name(path.name + ".draft")
     with file_named(path, "the previous content is unchanged"):
+        if secret and not path.parent.exists():
+            path.parent.mkdir(mode=0o700)
+            sync_folder(path.parent.parent)
         try:
             mode = 0o600 if secret else 0o666  # less the umask
             with open(draft, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -28,12 +31,12 @@ def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 @contextmanager
 def file_named(path: Path, state: str) -> Iterator[None]:
-    """Add the name and the state of the file to an `OSError` ("No space left on device" has none)."""
+    """Add the file name and the state of the file to an `OSError`."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        text = f"could not be written ({reason}): {state}. Make room or permit it, then resume"
+        text = f"could not be written ({reason}): {state}. Free space or permit it, then resume"
         raise type(error)(error.errno or 0, text, str(path)) from error
 
 
@@ -46,22 +49,20 @@ def make_folder(folder: Path) -> None:
 
 
 def check_folder(name: str, folder: Path) -> None:
-    """Create the folder of the option `name`; raise before any work if it cannot hold a file."""
+    """Create the folder of the option `name`; raise if no file can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder) as file:
             file.write(b"0")
             file.flush()  # raises on a full disk
     except OSError as error:
-        text = (
-            f"{name}={folder} must be a folder that files can be written to ({error.strerror}): results"
-        )
-        way = f"would be lost. Permit it, make room, or name another one, as {name}=results."
+        text = f"{name}={folder} must be a writable folder ({error.strerror}): results"
+        way = f"would be lost. Permit it, make room, or pass another one, e.g. {name}=results."
         raise InvalidValue(f"{text} {way}", key=name) from error
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a new name in the folder survive a power failure."""
+    """Sync the folder, so that new names in it survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

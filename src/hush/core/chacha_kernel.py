@@ -1,4 +1,4 @@
-"""ChaCha20 keystream on a GPU, in Triton: loaded only where there is one."""
+"""ChaCha20 keystream on a GPU, in Triton; imported only if there is a GPU."""
 
 from typing import TYPE_CHECKING
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 _BLOCKS = 128
 _BYTES = 64
 SECRET = ("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "n0", "n1", "n2")
-"""Arguments of a kernel that hold key and nonce: not to be compiled into it."""
+"""Kernel arguments with the key and nonce, which must not be compiled into the kernel."""
 
 
 def secret(key: bytes, nonce: int) -> tuple[int, ...]:
-    """Key and nonce as the arguments of a kernel: a copy of them would have to be waited for."""
+    """Key and nonce as scalar kernel arguments: copying a tensor would synchronise."""
     return tuple(np.frombuffer(key + nonce.to_bytes(12, "little"), dtype="<i4").tolist())
 
 
 def keystream(key: bytes, nonce: int, words: int, where: "device") -> "Tensor":
-    """`words` 64-bit words of the stream of RFC 8439, block counter from 0, as integers."""
+    """The first `words` 64-bit words of the RFC 8439 stream of a nonce, as integers."""
     import torch
 
     programs = triton.cdiv(8 * words, _BYTES * _BLOCKS)
@@ -84,7 +84,7 @@ def _kernel(out, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, size: tl.constexpr)
     x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = chacha20(
         block, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2
     )
-    # interleaved by halves, quarters, ..., so that a thread writes its block in one piece
+    # interleave by halves, quarters, ...: each thread writes its block contiguously
     even = _interleaved(x0, x4, x8, x12, x2, x6, x10, x14)
     odd = _interleaved(x1, x5, x9, x13, x3, x7, x11, x15)
     words = tl.reshape(tl.join(even, odd), (16 * size,)).to(tl.int32, bitcast=True)

@@ -1,4 +1,4 @@
-"""The errors and warnings of hush: each states the value, the limit, the reason and the way out."""
+"""Errors and warnings. Each message has the value, the limit, the reason and the way out."""
 
 __all__ = ["BudgetExceeded", "CheckpointError", "DataError", "HushError", "InvalidPlan", "InvalidValue"]
 __all__ += ["LedgerError", "ProcessFailed", "Unproved", "Unsupported"]
@@ -18,15 +18,15 @@ def shorten(text: str, longest: int = _LONGEST_MESSAGE) -> str:
 
 
 def short_repr(value: object) -> str:
-    """`repr` of a value in at most 200 characters: a file may contain megabytes."""
+    """`repr` of a value in at most 200 characters."""
     try:
         return shorten(repr(value), _LONGEST_VALUE)
-    except (ValueError, RecursionError):  # integers of 4300 digits, and deep nesting
-        return f"<{type(value).__name__} too large to write>"
+    except (ValueError, RecursionError):  # integers above 4300 digits; deep nesting
+        return f"<{type(value).__name__} too large to print>"
 
 
 class HushError(ValueError):
-    """A request that hush cannot fulfil; `key` is the setting at fault, as "sampling.rate"."""
+    """Base class of all errors of hush; `key` names the invalid setting, e.g. "sampling.rate"."""
 
     def __init__(self, message: str, *, key: str = "") -> None:
         super().__init__(shorten(message))
@@ -54,7 +54,7 @@ class LedgerError(HushError):
 
 
 class CheckpointError(HushError):
-    """A checkpoint that is damaged or of another run."""
+    """A checkpoint that is damaged or belongs to another run."""
 
 
 class Unsupported(HushError):
@@ -66,7 +66,7 @@ class DataError(HushError):
 
 
 class ProcessFailed(HushError):
-    """Another process of the group was killed, timed out or raised an error: no rank continues alone."""
+    """Another process of the group was killed, timed out or raised an error, so all ranks stop."""
 
 
 class PrivacyWarning(UserWarning):
@@ -74,8 +74,8 @@ class PrivacyWarning(UserWarning):
 
 
 class EarlierRun(PrivacyWarning):
-    """Weights that came out of a private run on another ledger."""
+    """Initial weights from a private run with another ledger."""
 
 
 class PerformanceWarning(UserWarning):
-    """A request that is fulfilled, but slower than it could be."""
+    """Slower execution with the same result and guarantee."""

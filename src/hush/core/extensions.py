@@ -1,4 +1,4 @@
-"""Data sets, features, networks and commands that other distributions add through entry points.
+"""Data sets, features, networks and commands from the entry points of other packages.
 
 | group | value of an entry point |
 |---|---|
@@ -11,7 +11,7 @@
 from importlib.metadata import EntryPoint, entry_points
 
 INSTALL = (
-    "Data sets, networks and results of papers are a distribution of their own: run "
+    "The papers' data sets, networks and results are in a separate package: run "
     "`pip install ./recipes` in a clone of hush."
 )
 
@@ -22,7 +22,7 @@ def extensions(kind: str) -> dict[str, EntryPoint]:
 
 
 def choices(kind: str, *own: str) -> str:
-    """Names of hush and of a group. If the group is empty, they end with how to install it."""
+    """Names of hush and of an entry point group, with an install hint if the group is empty."""
     others = extensions(kind)
-    names = ", ".join((*own, *others)) or "none that is installed"
+    names = ", ".join((*own, *others)) or "none installed"
     return f"{names}." if others else f"{names}. {INSTALL}"

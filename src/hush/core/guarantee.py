@@ -14,26 +14,26 @@ from hush.core.value import Value, check_count, count, nested, number
 DELTA = number(
     above=0,
     at_most=0.1,
-    why="delta is the probability that the promise fails (publishing all records with probability 0.1, "
-    "and nothing otherwise, satisfies 0.1 at epsilon 0), and it cannot be 0 under Gaussian noise; it "
+    why="delta is the probability that the guarantee fails (publishing all records with probability 0.1 "
+    "satisfies epsilon 0 at delta 0.1), and it cannot be 0 under Gaussian noise; it "
     "should be well below one over the number of records or users",
     example=1e-5,
 )
 
 DEFAULT_DELTA = 1e-5
-"""Delta of questions without one: suitable for up to tens of thousands of records."""
+"""Default delta, suitable for up to tens of thousands of records."""
 
 
 def check_delta(delta: float, records: int, unit: str = "one record", *, private: bool = False) -> float:
-    """The delta, at most 0.1, with a `PrivacyWarning` if it is above one over the number of units.
+    """Validate delta (at most 0.1); warn if it is above one over the number of records or users.
 
-    Publishing one unit of n, drawn at random, satisfies epsilon 0 at delta 1/n (m units together: m/n).
-    `private` says that the number of units is, as under `ADD_REMOVE`.
+    Publishing one of n records at random satisfies epsilon 0 at delta 1/n (for a group of m: m/n).
+    `private`: the number of records is private, as under `ADD_REMOVE`.
     """
     checked: float = DELTA["range"].check("delta", delta)
     group, one = _group(unit)
     if checked * records > group:
-        whole = "" if one == "record" else "everything of "
+        whole = "" if one == "record" else "all data of "
         text = (
             f"delta={checked:g} is above {group}/{records} = {group / records:.2g}: publishing {whole}"
             f"one {one} of the {records} {one}s outright, drawn at random, would satisfy it at epsilon 0"
@@ -46,12 +46,12 @@ def check_delta(delta: float, records: int, unit: str = "one record", *, private
 
 
 def advised_delta(records: int) -> float:
-    """A delta well below one over the number of units of privacy: a tenth of it, to one digit."""
+    """Suggested delta: a tenth of one over the number of records or users, to one digit."""
     return float(f"{0.1 / records:.0e}")
 
 
 def _group(unit: str) -> tuple[int, str]:
-    """Number of units that change together, and the name of one of them: (5, "user")."""
+    """Group size and unit of privacy, e.g. (5, "user")."""
     together = re.match(r"(\d+) (\w+)s together", unit)
     if together is not None:
         return int(together[1]), together[2]
@@ -62,11 +62,11 @@ Arithmetic = Literal["proved", "assumed"]
 """`proved`: exact noise from a cryptographic stream, rounding of sums bounded and accounted for, under
 Assumption K and, if records are sampled, K2 (docs/guarantees/tape.md)."""
 Secrecy = Literal["secret", "seeded"]
-"""`seeded`: noise from a given seed; the statement holds while the seed is secret."""
+"""`seeded`: noise from a given seed; the guarantee holds only while the seed is secret."""
 
 
 class Neighbours(StrEnum):
-    """Adjacency relation: which data sets a guarantee makes indistinguishable.
+    """Adjacency relation: the pairs of neighbouring data sets of a guarantee.
 
     `ZERO_OUT`: the number of slots is public; an absent record leaves its slot empty, with a gradient of
     zero. `ADD_REMOVE`: one record is added or removed; no release depends on the number of records.
@@ -79,34 +79,34 @@ class Neighbours(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
-        text = f"neighbours={value!r} must be one of {', '.join(map(repr, map(str, cls)))}: an epsilon "
-        text += "has no meaning without the difference of its data sets."
+        text = f"neighbours={value!r} must be one of {', '.join(map(repr, map(str, cls)))}: epsilon "
+        text += "is defined for pairs of neighbouring data sets."
         raise InvalidValue(text, key="neighbours")
 
 
 _RELATION = {"check": lambda name, value: Neighbours(value)}
 _WHY_GROUP = (
-    "so many records change together, and a larger group has no privacy left; to protect all records "
+    "it is the group size, and a larger group has no privacy left; to protect all records "
     "of a user, train with units=hush.Units(...)"
 )
 
 
 def _per_unit(name: str, value: Any) -> Any:
-    why = "a drawn user takes part with one record at least"
+    why = "a sampled user takes part with at least one record"
     return value if value == "all" else check_count(name, value, why, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adjacency(Value):
-    """Difference of neighbouring data sets: the relation, the unit of privacy, and the number of units.
+    """Neighbouring data sets: the relation, the unit of privacy, and the group size.
 
     Args:
         neighbours: Adjacency relation.
-        per_unit: Largest number of records of one user in a step, for user-level privacy; "all": any
-            number, on which no release depends (PATE); None: the unit is a record.
-        group: Number of units that change together.
-        owners: Digest of the public record-to-user map, for user-level privacy. None: each record is a
-            unit, or the map is private, as under `ADD_REMOVE`, and must not be stored.
+        per_unit: Most records of one user per step, for user-level privacy; "all": unlimited (PATE);
+            None: record-level privacy.
+        group: Group size, for group privacy.
+        owners: Digest of the public record-to-user map, for user-level privacy. None for record-level
+            privacy, and for a private map, as under `ADD_REMOVE`.
     """
 
     neighbours: Neighbours = field(default=Neighbours.ZERO_OUT, metadata=_RELATION)
@@ -128,12 +128,12 @@ class Adjacency(Value):
 
     @property
     def replaced(self) -> bool:
-        """Whether a slot that changes holds a record before and after the change."""
+        """Whether the changed slot has a record in both data sets."""
         return self.neighbours is Neighbours.REPLACE
 
     @property
     def slots(self) -> int:
-        """Number of single-slot changes, filled to empty or back, in one change."""
+        """Number of changes of one slot (filled or emptied) between neighbouring data sets."""
         return 2 * self.group if self.replaced else self.group
 
     def __str__(self) -> str:
@@ -152,7 +152,7 @@ def at_most(value: float, digits: int = 4, direction: str = ROUND_CEILING) -> st
     """
     if not math.isfinite(value):
         return "infinite" if value > 0 else "unknown"
-    # the shortest decimal that reads back as this float: 1.9 stays 1.9
+    # repr is the shortest decimal of this float: 1.9 stays 1.9
     number = Context(prec=digits, rounding=direction).create_decimal(repr(float(value)))
     if number and not -4 < number.adjusted() < 7:
         return f"{number.normalize():e}".replace("e+", "e")
@@ -165,7 +165,7 @@ def at_least(value: float, digits: int = 4) -> str:
 
 
 def percent(share: float) -> str:
-    """An upper bound on a share, in percent and rounded up to three digits.
+    """An upper bound on a probability in percent, rounded up to three digits.
 
     >>> percent(0.58123), percent(1.0)
     ('58.2%', '100%')
@@ -179,7 +179,7 @@ class Bound(Value):
 
     Args:
         lower: Certified lower bound on the true value.
-        upper: Value that holds.
+        upper: Certified upper bound: the guarantee.
     """
 
     lower: float
@@ -189,7 +189,7 @@ class Bound(Value):
         if not 0 <= self.lower <= self.upper:
             ends = f"lower={self.lower!r}, upper={self.upper!r}"
             raise InvalidValue(
-                f"{ends} must satisfy 0 <= lower <= upper: a bound has its ends in order."
+                f"{ends} must satisfy 0 <= lower <= upper: an interval has its ends in order."
             )
         object.__setattr__(self, "lower", float(self.lower))
         object.__setattr__(self, "upper", float(self.upper))
@@ -197,7 +197,8 @@ class Bound(Value):
     def __str__(self) -> str:
         if math.isinf(self.upper):
             return "infinite" if math.isinf(self.lower) else f">= {at_least(self.lower, 5)}"
-        return f"<= {at_most(self.upper, 5)} (and >= {at_least(self.lower, 5)})"
+        lower = f"and >= {at_least(self.lower, 5)}" if self.lower else "no lower bound"
+        return f"<= {at_most(self.upper, 5)} ({lower})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,14 +212,14 @@ class Budget(Value):
 
     epsilon: float = field(
         kw_only=False,
-        metadata=number(above=0, why="a budget of zero buys no information about the data", example=3.0),
+        metadata=number(above=0, why="a budget of zero permits no release", example=3.0),
     )
     delta: float = field(kw_only=False, metadata=DELTA)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee(Value):
-    """Privacy statement with all its conditions; `float()` of it is the upper bound on epsilon.
+    """Privacy guarantee with all its conditions; `float()` returns the upper bound on epsilon.
 
     >>> float(Guarantee(epsilon=Bound(lower=0.9, upper=1.0), delta=1e-5))
     1.0
@@ -229,10 +230,10 @@ class Guarantee(Value):
         notion: Differential privacy, a per-instance cost, or Fisher information loss.
         neighbours: Adjacency relation.
         unit: Unit of privacy, in words.
-        basis: Proved here, or published in a paper without a proof that holds.
+        basis: `proved`, or `published` for a paper's claim without a valid proof.
         arithmetic: Whether the proof covers rounding, or assumes real-number arithmetic.
         randomness: Whether the noise came from the operating system, or from a given seed.
-        records: Number of units of privacy, if known; the text flags a delta above one over it.
+        records: Number of records or users, if known; the text flags a delta above one over it.
         sensitive: Whether the numbers depend on the records and must not be published.
     """
 
@@ -252,7 +253,7 @@ class Guarantee(Value):
 
     def __str__(self) -> str:
         access = "sensitive: do not publish" if self.sensitive else "publishable"
-        basis = "proved" if self.basis == "proved" else "as its paper claims it and not proved"
+        basis = "proved" if self.basis == "proved" else "as its paper claims, not proved"
         notes = [self.notion, f"{self.neighbours} {self.unit}", basis]
         if self.arithmetic != "proved":
             notes.append("arithmetic: assumed")

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     import torch
 
 CoordinateMask = Callable[["torch.Tensor"], "torch.Tensor"]
-"""Coordinate sampling: sets each number to 0 or keeps it, at random; it may work in place."""
+"""Coordinate sampling: keeps each number or sets it to 0, at random; may work in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivitySet(Value):
-    """Changes of `dimension` coordinates with ||s||_p <= norm and, if capped, ||s||_inf <= cap.
+    """Set of vectors s with `dimension` entries, ||s||_p <= norm and, if capped, ||s||_inf <= cap.
 
     `p` may be `math.inf`. Without a dimension, the number of coordinates is arbitrary.
     """
@@ -40,20 +40,20 @@ class SensitivitySet(Value):
     def size(self) -> int:
         """Number of coordinates; raises if it is unknown."""
         if self.dimension is None:
-            text = f"dimension=None: a bound of {self.norm:g} on the l{self.p:g} norm does not say how "
-            text += "many numbers get noise. Pass dimension= (--dimension), the number of parameters."
+            text = "dimension=None: the privacy cost depends on the number of entries, which "
+            text += "is unknown. Pass dimension= (--dimension), the number of parameters."
             raise InvalidValue(text, key="dimension")
         return self.dimension
 
     @property
     def max_entries_moved(self) -> float:
-        """Number of coordinates that can change by `max_entry` at once; not always whole."""
+        """Number of coordinates that can change by `max_entry` at once; may be fractional."""
         many = float(self.dimension or math.inf)
         return many if self.p == math.inf else min(many, (self.norm / self.max_entry) ** self.p)
 
     @property
     def l2_radius(self) -> float:
-        """l2 sensitivity: the largest Euclidean norm; infinite if that needs an unknown dimension."""
+        """l2 sensitivity: the largest Euclidean norm; infinite if it depends on an unknown dimension."""
         many = float(self.dimension or math.inf)
         spread = self.norm if self.p <= 2 else self.norm * many ** (0.5 - 1 / self.p)
         return min(spread, self.max_entry * math.sqrt(many)) if self.max_entry else 0.0
@@ -69,10 +69,14 @@ class ClippedSum:
 
 
 class Tape(Protocol):
-    """Per-sample gradients of a batch, in any form."""
+    """Per-sample gradients of a batch."""
+
+    @property
+    def present(self) -> "torch.Tensor | None":
+        """Whether each record is there; None if no slot is empty."""
 
     def norms(self, order: float) -> "torch.Tensor":
-        """Norm of this order of each per-sample gradient, over all parameters."""
+        """l_order norm of each per-sample gradient, over all parameters."""
 
     def weighted_sum(self, weights: "torch.Tensor") -> "dict[str, torch.Tensor]":
         """Weighted sum of the per-sample gradients, by parameter name.
@@ -85,13 +89,13 @@ class Tape(Protocol):
     ) -> ClippedSum:
         """Sum of the per-sample gradients, each clipped to the sensitivity sets and then masked.
 
-        The sets are of consecutive blocks of the gradient; a single one is of all of it.
+        Each set is for one of the consecutive blocks of the gradient; a single set is for all of it.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Parts that the declaring part is proved with, by class name, in every combination.
+    """Class names of the parts that the declaring part is proved with, in every combination.
 
     The stage of the declaring part itself is left empty.
     """
@@ -109,9 +113,9 @@ class Part(Value, ABC):
     """One part of a plan, identified in plain data by its class name."""
 
     kinds: ClassVar[dict[str, type["Part"]]]
-    """Classes of this stage by name, the first of each name: the one that a `Proof` refers to."""
+    """Classes of this stage by name; a `Proof` refers to the first class of a name."""
     proofs: ClassVar[tuple[Proof, ...]] = ()
-    """Proofs of this class. They are not inherited: a derived class may behave differently."""
+    """Proofs of this class. Subclasses do not inherit them, because they may behave differently."""
 
     def __init_subclass__(cls) -> None:
         cls.proofs = vars(cls).get("proofs", ())
@@ -125,7 +129,7 @@ class Part(Value, ABC):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """The part that `to_plain` wrote, of the kind that it names."""
+        """The part from the output of `to_plain`."""
         settings = dict(plain)
         name = settings.pop("kind", None)
         kind = cls.kinds.get(name) if isinstance(name, str) else None
@@ -137,7 +141,13 @@ class Part(Value, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Part):
-    """Subsampling: which records, and which of their coordinates, take part in a step."""
+    """Subsampling of records and coordinates in a step."""
+
+    counts_slots: ClassVar[bool] = False
+    """Whether the draw of a record depends on the number of slots, which must then be public."""
+
+    def check_slots(self, slots: int) -> None:
+        """Raise if the charge is for data with another public number of slots."""
 
     @abstractmethod
     def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
@@ -154,11 +164,11 @@ class Sampling(Part):
     @property
     @abstractmethod
     def participation(self) -> float:
-        """Probability that a record takes part in a step; the rate that is charged."""
+        """Probability that a record takes part in a step, for the accountant."""
 
     @property
     def coordinate_participation(self) -> float:
-        """Probability that a coordinate of a drawn record takes part: a multiple of 1/256."""
+        """Probability that a coordinate of a sampled record takes part: a multiple of 1/256."""
         return 1.0
 
     def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
@@ -171,39 +181,39 @@ class Sampling(Part):
         import torch
 
         words = random_bits(-(-values.numel() // 8), generator)
-        # compared with 255 at most: a byte compared with 256 would be compared with 0
+        # at most 255: as a byte, 256 would be 0
         last = round(self.coordinate_participation * 256) - 1
         mask = words.view(torch.uint8)[: values.numel()].le_(last)
-        # bytes of 0 and 1: booleans, and masked_fill_(), are many times slower
+        # bytes of 0 and 1: booleans and masked_fill_() are many times slower
         return values.mul_(mask.to(values.device).view_as(values))
 
     def expected(self, records: int) -> float:
-        """Expected number of records per coordinate of a public number of slots: the sum's divisor."""
+        """Expected number of records per coordinate, by which the sum is divided."""
         return self.participation * self.coordinate_participation * records
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping(Part):
-    """Clipping: the set that bounds each record's gradient, and so the sensitivity of the sum."""
+    """Clipping rule: the set that bounds each per-sample gradient, and so the sensitivity of the sum."""
 
     draws: ClassVar[bool] = True
-    """Whether `clip` may draw from torch's own generators, which a step then seeds."""
+    """Whether `clip` may draw from torch's global generators; the step then seeds them."""
 
     @property
     @abstractmethod
     def reference_norm(self) -> float:
-        """Norm that noise multipliers are in units of."""
+        """Unit of the noise multiplier."""
 
     @abstractmethod
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
-        """Changes that one record can make: one set per block of consecutive coordinates.
+        """Sensitivity of the sum to one record: a set per block of consecutive coordinates.
 
         Args:
             dimension: Total number of coordinates; None if unknown.
         """
 
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
-        """Sum of the per-sample gradients, each clipped to the set of `sensitivity` and then masked.
+        """Sum of the per-sample gradients, each clipped to the sensitivity set and then masked.
 
         Args:
             tape: Per-sample gradients of a batch.
@@ -214,16 +224,16 @@ class Clipping(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Part):
-    """Noise: the law of the release, given the clipped sum.
+    """Noise: distribution of the noisy sum, given the clipped sum.
 
-    The accountant uses `exponential_power`, else that of `dominating_noise`, else those of `per_block`.
+    The accountant uses `exponential_power` of the noise, of its `dominating_noise`, or of `per_block`.
     """
 
     additive: ClassVar[bool] = False
-    """Whether a draw is the location plus a number independent of it."""
+    """Whether a draw is the location plus independent noise."""
     exact: ClassVar[bool] = False
-    """Whether draws from a cryptographic source have exactly the law that is charged, up to
-    post-processing: docs/guarantees/sampling.md."""
+    """Whether draws from a cryptographic source follow the accounted law exactly, up to post-processing:
+    docs/guarantees/sampling.md."""
 
     def exponential_power(self, norm: float) -> tuple[float, float] | None:
         """Exponent beta and scale of a density proportional to exp(-(|x| / scale)^beta), or None.
@@ -234,14 +244,14 @@ class Noise(Part):
         return None
 
     def dominating_noise(self, reference_norm: float) -> "Noise | None":
-        """Noise with an at least as informative release, which is charged instead; None for no other."""
+        """Noise that dominates this one and is accounted for instead; None for the noise itself."""
         return None
 
     def with_multiplier(self, multiplier: float) -> "Noise":
-        """Noise of the same kind with another scale; its cost does not increase with `multiplier`.
+        """The noise with another scale; the privacy cost does not increase with `multiplier`.
 
         Args:
-            multiplier: New noise multiplier; for absolute laws, the new scale.
+            multiplier: New noise multiplier, or new scale for noise with an absolute scale.
         """
         changed: Any = self
         return cast(Noise, replace(changed, multiplier=multiplier))
@@ -261,7 +271,7 @@ class Noise(Part):
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
-        """A draw around `location`, independent for each entry.
+        """`location` with independent noise on each entry.
 
         Args:
             location: Clipped sum; it may be overwritten and must not be used afterwards.
@@ -269,26 +279,14 @@ class Noise(Part):
             generator: Source of all randomness.
         """
 
-    def prepare(
-        self, count: int, *, norm: float, generator: RandomSource, device: "torch.device"
-    ) -> "Callable[[torch.Tensor], torch.Tensor]":
-        """`privatize` of one flat location, once; draws that do not depend on it may be made now.
-
-        Args:
-            count: Number of entries of the location.
-            norm: Clipping norm that scales the noise.
-            generator: Source of all randomness.
-            device: Device of the location.
-        """
-        return lambda location: self.privatize(location, norm=norm, generator=generator)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Part):
     """Release rule: which noisy updates are applied and published."""
 
     runner: ClassVar[str] = ""
-    """Class that runs the rule in a training step, `module:class`: see `hush.training.release`."""
+    """Class that executes the rule in a training step, as `module:class`; see
+    `hush.training.release`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Plans: one private step as one immutable value; the proof that covers it; plan files."""
+"""Plans: immutable descriptions of a private step, their proofs, and plan files."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ class Plan(Value):
 
     Args:
         sampling: Subsampling of the records.
-        clipping: Bound on each gradient, and so the sensitivity of their sum.
+        clipping: Clipping rule, which bounds the sensitivity of the sum.
         noise: Law of the noisy sum.
         release: Release rule of the noisy updates.
 
@@ -52,11 +52,11 @@ STAGES: dict[str, type[Part]] = {
     part.__name__.lower(): part for part in (Sampling, Clipping, Noise, Release)
 }
 Combination = tuple[type[Part], ...]
-"""Classes of a sampling, a clipping, a noise and a release."""
+"""Classes of the four parts of a plan."""
 
 
 def declared() -> Iterator[tuple[type[Part], Proof]]:
-    """All proofs, each with the part that declares it."""
+    """All proofs, with the part that declares each."""
     for stage in STAGES.values():
         for kind in stage.kinds.values():
             for proof in kind.proofs:
@@ -81,7 +81,7 @@ def proof_note(plan: Plan) -> str:
     Raises:
         Unproved: If there is no proof. The message names the part to change, if one is enough.
     """
-    # exact types: a subclass may behave differently and is not charged as its parent
+    # exact types: a subclass may behave differently, so the parent's proof does not cover it
     chosen: Combination = tuple(type(getattr(plan, stage)) for stage in STAGES)
     for kind in chosen:
         for proof in kind.proofs:
@@ -93,12 +93,12 @@ def proof_note(plan: Plan) -> str:
         rest = chosen[:k] + chosen[k + 1 :]
         near = {parts[k].__name__ for parts in proved if parts[:k] + parts[k + 1 :] == rest}
         changes += [f"the {stage} to {' or '.join(sorted(near))}"] if near else []
-    advice = "The README's table of parts leads to the proofs."
+    advice = "docs/guarantees/README.md lists the proved combinations."
     if changes:
         advice = f"Change {', or '.join(changes)}."
     raise Unproved(
         f"{names(plan)} has no proved guarantee.\n"
-        f"A charge for parts that were not proved together would be a guess.\n{advice}"
+        f"An epsilon for parts that are not proved together would be a guess.\n{advice}"
     )
 
 
@@ -123,7 +123,7 @@ multiplier = 1.0
 
 
 def read_plan(path: Path) -> Plan:
-    """Plan of a TOML file; an error names the key at fault."""
+    """Read a plan from a TOML file; errors name the invalid key."""
     try:
         return Plan.from_plain(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:

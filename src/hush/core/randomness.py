@@ -1,10 +1,8 @@
-"""Sources of random bits: cryptographic streams, the operating system, torch's generators."""
+"""Sources of random bits: cryptographic streams and torch's generators."""
 
 import hashlib
-import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hush.core.errors import InvalidValue, Unsupported
-from hush.core.guarantee import Arithmetic
-from hush.core.value import check_kind, one_of
+from hush.core.value import check_kind
 
 if TYPE_CHECKING:
     import torch
@@ -24,30 +21,19 @@ _STATE_BYTES = 5056
 _TWISTER = slice(3, 627)
 _KEY_BYTES = 32
 _MAX_BYTES = 2**38
-"""Length of a ChaCha20 stream under one nonce: its block counter has 32 bits."""
+"""Length of a ChaCha20 stream under one nonce, limited by the 32-bit block counter."""
 _ZEROS = memoryview(bytes(2**20))
 _KERNEL_FROM = 2**12
-"""Words from which a kernel on the GPU is faster than the CPU and a copy."""
+"""Smallest number of words that a GPU kernel generates faster than the CPU with a copy."""
 _COINS_ON_CPU = 2**16
-"""Coins for which the CPU is faster than waiting for a busy GPU between steps."""
-
-
-@dataclass(frozen=True)
-class SystemSource:
-    """Operating system's cryptographic source (`os.urandom`), without state, for numbers on `device`."""
-
-    device: "torch.device"
-
-    def array(self, count: int) -> npt.NDArray[np.int64]:
-        """`count` 64-bit random integers, on the CPU."""
-        return np.frombuffer(bytearray(os.urandom(8 * count)), dtype=np.int64)
+"""Largest number of coins that the CPU draws faster than a busy GPU between steps."""
 
 
 class Stream:
-    """Cryptographic random stream of a secret 256-bit key (ChaCha20), for numbers on `device`.
+    """Cryptographic random stream (ChaCha20) under a secret 256-bit key, for numbers on `device`.
 
-    Call number k uses nonce k, so the stream is a function of the key and the number of calls: a run
-    resumed from a checkpoint draws the same numbers. The key reveals all of them.
+    Call number k uses nonce k, so a run resumed from a checkpoint draws the same numbers. The key
+    reveals all numbers.
     """
 
     def __init__(self, device: "torch.device", key: bytes | Callable[[], bytes]) -> None:
@@ -68,7 +54,7 @@ class Stream:
         return self.at(self.reserve(count), count)
 
     def at(self, nonce: int, count: int) -> npt.NDArray[np.int64]:
-        """`count` 64-bit random integers of a reserved nonce."""
+        """`count` 64-bit random integers under a reserved nonce."""
         if not count:
             return np.empty(0, np.int64)
         buffer = bytearray(8 * count)
@@ -91,22 +77,22 @@ class Stream:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
         start = counter.to_bytes(4, "little") + nonce.to_bytes(12, "little")
-        if self._cipher is None:  # making one takes longer than encrypting a short text
+        if self._cipher is None:  # creating a cipher takes longer than encrypting a short text
             self._cipher = Cipher(algorithms.ChaCha20(self.key, start), None).encryptor()
         else:
             self._cipher.reset_nonce(start)
         return self._cipher
 
     def reserve(self, count: int) -> int:
-        """A new nonce, for a call for `count` words."""
+        """Reserve a nonce for `count` words."""
         if 8 * count > _MAX_BYTES:
             limit = f"the {_MAX_BYTES // 8} of ChaCha20 for one nonce"
-            raise Unsupported(f"{count} random words are more than {limit}. Draw them in several parts.")
+            raise Unsupported(f"{count} random words exceed {limit}. Draw them in several parts.")
         self._calls += 1
         return self._calls - 1
 
     def skip(self, calls: int) -> None:
-        """Use up the nonces of some calls that are not made."""
+        """Skip the nonces of `calls` calls."""
         self._calls += calls
 
     def get_state(self) -> "torch.Tensor":
@@ -120,49 +106,30 @@ class Stream:
         """Resume from the state that `get_state` returned."""
         content = bytes(state.cpu().numpy().tobytes())
         if len(content) != _KEY_BYTES + 8:
-            raise ValueError(f"{len(content)} bytes are no state of a Stream")
+            raise ValueError(f"{len(content)} bytes are not the state of a Stream")
         self._key, self._calls = content[:_KEY_BYTES], int.from_bytes(content[_KEY_BYTES:], "little")
         self._cipher = None
 
 
-RandomSource: TypeAlias = "torch.Generator | Stream | SystemSource"
+RandomSource: TypeAlias = "torch.Generator | Stream"
 
 
-def source_for(
-    device: "torch.device",
-    generator: "torch.Generator | None" = None,
-    *,
-    secure: bool = False,
-    arithmetic: Arithmetic = "proved",
-) -> RandomSource:
-    """Source of randomness for numbers on `device`.
+def source_for(device: "torch.device", generator: "torch.Generator | None" = None) -> Stream:
+    """Cryptographic stream for numbers on `device`.
 
     Args:
         device: Device of the numbers.
-        generator: Seed of the source, for repeatable runs; the seed reveals the noise.
-        secure: Whether every bit comes from the operating system; such a source has no state.
-        arithmetic: `proved`: a cryptographic stream. `assumed`: torch's own generator, whose normal
-            draws are faster and on a recognisable grid.
+        generator: Seed of the stream, for repeatable runs; the seed reveals the noise.
     """
     import torch
 
-    one_of(Arithmetic, "the guarantee states it")["check"]("arithmetic", arithmetic)
-    check_kind("secure", secure, bool)  # "no" would be taken for yes
     if generator is not None:
         check_kind("generator", generator, torch.Generator)
         shared = (torch.default_generator, *torch.cuda.default_generators)
         if any(generator is each for each in shared):
-            text = "generator is torch's global one, which all code draws from: published weights would "
+            text = "generator is torch's global one, which other code uses too: published weights could "
             text += "reveal the noise. Leave it out, or pass torch.Generator() seeded with a secret."
             raise InvalidValue(text, key="generator")
-    if secure:
-        if generator is None and arithmetic == "proved":
-            return SystemSource(device)
-        text = "secure=True takes all randomness from the operating system, and a generator or "
-        text += 'arithmetic="assumed" was passed as well: draws could be repeated from their state. '
-        raise InvalidValue(f"{text}Pass one of the two.", key="secure")
-    if arithmetic == "assumed":
-        return fresh_generator(device) if generator is None else generator
     if generator is None:
         return Stream(device, secrets.token_bytes(_KEY_BYTES))
     return Stream(device, substream(generator).key)
@@ -176,46 +143,31 @@ def substream(source: RandomSource) -> Stream:
     return Stream(source.device, random_words(_KEY_BYTES // 8, source).tobytes())
 
 
-def derive_source(source: RandomSource, label: bytes) -> RandomSource:
-    """Source derived from another (domain separation): different labels draw unrelated numbers.
+def derive_source(source: Stream, label: bytes) -> Stream:
+    """Stream derived from another (domain separation): different labels draw unrelated numbers.
 
-    The operating system's source is returned itself, and so is any source for an empty label.
+    The stream itself is returned for an empty label.
     """
-    import torch
-
-    if not label or isinstance(source, SystemSource):
-        return source
-    key = source.key if isinstance(source, Stream) else substream(source).key
-    stream = Stream(source.device, hashlib.sha256(key + label).digest())
-    if isinstance(source, Stream):
-        return stream
-    generator = torch.Generator(source.device)
-    fill_state(generator, stream)
-    return generator
-
-
-def cryptographic(source: RandomSource) -> bool:
-    """Whether noise from this source is exact."""
-    return isinstance(source, Stream | SystemSource)
+    return Stream(source.device, hashlib.sha256(source.key + label).digest()) if label else source
 
 
 def random_bits(count: int, source: RandomSource) -> "torch.Tensor":
-    """`count` 64-bit integers on the source's device, every bit of them random."""
+    """`count` random 64-bit integers on the source's device."""
     import torch
 
     if isinstance(source, Stream) and source.made_on_gpu(count):
         from hush.core.chacha_kernel import keystream
 
         return keystream(source.key, source.reserve(count), count, source.device)
-    if isinstance(source, Stream | SystemSource):
+    if isinstance(source, Stream):
         return torch.from_numpy(source.array(count)).to(source.device)
     empty = torch.empty(count, dtype=torch.int64, device=source.device)
     return empty.random_(-(2**63), None, generator=source)
 
 
 def random_words(count: int, source: RandomSource) -> npt.NDArray[np.int64]:
-    """`count` 64-bit integers on the CPU, every bit of them random."""
-    if isinstance(source, Stream | SystemSource):
+    """`count` random 64-bit integers on the CPU."""
+    if isinstance(source, Stream):
         return source.array(count)
     return np.asarray(random_bits(count, source).cpu())
 
@@ -235,12 +187,12 @@ def uniform(count: int, source: RandomSource) -> "torch.Tensor":
 def bernoulli(count: int, rate: float, source: RandomSource) -> "torch.Tensor":
     """`count` independent Bernoulli(`rate`) draws.
 
-    The rate is rounded down to a multiple of 2**-62: a smaller sampling rate costs no more than the one
-    charged. Few coins are drawn on the CPU, from the same words, to not wait for a busy GPU.
+    The rate is rounded down to a multiple of 2**-62, which does not increase the privacy cost. Small
+    counts are drawn on the CPU, from the same words, to avoid waiting for a busy GPU.
     """
     import torch
 
-    if cryptographic(source) and count <= _COINS_ON_CPU:
+    if isinstance(source, Stream) and count <= _COINS_ON_CPU:
         words = torch.from_numpy(random_words(count, source))
     else:
         words = random_bits(count, source)
@@ -248,19 +200,19 @@ def bernoulli(count: int, rate: float, source: RandomSource) -> "torch.Tensor":
 
 
 def fresh_generator(device: "torch.device | str" = "cpu") -> "torch.Generator":
-    """A torch generator, not a cryptographic one, with a state from the operating system."""
+    """A torch generator (not cryptographic) with a state from the operating system."""
     import torch
 
     generator = torch.Generator(device)
-    fill_state(generator, SystemSource(torch.device("cpu")))
+    fill_state(generator, source_for(torch.device("cpu")))
     return generator
 
 
 def fill_state(generator: "torch.Generator", source: RandomSource) -> None:
     """Draw the generator's whole state from the source.
 
-    A seed is not enough on the CPU: torch keeps 32 bits of it, and an attacker can try all of the four
-    billion sequences. Other devices keep 64 bits.
+    A seed is not enough on the CPU: torch keeps 32 bits of it, and an attacker can try all four billion
+    sequences. Other devices keep 64 bits.
     """
     import torch
 
@@ -281,7 +233,8 @@ def fill_state(generator: "torch.Generator", source: RandomSource) -> None:
 
 @lru_cache(maxsize=1)
 def has_triton() -> bool:
-    """Whether kernels can be compiled: torch with CUDA installs Triton, as of 2.8 with descriptors."""
+    """Whether Triton is installed with tensor descriptors, as torch with CUDA installs it from 2.8
+    on."""
     from importlib.util import find_spec
 
     return find_spec("triton") is not None and find_spec("triton.tools.tensor_descriptor") is not None

@@ -1,4 +1,4 @@
-"""Release rules beside `Always`: selective release, and the best of a random number of runs."""
+"""Release rules other than `Always`: selective release, and the best of a random number of runs."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,15 +12,15 @@ Accounting = Literal["per-trial", "per-acceptance", "published"]
 Test = Literal["summed", "mean"]
 TrialLaw = Literal["negative-binomial", "poisson"]
 GIVEN_UP = 1e-30
-"""Largest probability that an update is given up because all of its trials were rejected."""
+"""Upper bound on the probability that all trials of an update are rejected and it is abandoned."""
 _WHY = {
-    "rate": "it is the chance that a record takes part in the test, which is charged for it",
-    "clip": "with no bound on a record's influence on the test no noise hides it",
-    "multiplier": "without noise the verdict is a function of the records and nothing is private",
-    "threshold": "the test compares it with a number of at most that size",
+    "rate": "it is the sampling rate of the test, which the privacy cost depends on",
+    "clip": "without a bound on a record's influence on the test no noise gives privacy",
+    "multiplier": "without noise the verdict is a function of the records and not private",
+    "threshold": "the test statistic is not larger than that",
     "mean": "it is how many runs are expected, and a single run leaves no choice",
-    "law": "a fixed number of trials costs as many times the budget",
-    "shape": "it is the shape of the negative binomial law, 0 the logarithmic one",
+    "law": "the privacy cost depends on the law; a fixed number of trials would multiply it",
+    "shape": "it is the shape of the negative binomial law; 0 is the logarithmic law",
     "score": "without noise the choice of the best trial reveals the held-out records",
 }
 MEAN = number(at_least=1.01, at_most=10_000, why=_WHY["mean"], example=10.0)
@@ -29,27 +29,28 @@ _NOISE = number(at_least=1e-12, at_most=1e15, why=_WHY["multiplier"], example=1.
 _THRESHOLD = number(at_least=-1e15, at_most=1e15, why=_WHY["threshold"], example=-1.0)
 _SCORE = number(at_least=1e-3, at_most=1e15, why=_WHY["score"], example=10.0)
 _SAMPLINGS = ("Poisson", "FullBatch")
-_CHARGED = "the release that runs must be the one that is charged"
+_CHARGED = "the executed release must be the one that is charged"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selective(Release):
-    """Selective release: an update is released if a noisy loss difference on a fresh batch is small.
+    """Selective release: release an update if its noisy loss difference on a fresh batch is small.
 
-    **Guarantee.** docs/guarantees/selective.md, for both tests, with normal noise on any support;
-    "published" accounting is none.
+    **Guarantee.** docs/guarantees/selective.md, for both tests and Gaussian noise on any support;
+    "published" accounting is not a guarantee.
 
     Args:
-        rate: Probability that a record is in the test's batch, the same for both models.
-        clip: Bound on the loss difference: of each record in the summed test, of the mean in the other.
+        rate: Sampling rate of the test batch, which is the same for both models.
+        clip: Bound on the loss difference: per record for the summed test, of the mean for the mean
+            test.
         multiplier: Noise multiplier, in units of the test's sensitivity.
-        threshold: Accepted is a noisy difference below `threshold * clip`.
-        accounting: Public verdicts, and the meaning of a step. "per-trial": a step is a trial, and every
-            verdict is public. "per-acceptance": a step is an update, and its number of trials is secret.
-            "published": the DPSUR paper's, which is not a guarantee. The last two are for the mean test.
-        test: "summed": records' clipped differences are summed; the sensitivity is `clip`. "mean" (the
-            DPSUR paper's): the sum over the expected batch size is clipped; one record can move it from
-            one end to the other, so the sensitivity is `2 * clip`.
+        threshold: The test accepts a noisy difference below `threshold * clip`.
+        accounting: "per-trial": a step is a trial, and every verdict is public. "per-acceptance": a step
+            is an update, and its number of trials is secret. "published": the DPSUR paper's accounting,
+            which is not a guarantee. The last two need the mean test.
+        test: "summed": the sum of clipped differences, with sensitivity `clip`. "mean" (the DPSUR
+            paper's): the sum divided by the expected batch size and clipped, with sensitivity `2 *
+            clip`.
     """
 
     runner: ClassVar[str] = "hush.training.methods.selective:Trials"
@@ -74,9 +75,9 @@ class Selective(Release):
         super().__post_init__()
         if self.test == "summed" and self.accounting != "per-trial":
             text = (
-                f'accounting="{self.accounting}" is not proved for test="summed": a sum is not bounded, '
+                f'accounting="{self.accounting}" is not proved for test="summed": its sum is unbounded, '
             )
-            text += 'and neither are its trials. Pass accounting="per-trial", or test="mean".'
+            text += 'and neither is the number of trials. Pass accounting="per-trial", or test="mean".'
             raise InvalidPlan(text, key="accounting")
 
     def acceptance(self, expected: float) -> tuple[float, float]:
@@ -93,7 +94,7 @@ class Selective(Release):
 
     @property
     def most_trials(self) -> float:
-        """Limit of trials per step, after which an update is given up (probability 1e-30 at most)."""
+        """Maximum number of trials per step, reached with probability at most 1e-30."""
         if self.accounting == "per-trial":
             return 1
         log_rejection = -math.log1p(-self.acceptance(0.0)[0])
@@ -112,13 +113,12 @@ class BestOf(Release):
     Args:
         steps: Number of training steps of one trial.
         mean: Expected number of trials.
-        law: Law of their number, at least 1: "negative-binomial" (truncated), or "poisson" (given that
-            it is not 0).
-        shape: Shape of the negative binomial: 0 is logarithmic, 1 geometric. A larger one makes few
-            trials rarer and costs more.
-        score: Noise multiplier of each trial's score on held-out private records, in units of one
-            record's largest score; None: the score follows from the released model and from records that
-            need no protection.
+        law: Law of the number of trials: "negative-binomial" (truncated), or "poisson" (conditioned on
+            at least 1).
+        shape: Shape of the negative binomial: 0 is logarithmic, 1 is geometric. With a larger shape few
+            trials are less likely, and the privacy cost increases.
+        score: Noise multiplier of each trial's score on held-out private records, in units of a record's
+            largest score; None if scores use only the released model and public records.
     """
 
     runner: ClassVar[str] = "hush.training.release:WholeSelection"
@@ -128,7 +128,7 @@ class BestOf(Release):
         ),
     )
 
-    steps: int = field(metadata=count("a trial takes and is charged for all of them", example=1000))
+    steps: int = field(metadata=count("each trial is charged for all of them", example=1000))
     mean: float = field(default=10.0, metadata=MEAN)
     law: TrialLaw = field(default="negative-binomial", metadata=one_of(TrialLaw, _WHY["law"]))
     shape: float = field(

@@ -1,4 +1,4 @@
-"""Immutable values: fields checked against declared ranges, written as plain data and read back."""
+"""Immutable values with validated fields, and their conversion to and from plain data."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from hush.core.errors import HushError, InvalidPlan, InvalidValue, short_repr
 
 MOST = 10**12
-"""Largest count: beyond it, rounding errors add up to more than the bounds allow for."""
+"""Largest count for which the bounds on accumulated rounding errors hold."""
 T = TypeVar("T")
 
 
@@ -43,26 +43,26 @@ class Range:
 
 
 def number(**limits: Any) -> Mapping[str, Any]:
-    """Field metadata that declares a range; `Value` checks it, and allows None if it is the default."""
+    """Field metadata with a range, which `Value` checks; None is allowed if it is the default."""
     allowed = Range(**limits)
     return {"range": allowed, "check": allowed.check}
 
 
 def count(why: str, *, at_most: int = MOST, at_least: int = 1, example: int = 1) -> Mapping[str, Any]:
-    """Field metadata that declares a whole number."""
+    """Field metadata for a whole number."""
     example = max(at_least, example)
     return number(whole=True, why=why, at_least=at_least, at_most=at_most, example=example)
 
 
 def each(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Field metadata that declares a non-empty list of numbers in the same range."""
+    """Field metadata for a non-empty list of numbers in the same range."""
     return {
         "check": lambda name, values: tuple(item["check"](name, one) for one in as_list(name, values))
     }
 
 
 def one_of(literal: object, why: str) -> Mapping[str, Any]:
-    """Field metadata that declares the words of a `Literal`; the first one is the example."""
+    """Field metadata for the words of a `Literal`; the first one is the example."""
     words = get_args(literal)
 
     def check(name: str, value: object) -> str:
@@ -75,7 +75,7 @@ def one_of(literal: object, why: str) -> Mapping[str, Any]:
 
 
 def nested(kind: "type[Value]") -> Mapping[str, Any]:
-    """Field metadata that declares a `Value`, or its plain data; keys of errors begin with the field."""
+    """Field metadata for a `Value` or its plain data; keys of errors start with the field name."""
 
     def check(name: str, value: object) -> Value:
         if isinstance(value, dict):
@@ -94,14 +94,14 @@ def nested(kind: "type[Value]") -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """Frozen value with checked fields."""
+    """Frozen value with validated fields."""
 
     def __new__(cls, *values: object, **named: object) -> Self:
         by_name = {field.name: field.kw_only for field in fields(cls)}
         unknown = named.keys() - by_name
         if unknown or len(values) > list(by_name.values()).count(False):
             shown = ", ".join(f"{name}=..." for name in by_name)
-            reason = "takes its arguments by name: a number in the wrong place changes the privacy cost"
+            reason = "needs keyword arguments: a number in the wrong place changes the privacy cost"
             if unknown:
                 reason = f"has no argument {min(unknown)!r}"
             raise InvalidValue(f"{cls.__name__} {reason}. Pass {cls.__name__}({shown}).")
@@ -114,19 +114,19 @@ class Value:
                 object.__setattr__(self, field.name, check(field.name, value))
 
     def to_plain(self) -> dict[str, Any]:
-        """The fields as data that TOML and JSON can hold."""
+        """The fields as plain data for TOML and JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: _plain(value) for name, value in values.items() if value is not None}
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """The value that `to_plain` wrote."""
+        """The value from the output of `to_plain`."""
         known = {field.name: field.default is MISSING for field in fields(cls)}
         listed = f"; it has {', '.join(known) or 'none'}."
         for key in plain:
             if key not in known:
                 raise InvalidPlan(
-                    f"{short_repr(key)} is not a setting of {cls.__name__}{listed}", key=key
+                    f"{short_repr(key)} is not an argument of {cls.__name__}{listed}", key=key
                 )
         for key, required in known.items():
             if required and key not in plain:
@@ -141,7 +141,7 @@ def _plain(value: Any) -> Any:
 
 
 def finite_or_none(value: Any) -> Any:
-    """Plain data with None in place of infinite numbers and NaN, which JSON cannot hold."""
+    """Plain data with None for infinite numbers and NaN, which JSON does not support."""
     if isinstance(value, dict):
         return {key: finite_or_none(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -150,7 +150,7 @@ def finite_or_none(value: Any) -> Any:
 
 
 def as_float(value: Any) -> float:
-    """`value` as a float; NaN, which no range contains, if it is not a number."""
+    """`value` as a float; NaN, which is outside every range, if it is not a number."""
     if type(value) is float:
         return value
     try:
@@ -169,17 +169,17 @@ def as_floats(values: object) -> npt.NDArray[np.float64]:
 
 
 def as_list(name: str, values: Any) -> Sequence[Any]:
-    """Return `values`, or raise `InvalidValue` if they are no list or an empty one."""
+    """Return `values`, or raise `InvalidValue` if it is not a non-empty list."""
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
         text = f"{name}={short_repr(values)} must be a non-empty list, with an entry for each block: a "
-        text += f"block without one would not be hidden. Pass e.g. {name}=(1, 2)."
+        text += f"block without an entry has no privacy. Pass e.g. {name}=(1, 2)."
         raise InvalidValue(text, key=name)
     return values
 
 
 def check_count(name: str, value: object, why: str, at_least: int = 0, example: int = 1000) -> int:
     """Return `value` as an int, or raise `InvalidValue` if it is not a whole number in range."""
-    if type(value) is int and at_least <= value <= MOST:  # of each step: without a `Range`
+    if type(value) is int and at_least <= value <= MOST:  # fast path, as every step calls this
         return value
     return int(count(why, at_least=at_least, example=example)["check"](name, value))
 
@@ -195,6 +195,6 @@ def check_kind(name: str, value: object, kind: type[T]) -> T:
 
 
 def with_article(name: str) -> str:
-    """A class name after its indefinite article: an LSTM, an Embedding, a Linear."""
+    """A class name with its indefinite article: an LSTM, an Embedding, a Linear."""
     spelled = name[:2].isupper() and name[0] in "AEFHILMNORSX"
     return f"{'an' if spelled or name[:1] in 'AEIOaeio' else 'a'} {name}"

@@ -1,9 +1,8 @@
-"""Clipped sums of physical batches on a GPU, captured once as CUDA graphs and replayed.
+"""Clipped sums of physical batches on a GPU by CUDA graphs.
 
-Launching the kernels of a small model's private step takes longer than running them. A graph launches
-them at once. A batch is padded to a round size with copies of its first record at weight 0, so a few
-graphs serve batches of random size. Work that makes the host wait for the GPU cannot be captured: torch
-raises before it waits, and the capture ends in order.
+For small models, launching kernels takes longer than running them; a graph launches all of them at once.
+A batch is padded to one of a few sizes with copies of its first record at weight 0, so a few graphs
+cover batches of random size. Computations that synchronise host and GPU cannot be captured.
 """
 
 import gc
@@ -20,41 +19,41 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hush.clipping.norms import L2Linf, Linf
 from hush.core.errors import PerformanceWarning, Unsupported, shorten
-from hush.core.parts import ClippedSum, Clipping, CoordinateMask
+from hush.core.parts import ClippedSum, Clipping
 from hush.gradients.recording import host_draws_restored, host_states, record
 from hush.gradients.tape import MaskedTape
 from hush.gradients.tree import Loss, Views, tree_leaves, tree_map
 
 _MOST_GRAPHS = 64
 _MOST_CHANGES = 16
-"""Changes of the captured state after which capturing costs more than it saves."""
+"""Number of changes of the captured state after which captures are too expensive."""
 
 _SIZE_MULTIPLE = 64
 _SIZES_PER_OCTAVE = 16
-"""Padded sizes between one and twice as many records."""
+"""Number of padded sizes per factor of two."""
 
 _WARM_UP = 3
-"""Passes before a capture, in which kernels are loaded and libraries choose theirs."""
+"""Passes before a capture, in which kernels are loaded and selected."""
 _LONGEST_REASON = 300
 _PLAIN = frozenset((bool, int, float, str))
 
 _replaced_generators = 0
-"""Number of failed captures that replaced the state of torch's generator; it voids earlier graphs."""
+"""Number of failed captures that replaced the state of torch's generator and invalidated graphs."""
 
 
 class CaptureError(Exception):
-    """Work that cannot be captured as a graph, with the reason."""
+    """Reason why a computation cannot be captured as a graph."""
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedGraph:
-    """Captured work, replayed on the memory that it read and wrote."""
+    """Captured computation, replayed on the same memory."""
 
     replay: Callable[[], None]
     output: Any
-    """Overwritten by each replay."""
+    """Output, which each replay overwrites."""
     read: list[torch.UntypedStorage]
-    """Memory that the work did not allocate. A graph holds addresses, so this keeps it alive."""
+    """External memory, kept alive because the graph refers to it by address."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +66,7 @@ class BatchGraph:
     present: Tensor
 
     def fill(self, inputs: Any, targets: Any, present: Tensor | None) -> None:
-        """Write a batch into the graph's memory, padded with copies of its first record."""
+        """Copy a batch into the graph's memory, padded with copies of its first record."""
         records = len(next(tree_leaves(inputs)))
         memories, given = tree_leaves((self.inputs, self.targets)), tree_leaves((inputs, targets))
         for memory, rows in zip(memories, given, strict=True):
@@ -81,17 +80,16 @@ class BatchGraph:
 
 
 class Replay:
-    """Clipped sums of batches in padded layout, by replaying a captured CUDA graph if there is one.
+    """Clipped sums of padded batches, by replaying a captured CUDA graph if possible.
 
-    **Guarantee.** The layout of a batch (places and shapes) determines the rounding of kernels, and is a
-    function of the number of slots. A batch that is computed without a graph is padded alike: its shape
-    could not be captured, or a gradient is not finite. See docs/guarantees/tape.md, 8.
+    **Guarantee.** The layout of a batch (positions and shapes) determines the rounding of kernels and
+    depends on the number of slots alone. Batches without a graph (not capturable, or a gradient is not
+    finite) have the same padding. See docs/guarantees/tape.md, 8.
 
     Graphs are captured anew when a parameter or buffer moves, is frozen or unfrozen, when autocast or an
     allowed precision changes, or when a number, string or truth value in an attribute of a module does
     (training mode, a dropout probability). Other changes of forward(), such as a global variable, are
-    not noticed. Random numbers that the model draws on the GPU, and sampled coordinates, are fresh in
-    every replay.
+    not noticed. Random numbers that the model draws on the GPU are fresh in every replay.
     """
 
     def __init__(
@@ -104,43 +102,40 @@ class Replay:
         most_records: int | None = None,
         required: bool = True,
     ) -> None:
-        """Replay of a model's clipped sums, before the first capture.
+        """Replay of a model's clipped sums, without graphs yet.
 
         Args:
-            model, loss, views: As for `record`.
-            clipping: Clipping in one block.
-            most_records: Physical batch; no batch is padded beyond it.
+            model, loss, views: As in `record`.
+            clipping: Clipping rule with one block.
+            most_records: Physical batch size, which limits the padding.
             required: Raise if a batch cannot be captured; otherwise warn once and compute it.
         """
         self._model = model
         self._loss = loss
         self._clipping = clipping
         self._views = views
-        # graphs materialise each record that may be clamped: sums without a graph must round alike
+        # as in graphs, materialise each record that may be clamped, so that sums round identically
         self._materialise = (lambda values: values) if isinstance(clipping, (Linf, L2Linf)) else None
         self._most_records = most_records
         self._required = required
         self._graphs: dict[Any, BatchGraph | None] = {}
-        self._pool: Any = None  # shared by the graphs: they never run at the same time
+        self._pool: Any = None  # shared by the graphs, which never run concurrently
         self._given: Any = None
         self._trained: set[tuple[int, int]] = set()
-        """Address and size of the parameters whose gradients the graphs sum."""
+        """Address and size of the parameters with gradients in the graphs."""
         self._unconfirmed = False
-        """Whether graphs were replayed since the captured state was last compared."""
+        """Whether graphs were replayed after the last comparison of the captured state."""
         self._stale = False
-        """Whether such a replay was of an outdated state."""
-        self._generator: torch.Generator | None = None
+        """Whether such a replay used an outdated state."""
         self._changes = 0
         self._explained = False
         self._finite: Tensor | None = None
-        """Whether all sums replayed since the last `failed` were of finite gradients."""
+        """Whether all gradients in replays after the last `failed` were finite."""
 
     def __call__(
         self,
         inputs: Any,
         targets: Any,
-        mask: CoordinateMask | None = None,
-        generator: torch.Generator | None = None,
         present: Tensor | None = None,
         *,
         randomness: Callable[..., AbstractContextManager[None]] = lambda **_: nullcontext(),
@@ -149,19 +144,16 @@ class Replay:
         """The clipped sum of one batch.
 
         Args:
-            inputs, targets: As for `record`.
-            mask: Zeroes coordinates at random, for plans that sample them, by `generator`.
-            present: Whether each slot holds a record; None: all do.
+            inputs, targets: As in `record`.
+            present: Mask of non-empty slots; None if no slot is empty.
             randomness: Context that seeds torch's generators; with `host=False` only the GPU's.
             verify: Compare the captured state before the replay, wait for the GPU, and compute the batch
-                without a graph if the replay is invalid. If False, `failed` reports it later and the sum
-                must not be used then; only for parameters that `fits`.
+                without a graph if the replay is invalid. If False, call `failed` before using the sum;
+                requires `fits(parameters)`.
 
         Returns:
-            The clipped sum. It may be the memory of the graph, which the next replay overwrites.
+            The clipped sum, possibly in the graph's memory, which the next replay overwrites.
         """
-        mask = mask or self._materialise
-        self._generator = generator
         records = len(next(tree_leaves(inputs)))
         size = padded_size(records, self._most_records)
         key = size, signature(inputs), signature(targets)
@@ -171,44 +163,43 @@ class Replay:
         else:
             self._forget_if_changed()
             if key not in self._graphs:
-                self._graphs[key] = self._capture(inputs, targets, size, mask)
+                self._graphs[key] = self._capture(inputs, targets, size)
             graph = self._graphs[key]
         if graph is None:
             rows, labels = tree_map((inputs, targets), lambda rows: pad(rows, size))
             slots = torch.zeros(size, dtype=torch.bool, device=next(tree_leaves(inputs)).device)
             slots[:records] = True if present is None else present
             with randomness():
-                return self.clip_padded(rows, labels, slots, mask)
+                return self.clip_padded(rows, labels, slots)
         graph.fill(inputs, targets, present)
-        with randomness(host=False):  # a model that draws on the CPU is not captured
+        with randomness(host=False):  # captured models do not draw on the CPU
             device = graph.present.device
             shared = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
-            sources = [*shared, *([] if generator is None else [generator])]
-            before = [source.get_state() for source in sources] if verify else []
+            before = [source.get_state() for source in shared] if verify else []
             graph.captured.replay()
             if not verify or not self.failed():
                 output: ClippedSum = graph.captured.output
                 return output
-            # the same places and shapes, so kernels round alike, and the same random numbers
-            for source, state in zip(sources, before, strict=True):
+            # with the same positions, shapes and random numbers
+            for source, state in zip(shared, before, strict=True):
                 source.set_state(state)
-            return self.clip_padded(graph.inputs, graph.targets, graph.present, mask)
+            return self.clip_padded(graph.inputs, graph.targets, graph.present)
 
     @property
     def captured(self) -> bool:
-        """Whether there is a graph."""
+        """Whether a graph was captured."""
         return any(graph is not None for graph in self._graphs.values())
 
     def fits(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether the graphs, if there are any, sum the gradients of exactly these parameters."""
+        """Whether existing graphs have exactly these parameters."""
         return {(value.data_ptr(), value.numel()) for value in parameters} == self._trained
 
     def failed(self) -> bool:
         """Whether a replay since the last call is invalid; waits for the GPU.
 
-        A replay is invalid if a gradient was not finite, or if the captured state had changed.
+        A replay is invalid if a gradient was not finite or the captured state had changed.
         """
-        if self._unconfirmed:  # compared while the GPU works
+        if self._unconfirmed:  # compare while the GPU is busy
             self._forget_if_changed()
         stale, self._stale = self._stale, False
         if self._finite is None or bool(self._finite):
@@ -216,47 +207,45 @@ class Replay:
         self._finite.fill_(True)
         return True
 
-    def clip_padded(
-        self, inputs: Any, targets: Any, present: Tensor, mask: CoordinateMask | None
-    ) -> ClippedSum:
+    def clip_padded(self, inputs: Any, targets: Any, present: Tensor) -> ClippedSum:
         """The clipped sum of a padded batch, without a graph."""
         tape = record(self._model, self._loss, inputs, targets, self._views)
-        return self._clipping.clip(MaskedTape(tape, present), mask)
+        return self._clipping.clip(MaskedTape(tape, present), self._materialise)
 
-    def _capture(
-        self, inputs: Any, targets: Any, size: int, mask: CoordinateMask | None
-    ) -> BatchGraph | None:
-        """Graph of batches of this shape; None if they are computed without one."""
+    def _capture(self, inputs: Any, targets: Any, size: int) -> BatchGraph | None:
+        """Graph for batches of this shape; None if they are computed without a graph."""
         if not self._required and self._changes > _MOST_CHANGES:
             self._explain("attributes of the model that forward() reads change in most steps")
             return None
         if not self._required and len(self._graphs) >= _MOST_GRAPHS:
             return None
-        # memory of the graph alone
+        # memory for the graph
         rows, labels = tree_map((inputs, targets), lambda value: pad(value[:1], size).clone())
         device = next(tree_leaves(inputs)).device
         present = torch.ones(size, device=device, dtype=torch.bool)
         if self._finite is None:
             self._finite = torch.ones((), device=device, dtype=torch.bool)
         all_finite = self._finite
-        before = all_finite.clone()  # of earlier replays of this step
+        before = all_finite.clone()  # from earlier replays of this step
 
         def work() -> ClippedSum:
-            """The clipped sum, zero if a gradient or the content of an empty slot is not finite."""
-            clipped = self.clip_padded(rows, labels, present, mask)
+            """The clipped sum, or zero if a gradient or the content of an empty slot is not finite."""
+            clipped = self.clip_padded(rows, labels, present)
             total = {name: part.contiguous() for name, part in clipped.total.items()}
-            # an empty slot is not skipped, and its content times a weight of 0 may not be finite
+            # empty slots are computed, and their content times 0 may not be finite
             lengths = torch.stack([norm.double() for norm in torch._foreach_norm(list(total.values()))])
             finite = lengths.isfinite().all() & (clipped.skipped == 0)
             all_finite.logical_and_(finite)
-            for part in total.values():  # in place: a second copy of all sums would stay in the graph
+            for (
+                part
+            ) in total.values():  # in place, because the graph would keep a second copy of all sums
                 part.masked_fill_(~finite, 0.0)
             return replace(clipped, total=total)
 
         if self._pool is None and torch.cuda.is_available():
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            captured = capture_graph(work, self._pool, self._generator)
+            captured = capture_graph(work, self._pool)
         except CaptureError as error:
             self._pool = None
             self._explain(str(error))
@@ -266,50 +255,50 @@ class Replay:
         return BatchGraph(captured, rows, labels, present)
 
     def _explain(self, reason: str) -> None:
-        """Raise an error, or warn the first time, that a batch cannot be replayed."""
+        """Raise, or warn once, that a batch cannot be captured."""
         if self._required:
             raise Unsupported(
-                f"replay=True records the work of a batch as a CUDA graph, and this model's cannot be "
-                f"recorded: {reason}. Leave replay out to compute steps without a graph."
+                f"replay=True needs a CUDA graph, and this model cannot be captured: {reason}. Leave "
+                "replay out to compute steps without a graph."
             )
         if self._explained:
             return
         self._explained = True
         warnings.warn(
-            f"the GPU waits for Python in this model's steps, and they cannot be replayed as a CUDA "
-            f"graph: {reason}. They are computed without one; replay=False silences this warning.",
+            f"steps of this model are limited by the host and cannot be captured as a CUDA graph: "
+            f"{reason}. They are computed without a graph; replay=False silences this warning.",
             PerformanceWarning,
             stacklevel=2,
         )
 
     def _forget_if_changed(self) -> None:
-        """Drop all graphs if the state that they were captured in has changed."""
+        """Drop all graphs if the captured state has changed."""
         unconfirmed, self._unconfirmed = self._unconfirmed, False
-        now = (*given(self._model, self._loss), self._generator)
+        now = given(self._model, self._loss)
         if now == self._given:
             return
         if unconfirmed:
             self._stale = True
             if torch.cuda.is_available():
-                torch.cuda.synchronize()  # the graphs may be at work
+                torch.cuda.synchronize()  # graphs may be running
         if self._graphs:
             self._changes += 1
         trained = [value for value in self._model.parameters() if value.requires_grad]
         self._trained = {(value.data_ptr(), value.numel()) for value in trained}
         self._graphs.clear()
         self._given = now
-        self._pool = None  # memory of the old graphs may still be in use
+        self._pool = None  # earlier graphs may still use its memory
 
 
 def padded_size(records: int, most: int | None = None) -> int:
-    """Padded size of a batch, from its number of slots and the physical batch."""
+    """Padded size of a batch, from its number of slots and the physical batch size."""
     multiple = max(_SIZE_MULTIPLE, (1 << records.bit_length() >> 1) // _SIZES_PER_OCTAVE)
     size: int = -(-records // multiple) * multiple
     return size if most is None else max(records, min(size, most))
 
 
 def pad(rows: Tensor, size: int) -> Tensor:
-    """The rows, padded with copies of the first."""
+    """Rows padded with copies of the first row."""
     return torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
 
 
@@ -347,22 +336,19 @@ def given(model: nn.Module, loss: Any) -> tuple[Any, ...]:
 
 
 def _cpu_states() -> tuple[Any, ...]:
-    """States of the generators on the CPU, which no graph advances."""
+    """States of the CPU generators, which graphs do not advance."""
     return *host_states(), torch.default_generator.get_state().numpy().tobytes()
 
 
-def capture_graph(
-    work: Callable[[], Any], pool: Any, generator: torch.Generator | None = None
-) -> CapturedGraph:
-    """Captured CUDA graph of work on the current device.
+def capture_graph(work: Callable[[], Any], pool: Any) -> CapturedGraph:
+    """Capture a computation on the current device as a CUDA graph.
 
     The random states of torch, NumPy and Python are restored: a replay, or a computation without the
-    graph, draws the same numbers as without the capture. `generator` is a generator that the work draws
-    from, besides torch's own. After a `CaptureError` the pool is unusable.
+    graph, draws the same numbers as without the capture. After a `CaptureError` the pool is unusable.
     """
     device = torch.cuda.current_device()
     shared = torch.cuda.default_generators[device]
-    generators = [torch.default_generator, shared, *([] if generator is None else [generator])]
+    generators = [torch.default_generator, shared]
     side = _side_stream(device)
     side.wait_stream(torch.cuda.current_stream())
     with _capturing(generators) as undraw:
@@ -375,14 +361,14 @@ def capture_graph(
                     work()
                 if before != _cpu_states():
                     raise CaptureError(
-                        "the model draws random numbers on the CPU, which a graph would repeat"
+                        "the model draws random numbers on the CPU, and a graph would repeat them"
                     )
                 undraw()
-                graph, output = _captured(work, pool, generator, shared)
+                graph, output = _captured(work, pool, shared)
                 return CapturedGraph(graph.replay, output, list(memory.external.values()))
         except CaptureError:
             raise
-        except Exception as error:  # of the model, the driver or the allocator
+        except Exception as error:  # from the model, the driver or the allocator
             first = str(error).split("\n", maxsplit=1)[0]
             raise CaptureError(shorten(first, _LONGEST_REASON)) from error
         finally:
@@ -390,24 +376,22 @@ def capture_graph(
 
 
 def _captured(
-    work: Callable[[], Any], pool: Any, generator: torch.Generator | None, shared: torch.Generator
+    work: Callable[[], Any], pool: Any, shared: torch.Generator
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """The graph and the output of work that has run before on the current stream."""
+    """Graph and output of a computation after its warm-up on the current stream."""
     global _replaced_generators
     graph = torch.cuda.CUDAGraph()
-    if generator is not None:
-        graph.register_generator_state(generator)
     fresh = shared.clone_state()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()  # the graph cannot use memory of the warm-up
     output, failed, waiting = None, None, torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        # torch warns that it misses some ways to wait, and that a graph has no kernels
+        # ignores torch's warnings about undetected synchronisation and empty graphs
         warnings.simplefilter("ignore")
-        # other threads, such as those that load data, are not restricted
+        # other threads, e.g. for loading data, are not restricted
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
-            torch.cuda.set_sync_debug_mode("error")  # torch raises before the host waits for the GPU
+            torch.cuda.set_sync_debug_mode("error")  # raises on synchronisation
             output = work()
         except BaseException as error:
             failed = error
@@ -415,9 +399,9 @@ def _captured(
             torch.cuda.set_sync_debug_mode(waiting)
         try:
             graph.capture_end()
-        except RuntimeError as error:  # the driver has ended the capture
-            # torch's allocator would still use the graph's pool, and its generator would not draw
-            with suppress(RuntimeError):  # the allocator may have left the pool
+        except RuntimeError as error:  # the driver has stopped the capture
+            # otherwise torch's allocator would use the graph's pool, and its generator would be unusable
+            with suppress(RuntimeError):  # the allocator may already have left the pool
                 torch._C._cuda_endAllocateToPool(shared.device.index, pool)
             shared.graphsafe_set_state(fresh)
             _replaced_generators += 1
@@ -428,7 +412,7 @@ def _captured(
 
 
 class _ExternalMemory(TorchDispatchMode):
-    """Memory that work reads and did not allocate: weights, buffers, tensors in a closure."""
+    """Collects external memory that a computation reads: weights, buffers, tensors in a closure."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -454,16 +438,16 @@ def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
 
 @lru_cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    """Stream of all captures on a device: libraries keep memory for each stream."""
+    """Stream for all captures on a device, because libraries allocate memory per stream."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def _capturing(generators: list[torch.Generator]) -> Iterator[Callable[[], None]]:
-    """Context without autocast's cache and without garbage collection, which restores random states.
+    """Context without autocast's cache and garbage collection; it restores random states.
 
-    A graph would keep cached weights, and freeing the graph of another step spoils a capture. The
-    context's value is a function that restores the generators.
+    A graph would keep cached weights, and freeing another graph during a capture breaks it. Yields a
+    function that restores the generators.
     """
     cached, collecting = torch.is_autocast_cache_enabled(), gc.isenabled()
     states = [generator.get_state() for generator in generators]

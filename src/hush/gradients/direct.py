@@ -1,8 +1,8 @@
-"""Per-sample gradients of models whose layers cannot mix records, without `torch.vmap`.
+"""Per-sample gradients without `torch.vmap`, for chains of layers that cannot mix records.
 
-A chain of stock layers and a stock loss maps record r of its input to record r of its output for any
-values. Such a model runs on the whole batch. The terms equal those of `Recording`, on a CPU bit for bit,
-in a fraction of the time for small models.
+A chain of torch's layers and a torch loss maps record r of the input to record r of the output, so the
+model can run on the whole batch. The terms equal the terms of `Recording` (bit for bit on a CPU), in a
+fraction of the time for small models.
 """
 
 from typing import Any
@@ -28,13 +28,13 @@ _ELEMENTWISE = frozenset(
     }
 )
 _LOSSES = frozenset({*CLASS_LOSSES, nn.HuberLoss, nn.L1Loss, nn.MSELoss, nn.SmoothL1Loss})
-"""Losses of the same kernels under `torch.vmap`, which decomposes the others."""
+"""Losses with the same kernels under `torch.vmap`, which decomposes other losses."""
 
 
 def direct_chain(model: nn.Module, loss: Loss) -> list[nn.Module] | None:
-    """Layers that a model applies one after another; None if it needs `torch.vmap`.
+    """Layers of a sequential model; None if it needs `torch.vmap`.
 
-    Only exact classes without hooks count, because a subclass may do anything.
+    Only exact classes without hooks are supported, because a subclass may override forward().
     """
     criterion: Any = loss.loss if isinstance(loss, PerSampleLoss) else None
     if type(criterion) not in _LOSSES or _customised(criterion) or _has_any_global_hook():

@@ -23,7 +23,7 @@ class EntrywiseClipping:
     def clip_entrywise(
         self: Any, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
     ) -> ClippedSum:
-        """The sum of the gradients, each clipped into the sensitivity sets, and then masked.
+        """Sum of the gradients, each clipped to the sensitivity sets and then masked.
 
         **Guarantee.** A record's addend lies in its set, up to rounding in single precision; a record
         with a gradient that is not finite adds zero. In a single set with largest entry m, a record of

@@ -1,4 +1,4 @@
-"""Losses of one value a record, made of those that reduce over a batch, and why not of others."""
+"""Per-sample losses, from losses that reduce over a batch."""
 
 import copy
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from hush.gradients.tree import Loss
 
 
 def per_sample_loss(loss: Any) -> Loss:
-    """The per-sample loss: a loss module's reduction over the batch is undone."""
+    """The per-sample version of a loss, without its reduction over the batch."""
     reduction = getattr(loss, "reduction", "none")
     if reduction == "none" and not isinstance(loss, CLASS_LOSSES + _ELEMENTWISE_LOSSES):
         return loss  # type: ignore[no-any-return]
@@ -24,21 +24,21 @@ def per_sample_loss(loss: Any) -> Loss:
 
 
 def criterion_of(loss: Loss) -> Any:
-    """The loss that `per_sample_loss` was given, or a copy of it that does not reduce."""
+    """The original loss of `per_sample_loss`, or a copy without reduction."""
     return loss.loss if isinstance(loss, PerSampleLoss) else loss
 
 
 @dataclass(frozen=True)
 class PerSampleLoss:
-    """A loss module without reduction over the batch; within a record it reduces as before."""
+    """A loss module without reduction over the batch; reductions within a record are unchanged."""
 
     loss: Any
     record_reduction: str
-    """none, mean or sum; not named `reduction`, by which `per_sample_loss` knows a loss that reduces."""
+    """none, mean or sum; not named `reduction`, which marks a loss that reduces."""
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         if isinstance(self.loss, CLASS_LOSSES) and getattr(targets, "dtype", None) == torch.uint8:
-            targets = targets.long()  # torch takes bytes as classes, but not under vmap
+            targets = targets.long()  # torch supports bytes as classes, but not under vmap
         if isinstance(outputs, Tensor):
             _check_shapes(self.loss, outputs, targets)
         values: Tensor = self.loss(outputs, targets)
@@ -48,7 +48,7 @@ class PerSampleLoss:
         if self.record_reduction == "sum":
             return flat.sum(1)
         if isinstance(self.loss, CLASS_LOSSES) and not targets.is_floating_point():
-            # as torch has it within a batch: the mean over positions that are not ignored
+            # as in torch, the mean over positions that are not ignored
             counted: Tensor = (targets != self.loss.ignore_index).reshape(flat.shape).sum(1)
             return flat.sum(1) / counted.clamp(min=1)
         return flat.mean(1)
@@ -58,25 +58,25 @@ CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _ELEMENTWISE_LOSSES = (
     *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.HuberLoss, nn.L1Loss, nn.MSELoss, nn.SmoothL1Loss),
 )
-"""Losses of outputs and targets of one shape; torch lets some of them broadcast, also over records."""
+"""Losses with equal shapes of outputs and targets; torch broadcasts some, also over records."""
 
 
 def _check_shapes(loss: Any, outputs: Tensor, targets: Any) -> None:
-    """Raise if a loss of one shape would broadcast, or there is no class number for a row of scores."""
+    """Raise if an elementwise loss would broadcast, or class numbers do not match the scores."""
     shape, labels = tuple(outputs.shape), tuple(getattr(targets, "shape", ()))
     if isinstance(loss, _ELEMENTWISE_LOSSES) and len(shape) != len(labels):
         raise DataError(
-            f"outputs of shape {shape} and targets of shape {labels}: broadcast against each "
-            "other, one record's output would be compared with another's target. Pass targets of the "
-            "outputs' shape, e.g. targets.unsqueeze(1) for outputs of shape (records, 1)."
+            f"outputs of shape {shape} and targets of shape {labels}: broadcasting "
+            "would compare one record's output with another's target. Pass targets of the outputs' "
+            "shape, e.g. targets.unsqueeze(1) for outputs of shape (records, 1)."
         )
-    numbers = isinstance(targets, Tensor) and not targets.is_floating_point()  # or probabilities
+    numbers = isinstance(targets, Tensor) and not targets.is_floating_point()  # otherwise probabilities
     if isinstance(loss, CLASS_LOSSES) and numbers and len(shape) >= 2:
         fitting = (shape[0], *shape[2:])
         if labels != fitting:
             way_out = "targets.squeeze(-1)" if labels == (*fitting, 1) else "targets of that shape"
             raise DataError(
                 f"a record has scores of shape {shape[1:]} and labels of shape {labels[1:]}: the loss "
-                f"takes one class number for each vector of scores, labels of shape {fitting[1:]}. "
+                f"needs one class number per vector of scores, labels of shape {fitting[1:]}. "
                 f"Pass {way_out}."
             )

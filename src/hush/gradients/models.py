@@ -1,4 +1,4 @@
-"""Models and optimizers that a private step supports, and why not the others."""
+"""Checks of models and optimizers before private training."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,17 +12,18 @@ from hush.core.value import with_article
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters that require a gradient now, by name."""
+    """Currently trainable parameters, by name."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
 class WholeModules:
-    """Modules whose parameters are all in this process; `sharding.ShardedModules` has the others."""
+    """Modules with unsharded parameters; `sharding.ShardedModules` is for sharded parameters."""
 
     sharded = False
 
     def trainable(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """Parameters of forward passes that require a gradient now, by name."""
+        """Currently trainable parameters of forward passes, by name."""
+        """Context that gathers modules one by one in forward and backward passes."""
         return trainable(model)
 
     def gathering(self) -> AbstractContextManager[None]:
@@ -30,7 +31,7 @@ class WholeModules:
         return nullcontext()
 
     def shards(self, names: Iterable[str]) -> list[nn.Parameter]:
-        """This rank's shards of the parameters of these names; none if they are whole."""
+        """This rank's shards of these parameters; empty without sharding."""
         return []
 
 
@@ -42,108 +43,132 @@ def is_sharded(model: nn.Module) -> bool:
     return any(_distributed_wrapper(type(module)) == "FSDPModule" for module in model.modules())
 
 
+def is_frozen_quantized(module: nn.Module) -> bool:
+    """Whether a module is a linear layer of integer weights without trained parameters.
+
+    The classes of bitsandbytes, GPTQ and AWQ all have `in_features`. A threshold for outliers
+    (`Linear8bitLt`) selects columns by the values of all rows, which would mix records.
+    """
+    if not hasattr(module, "in_features") or module._modules:
+        return False
+    if getattr(getattr(module, "state", None), "threshold", 0.0):
+        return False
+    values = [v for v in (*module._parameters.values(), *module._buffers.values()) if v is not None]
+    integers = (torch.uint8, torch.int8, torch.int32)
+    return any(v.dtype in integers and v.dim() > 1 for v in values) and not any(
+        v.requires_grad for v in values
+    )
+
+
 def check_model(model: nn.Module, *, sharded: bool = False) -> None:
-    """Raise for a module that mixes records or keeps state of them."""
+    """Raise for modules that mix records or keep state of records."""
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     for name, module in modules.items():
         _check_layer(name, module, sharded=sharded)
     if lazy := [name for name, value in parameters.items() if is_lazy(value)]:
         raise Unsupported(
-            f"{lazy[0]} has no shape yet (a Lazy module). Run the model once on public or synthetic "
+            f"{lazy[0]} is not initialised (a Lazy module). Run the model once on public or synthetic "
             "inputs before making the optimizer and the step."
         )
     hooked = any(value._backward_hooks for value in parameters.values())
     if hooked or any(m._backward_hooks or m._backward_pre_hooks for m in modules.values()):
         raise Unsupported(
-            "the model has backward hooks, which are not run on per-sample gradients. Remove them, or "
-            "do their work in forward()."
+            "the model has backward hooks, which do not run for per-sample gradients. Remove them, or "
+            "move their code to forward()."
         )
     if any(value._post_accumulate_grad_hooks for value in parameters.values()):
         raise Unsupported(
-            "the model has hooks of register_post_accumulate_grad_hook, which never run: the private "
-            "gradient is set, not accumulated. Remove them, and do their work after the step."
+            "the model has register_post_accumulate_grad_hook hooks, which do not run, because the "
+            "private gradient is not accumulated. Remove them, and run their code after the step."
         )
     trained = trainable(model)
     for name, parameter in trained.items():
         if parameter.is_complex():
             raise Unsupported(
-                f"{name} holds complex numbers, and complex noise is smaller in each part than the "
-                "charged noise. Keep a real parameter, and use torch.view_as_complex in forward()."
+                f"{name} is complex, and the noise on its real and imaginary parts would be too small. "
+                "Use a real parameter, and torch.view_as_complex in forward()."
             )
     if not trained:
         raise Unsupported(
-            "the model has no parameter that requires a gradient: there is nothing to train. "
-            "Unfreeze some with requires_grad_(True)."
+            "the model has no trainable parameter. Unfreeze parameters with requires_grad_(True)."
         )
 
 
+def layer_at(name: str) -> str:
+    """A layer in words, e.g. "layer '1'"."""
+    return f"layer {name!r}" if name else "the model"
+
+
+def uses_batch_statistics(module: nn.modules.batchnorm._BatchNorm) -> bool:
+    """Whether a batch norm normalises by the records of its batch now."""
+    return module.training or not module.track_running_stats
+
+
 def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
-    """Raise for a layer that mixes records, keeps state of them or shows which rows they use."""
-    layer = f"layer {name!r}" if name else "the model"
+    """Raise for a layer that mixes records, keeps state of records or reveals the rows that they use."""
+    layer = layer_at(name)
     described = f"{layer} is {with_article(type(module).__name__)}"
     wrapper = _distributed_wrapper(type(module))
     if wrapper == "FSDPModule" and not sharded:
         raise Unsupported(
-            f"{layer} has fully_shard applied to it and the step runs in one process, which "
-            "holds a part of the model. Run PrivateStep on all ranks of the model: leave out processes."
+            f"{layer} is sharded by fully_shard, and the step runs in one process. Run PrivateStep on "
+            "all ranks of the model: leave out processes."
         )
     if wrapper not in (None, "FSDPModule"):
         raise Unsupported(
             f"{layer} is wrapped in {wrapper}, which averages gradients over processes or "
-            "devices before they are clipped. Pass the plain module (model.module): PrivateStep adds up "
-            "the clipped sums of all ranks."
+            "devices before they are clipped. Pass the wrapped module (model.module): PrivateStep sums "
+            "over ranks."
         )
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
-        module.training or not module.track_running_stats
-    ):
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and uses_batch_statistics(module):
         raise Unsupported(
-            f"{described} in training mode: it mixes the records of a batch, "
-            "so clipping one record's gradient does not bound its influence. Use "
-            "torch.nn.GroupNorm, or freeze it with .eval()."
+            f"{described} in training mode: it mixes the records of a batch, so clipping one record's "
+            "gradient does not bound its influence. Call `model, changes = hush.fix(model)` for group "
+            "norm (torch.nn.GroupNorm) before making the optimizer, or freeze it with .eval()."
         )
     if isinstance(module, nn.modules.instancenorm._InstanceNorm) and (
         module.track_running_stats and module.training
     ):
         raise Unsupported(
-            f"{described} with track_running_stats=True: its running "
-            "statistics are released without noise. Pass track_running_stats=False."
+            f"{described} with track_running_stats=True: its running statistics are released without "
+            "noise. Pass track_running_stats=False, or call hush.fix(model)."
         )
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
         raise Unsupported(
-            f"{described} with max_norm: it rescales the rows that a batch "
-            "uses, trained or frozen, so the weights show which rows those were. Leave max_norm out."
+            f"{described} with max_norm: it rescales the rows that a batch uses, trained or frozen, so "
+            "the weights show which rows those were. Leave max_norm out, or call hush.fix(model)."
         )
 
 
 def _distributed_wrapper(kind: type) -> str | None:
-    """Name of the wrapper of several processes that a class is: importing them all takes long."""
+    """Name of a distributed wrapper class, found without importing it."""
     wrappers = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
     return next((base.__name__ for base in kind.__mro__ if base.__name__ in wrappers), None)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Raise for an optimizer that would update something the private gradient does not cover."""
+    """Raise for an optimizer that the private gradient does not support."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported(
-            "LBFGS evaluates the loss several times a step, and only one evaluation is charged. Use "
+            "LBFGS evaluates the loss several times per step, and one evaluation is charged. Use "
             "torch.optim.SGD or Adam."
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise Unsupported(
-            "SparseAdam moves only the rows that have a gradient, and which ones those are is private: "
-            "noise is added to all of them. Use torch.optim.Adam."
+            "SparseAdam updates only rows with a gradient, but the noise has entries in all rows. Use "
+            "torch.optim.Adam."
         )
-    # Accelerate keeps it on the optimizer, Lightning on the strategy of the optimizer that it wraps
+    # Accelerate stores it in the optimizer, Lightning in the strategy of the optimizer
     plugin = getattr(getattr(optimizer, "_strategy", None), "precision_plugin", None)
     if any(getattr(owner, "scaler", None) is not None for owner in (optimizer, plugin)):
         raise Unsupported(
             f"the optimizer is {with_article(type(optimizer).__name__)} with a gradient scaler, which "
-            "would divide the private gradient by a factor that no loss was multiplied by. Use bfloat16 "
-            "(bf16), which needs no scaler, or pass the optimizer that was wrapped."
+            "would divide the private gradient, although losses are not scaled. Use bfloat16 (bf16), "
+            "which needs no scaler, or pass the wrapped optimizer."
         )
     names = {id(parameter): name for name, parameter in trainable(model).items()}
     optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # An optimizer skips what has no gradient, so frozen parameters do no harm while they have none.
+    # Optimizers skip parameters without a gradient, so frozen parameters are allowed.
     uncovered = [
         parameter
         for parameter in optimized
@@ -163,6 +188,6 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     missing = [name for identity, name in names.items() if identity not in held]
     if missing:
         raise Unsupported(
-            f"the optimizer does not hold {', '.join(missing[:3])}: such parameters would use up the "
-            "clipping norm and never move. Give them to it, or freeze them with requires_grad_(False)."
+            f"the optimizer does not hold {', '.join(missing[:3])}: such parameters would consume the "
+            "clipping norm without updates. Add them, or freeze them with requires_grad_(False)."
         )

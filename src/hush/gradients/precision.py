@@ -1,7 +1,7 @@
-"""Norms of per-sample gradients and sums over records, with a bounded rounding error.
+"""Norms of per-sample gradients and sums over records, with bounded rounding errors.
 
-All results are in single precision at least: a sum rounded to half precision can jump by many clipping
-norms when one record joins it. Sums over records are accumulated in double precision, from
+Results have at least single precision, because the rounding of a sum to half precision can change by
+many clipping norms if a record is added. Sums over records are accumulated in double precision, from
 products of at most `SUM_BLOCK` records each (docs/guarantees/tape.md, 5 and 6).
 """
 
@@ -15,29 +15,29 @@ import torch
 from torch import Tensor
 
 SUM_BLOCK = 128
-"""Records summed in single precision; the sums of such blocks are added in double precision."""
+"""Number of records summed in single precision; block sums are accumulated in double precision."""
 
 _TILE = 2**18
-"""Entries of a sum that are computed at once on a CPU, in the cache."""
+"""Entries of a sum computed at a time on a CPU, to fit its cache."""
 
 _PRODUCTS = 2**26
-"""Entries of records' products that are materialised at once on a GPU without kernels of its own."""
+"""Entries of products materialised at a time on a GPU without Triton kernels."""
 
 NORM_RUN = 1024
-"""Entries of a gradient whose norm is taken in their own precision."""
+"""Entries per partial norm in the precision of the gradient."""
 
 _CONVERTED = 2**20
-"""Entries that are converted to double precision at once on a CPU, in the cache."""
+"""Entries converted to double precision at a time on a CPU, to fit its cache."""
 
 
 @contextmanager
 def full_precision(device: torch.device, *, autograd: bool = False) -> Iterator[None]:
     """Context without autocast, TensorFloat-32 and, on a CPU, bfloat16 in products of floats.
 
-    They would round sums. Autograd is off unless `autograd` is True.
+    These would add rounding errors. Autograd is disabled unless `autograd` is True.
     """
     cast, cudnn = torch.is_autocast_enabled(device.type), torch.backends.cudnn
-    # of matrix products on all devices; cuda.matmul.allow_tf32 is another name for it
+    # for matrix products on all devices, like cuda.matmul.allow_tf32
     products = torch.get_float32_matmul_precision()
     convolutions = device.type == "cuda" and cudnn.allow_tf32
     with (
@@ -58,7 +58,7 @@ def full_precision(device: torch.device, *, autograd: bool = False) -> Iterator[
 
 
 def autocast_dtype(values: Tensor) -> torch.dtype:
-    """The dtype of autocast's matrix products with these values; their own if autocast is off."""
+    """The dtype of matrix products of these values under autocast."""
     kind, dtype = values.device.type, values.dtype
     if torch.is_autocast_enabled(kind) and dtype in _AUTOCAST_FROM:
         return torch.get_autocast_dtype(kind)
@@ -66,7 +66,7 @@ def autocast_dtype(values: Tensor) -> torch.dtype:
 
 
 def to_autocast_dtype(values: Tensor) -> Tensor:
-    """The values in the dtype of autocast's matrix products, if autocast is on."""
+    """The values in the dtype of matrix products under autocast."""
     return values.to(autocast_dtype(values))
 
 
@@ -75,13 +75,13 @@ _AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def precise_under_autocast(values: Tensor) -> Tensor:
-    """The values in single precision at least if autocast is on; unchanged otherwise."""
+    """The values in at least single precision if autocast is on, otherwise unchanged."""
     low = values.dtype in (torch.float16, torch.bfloat16)
     return values.float() if low and torch.is_autocast_enabled(values.device.type) else values
 
 
 def precise(values: Tensor) -> Tensor:
-    """The values in single precision at least."""
+    """The values in at least single precision."""
     return values if values.dtype in _PRECISE else values.to(precise_dtype(values))
 
 
@@ -93,10 +93,9 @@ def precise_dtype(values: Tensor) -> torch.dtype:
 def double_norms(values: Tensor, order: float) -> Tensor:
     """The l_order norms over the last dimension, in double precision.
 
-    torch converts all of the values before it adds them up: on a CPU a few rows at a time, which stay in
-    the cache.
+    torch converts all values first, so on a CPU a few rows are processed at a time, to fit its cache.
     """
-    if not values.shape[-1]:  # torch has no maximum of nothing
+    if not values.shape[-1]:  # torch's maximum does not support empty rows
         return values.new_zeros(values.shape[:-1], dtype=torch.float64)
     if values.device.type != "cpu" or values.numel() <= _CONVERTED:
         return torch.linalg.vector_norm(values, order, -1, dtype=torch.float64)  # type: ignore[no-any-return]
@@ -106,11 +105,11 @@ def double_norms(values: Tensor, order: float) -> Tensor:
 
 
 def vector_norms(values: Tensor, order: float) -> Tensor:
-    """The l_order norm over all dimensions but the first.
+    """The l_order norm over all dimensions except the first.
 
-    Single precision loses several per cent over millions of entries. The norm of a long row is therefore
-    the norm in double precision of the norms of its runs. For orders other than 1, 2 and infinity the
-    entries are first divided by the largest one: powers that underflow then do not matter.
+    Over millions of entries, single precision has errors of several per cent. The norm of a long row is
+    therefore computed in double precision from partial norms. For orders other than 1, 2 and infinity,
+    entries are first divided by the largest entry, so that underflow is negligible.
     """
     rows = values.reshape(values.shape[0], math.prod(values.shape[1:]))
     if rows.shape[1] == 0:
@@ -124,8 +123,8 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
         norms = torch.linalg.vector_norm(rows, ord=order, dim=1)  # one run
     else:
         norms = _norms_in_runs(rows, order)
-    # A gradient with a square that overflows in single precision is clipped to nearly zero; an infinite
-    # norm would make it exactly zero.
+    # If a square overflows in single precision, the gradient is clipped to nearly zero; an infinite norm
+    # would drop it.
     if rows.dtype != torch.float64 and not capturing_cuda_graph():
         finite = norms.isfinite()
         if not bool(finite.all()):
@@ -136,7 +135,7 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
 
 
 def _norms_in_runs(rows: Tensor, order: float) -> Tensor:
-    """The l_order norms of rows in double precision, from norms of runs in the precision of the rows."""
+    """The l_order norms of rows in double precision, from partial norms in the rows' precision."""
     count = rows.shape[1] // NORM_RUN
     whole = count * NORM_RUN
     runs = rows[:, :whole].unflatten(1, (count, NORM_RUN)), rows[:, whole:].unsqueeze(1)
@@ -145,12 +144,12 @@ def _norms_in_runs(rows: Tensor, order: float) -> Tensor:
 
 
 def blocked_product(left: Tensor, right: Tensor) -> Tensor:
-    """left.T @ right in double precision, from products of `SUM_BLOCK` rows each in their own.
+    """left.T @ right in double precision, from products of `SUM_BLOCK` rows in the factors' precision.
 
-    The rounding error of one block bounds that of the sum. On a CPU the result is computed tile by tile:
-    each product is added while it is in the cache.
+    The relative rounding error of a block bounds the error of the sum. On a CPU the result is computed
+    by tiles, to use the cache.
     """
-    if left.is_cuda:  # the products of all blocks at once, and then their sum
+    if left.is_cuda:  # all block products at once, then their sum
         whole = len(left) // SUM_BLOCK * SUM_BLOCK
         if not whole:
             return (left.mT @ right).double()
@@ -165,7 +164,7 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
             rows = slice(block, block + SUM_BLOCK)
             torch.mm(left[rows, high].mT, right[rows, wide], out=part)
             if block:
-                # numpy converts the part as it adds; torch would write it in double precision first
+                # NumPy converts while adding; torch would first write a copy in double precision
                 np.add(tile.numpy(), part.numpy(), out=tile.numpy())
             else:
                 tile.copy_(part)
@@ -173,10 +172,10 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def record_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
-    """The sum over records of weight times left.T @ right, with a separate product for each record.
+    """The weighted sum over records of left.T @ right, with a separate product per record.
 
-    Products, and sums of `SUM_BLOCK` products, are in the precision of the factors. Blocks are added in
-    double precision. A record of weight 0 adds exactly zero, for any factors.
+    Products and sums of `SUM_BLOCK` products are in the factors' precision; block sums are added in
+    double precision. A record of weight 0 adds exactly zero, even if its factors are not finite.
     """
     shape = left.shape[2], right.shape[2]
     total = torch.zeros(shape, dtype=torch.float64, device=left.device)
@@ -201,7 +200,7 @@ def record_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
 
 
 def _tiles(total: Tensor, like: Tensor) -> Iterator[tuple[Tensor, Tensor, tuple[slice, slice]]]:
-    """Tiles of a sum, memory for the addend of each in the precision of `like`, and their places."""
+    """Tiles of a sum, buffers for their addends in the precision of `like`, and their positions."""
     wide = max(1, min(total.shape[1], _TILE))
     high = max(1, _TILE // wide)
     memory = like.new_empty(min(high * wide, total.numel()))
@@ -212,9 +211,8 @@ def _tiles(total: Tensor, like: Tensor) -> Iterator[tuple[Tensor, Tensor, tuple[
 
 
 def capturing_cuda_graph() -> bool:
-    """Whether a CUDA graph is being captured: no branch may depend on a value then.
+    """Whether a CUDA graph is being captured, so that branches must not depend on values.
 
-    A norm that needs another computation is NaN in a graph. A replay with such a norm is discarded and
-    computed without the graph.
+    If a norm needs such a branch, it is NaN in the graph, and the batch is computed without the graph.
     """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -1,9 +1,10 @@
 """Probe of a model on two synthetic records, before the first draw.
 
-It detects mistakes of honest users, and properties of the model that a training step needs. Training
-itself is not watched, because the caller is trusted (docs/guarantees/tape.md).
+It detects common mistakes, and properties of the model that a training step needs. Training itself is
+not monitored, because the caller is trusted (docs/guarantees/tape.md).
 """
 
+import operator
 import re
 import warnings
 from collections.abc import Iterator
@@ -28,34 +29,36 @@ from hush.gradients.recording import (
     record,
     uncompiled,
 )
-from hush.gradients.tree import Loss, Views, call_model, local_shard, tree_map
+from hush.gradients.tree import Loss, Views, call_model, local_shard, tree_leaves, tree_map
 
 _DRAWS = 20
-"""Passes in which a model that branches may leave a parameter out by chance: a layer dropped with
-probability 1/2 is left out for two records in all of them once in 10**12 times."""
+"""Number of passes for a model with random branches: a layer that is dropped with probability 1/2 is
+unused in all passes over two records with probability 1e-12."""
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Rounding tolerance of a record's loss, relative to it or to 1: some kernels add in an order of their
-own, or group records (experts)."""
+"""Tolerance for differences of a record's loss (relative to the loss or to 1), because the order of
+additions in kernels may vary."""
 
 _USES_STATE = re.compile(
     "escaped from inside a function being vmapped|backward through the graph a second time"
 )
-"""torch's errors for a tensor that was kept since the last forward pass."""
+"""torch's errors for tensors from an earlier forward pass."""
 
 
 @dataclass(frozen=True)
 class Probed:
-    """Properties of a model and a loss, found on synthetic records.
+    """Properties of a model and a loss, determined with synthetic records.
 
     Args:
-        unused: Names of trainable parameters that the loss does not reach; they receive noise only.
-        changing_buffers: Names of buffers that each forward pass changes in the same way for any records
+        unused: Names of trainable parameters on which the loss does not depend; they receive only noise.
+        changing_buffers: Names of buffers that forward passes change independently of the records
             (`spectral_norm`). A training step restores them after each physical batch.
-        one_by_one: Whether `torch.vmap` cannot run the model, which then runs one record at a time.
-        host_draws: Whether a forward pass draws from NumPy's or Python's generator, which all records
-            of a physical batch share.
-        kept: Names of attributes that a forward pass sets and none reads, such as an attention map.
+        one_by_one: Whether the model runs one record at a time, because `torch.vmap` does not support
+            it.
+        host_draws: Whether forward passes draw from NumPy's or Python's generator, shared by all records
+            of a physical batch.
+        kept: Names of attributes, lists and dictionaries included, that a forward pass sets or adds to
+            and none reads, such as an attention map.
     """
 
     unused: tuple[str, ...] = ()
@@ -74,7 +77,7 @@ def probe(
     *,
     modules: WholeModules = WHOLE,
 ) -> Probed:
-    """Properties of a model and a loss, from passes over two synthetic records.
+    """Determine properties of a model and a loss by passes over two synthetic records.
 
     The model, its buffers, its attributes and all random states are restored.
     """
@@ -83,13 +86,15 @@ def probe(
     attempt = partial(_probe, model, loss, (inputs, targets), views, state, modules)
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", ".*degrees of freedom")  # the deviation of a single record
+        warnings.filterwarnings(
+            "ignore", ".*degrees of freedom"
+        )  # standard deviation of a single record
         stack.enter_context(_same_draws(model))
         stack.callback(state.restore)
         stack.enter_context(uncompiled())
         try:
             if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-                # under vmap its executor would lose the gradients of all later calls
+                # under vmap, scripted modules lose the gradients of later calls
                 raise NotVectorized("torch.vmap cannot run scripted modules.")
             return attempt(one_by_one=False)
         except Exception as error:
@@ -112,11 +117,12 @@ def probe(
 def buffers_restored(
     model: nn.Module, names: tuple[str, ...], kept: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """Context of forward passes that restores buffers, and kept attributes that hold activations."""
+    """Context for forward passes that restores buffers, and kept attributes with activations."""
     places = [
         (model.get_submodule(path), last) for path, _, last in (name.rpartition(".") for name in kept)
     ]
     values = [getattr(module, last, None) for module, last in places]
+    contents: list[Any] = [v.copy() if isinstance(v, (list, dict)) else None for v in values]
     before = {name: model.get_buffer(name) for name in names}
     copies = {name: buffer.clone() for name, buffer in before.items()}
     try:
@@ -126,9 +132,14 @@ def buffers_restored(
             path, _, last = name.rpartition(".")
             model.get_submodule(path)._buffers[last] = buffer
             buffer.copy_(copies[name])
-        for (module, last), value in zip(places, values, strict=True):
-            now = getattr(module, last, None)
-            if isinstance(now, Tensor) and (is_batchedtensor(now) or now.requires_grad):
+        for (module, last), value, content in zip(places, values, contents, strict=True):
+            now = tree_leaves(getattr(module, last, None))
+            if any(is_batchedtensor(leaf) or leaf.requires_grad for leaf in now):
+                if isinstance(value, list):
+                    value[:] = content
+                elif isinstance(value, dict):
+                    value.clear()
+                    value.update(content)
                 module.__dict__[last] = value
 
 
@@ -145,13 +156,14 @@ def _probe(
     recorded = partial(record, model, loss, views=views, one_by_one=one_by_one, modules=modules)
     losses = partial(per_sample_losses, model, loss, one_by_one=one_by_one, modules=modules)
     one_view = first_views(views, *pair)
+    written = [value._version for value in tree_leaves(one_view)]
     versions = [value._version for value in model.parameters()]
     unused: tuple[str, ...] = ()
     host_draws = False
     buffers, after = [], []
     criterion = criterion_of(loss)
     loss_state = _State(criterion) if isinstance(criterion, nn.Module) else None
-    # a running maximum or sum of the records, or the last one, differs after some two of these
+    # a running maximum, sum or last value differs after two of these
     for rows in ([0, 1], [0, 0], [1, 1]):
         with _same_draws(model):
             drawn = host_states()
@@ -162,6 +174,12 @@ def _probe(
         buffers.append(state.changed_buffers())
         with _same_draws(model):
             after.append(losses(*one_view))
+        if [value._version for value in tree_leaves(one_view)] != written:
+            raise Unsupported(
+                "the model writes into its inputs, e.g. by a first layer with inplace=True, so the next "
+                "pass over the same records has other inputs. Call `model, changes = hush.fix(model)`, "
+                "or copy the inputs in forward()."
+            )
         kept = state.kept()
         attributes = () if modules.sharded else tuple(kept)
         state.restore()
@@ -171,10 +189,7 @@ def _probe(
             kept += ["the loss"] if loss_state.kept() else []
             loss_state.restore()
     if not modules.sharded and [value._version for value in model.parameters()] != versions:
-        raise Unsupported(
-            "the model changes its parameters in forward(), before their gradients are computed. Change "
-            "them between steps."
-        )
+        raise Unsupported("the model changes its parameters in forward(). Change them between steps.")
     changing = sorted({name for changed in buffers for name in changed})
     dependent = [
         name
@@ -194,11 +209,11 @@ def _probe(
 
 @torch.no_grad()
 def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> None:
-    """Raise if the loss of a record in a plain batch depends on the other record.
+    """Raise if the loss of a record in a batch depends on the other record.
 
-    A private step gives each record to the model on its own. A model that compares records, such as one
-    with a contrastive loss or batch statistics, would run and learn something else. A record must keep
-    its loss when the other one is replaced by a copy of it, at the same place and with the same draws.
+    A private step processes each record separately. A model that compares records (a contrastive loss,
+    batch statistics) would run but optimise a different objective. The loss of a record must not change
+    if the other record is replaced by a copy of the first, at the same position and with the same draws.
     """
     kind = next(model.parameters()).device.type
     needed = torch.is_autocast_enabled(kind)
@@ -212,27 +227,28 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
             finally:
                 state.restore()
 
-    if needed:  # low precision hides one record in another
-        with suppress(RuntimeError, DataError):  # unless inputs or weights are of mixed types
+    if needed:  # low precision may hide the dependence
+        with suppress(RuntimeError, DataError):  # inputs or weights may have mixed types
             values([0, 1], autocast=False)
             needed = False
     try:
-        chosen = [0, 1], [0, 0], [1, 1], [0]
-        together, first, second, alone = (values(rows, autocast=needed) for rows in chosen)
-        # the standard deviation of one record is NaN
+        chosen = [0, 1], [1, 0], [0, 0], [1, 1], [0]
+        together, swapped, first, second, alone = (values(rows, autocast=needed) for rows in chosen)
+        # statistics of a single record may be NaN
         defined = together.isnan().any() or not alone.isnan().any()
         if defined and together.shape == (2,) and _close(together, torch.stack([first[0], second[1]])):
             return
-        if defined and together.dim() == 0 and _close(2 * together, first + second):  # a sum or a mean
+        # a sum or a mean; each record at both places, which have draws of their own
+        if defined and together.dim() == 0 and _close(together + swapped, first + second):
             return
     except DataError as error:
-        if "do not fit each other" not in str(error):  # as they did for each record alone
+        if "do not fit each other" not in str(error):  # although each record alone fits
             raise
     raise Unsupported(
-        "the loss of a record changes with who else is in the batch: clipping one record's gradient "
-        "would not bound its influence, and a private step computes each record alone. Use a model and "
-        "a loss that treat records one by one (no batch statistics, no mean over the batch, no "
-        "comparisons between records, no outputs and targets whose shapes differ and broadcast)."
+        "the loss of a record depends on the other records of the batch: clipping one record's gradient "
+        "would not bound its influence. Use a model and a loss that process records independently (no "
+        "batch statistics, no mean over the batch, no comparisons between records, no broadcasting of "
+        "outputs and targets with different shapes)."
     )
 
 
@@ -240,11 +256,11 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
 def check_padding_ignored(
     model: nn.Module, loss: Loss, pair: tuple[Any, Any], longer: tuple[Any, Any], probed: Probed
 ) -> None:
-    """Raise if the losses of records change with one more position of padding."""
+    """Raise if additional padding changes the losses of records."""
     state = _State(model)
     values = []
     try:
-        model.eval()  # without draws, which follow shapes
+        model.eval()  # without dropout, which depends on shapes
         for inputs, targets in (pair, longer):
             with _same_draws(model):
                 values.append(
@@ -254,9 +270,10 @@ def check_padding_ignored(
         state.restore()
     if not _close(*values):
         raise Unsupported(
-            "the loss of a record changes with its padding: padded to the longest of a physical batch, "
-            "the length of one record would move the gradients of the others. Mask padding in forward() "
-            "and in the loss (targets by pad_value=, e.g. (0, -100)), or pass pad_to= a public length."
+            "the loss of a record depends on its padding: with padding to the longest record of a "
+            "physical batch, the length of a record would change other gradients. Mask padding in "
+            "forward() and in the loss (targets by pad_value=, e.g. (0, -100)), or pass a public "
+            "length as pad_to=."
         )
 
 
@@ -265,17 +282,27 @@ def _keeps_state(names: list[str]) -> Unsupported:
     way_out = "Compute it anew in every call, or use torch.nn.GroupNorm, which keeps no statistics."
     if any("activation_post_process" in name for name in names):
         way_out = (
-            "Observe the ranges of quantization on public records before, and freeze them with "
+            "Calibrate the ranges of quantization on public records, and freeze them with "
             "model.apply(torch.ao.quantization.disable_observer)."
         )
     return Unsupported(
-        f"the model keeps {what} of the records from its forward pass: what one record leaves there "
-        f"enters the gradients of others without being clipped, or is released without noise. {way_out}"
+        f"the model keeps {what} of the records after its forward pass: this state would affect the "
+        f"gradients of other records without clipping, or be released without noise. {way_out}"
     )
 
 
+_TORCHS = frozenset(vars(nn.Module()))
+"""Attributes of every module."""
+
+
+def _same_parts(first: Any, second: Any) -> bool:
+    """Whether two lists or dictionaries have the same objects."""
+    parts = (part.values() if isinstance(part, dict) else part for part in (first, second))
+    return len(first) == len(second) and all(map(operator.is_, *parts))
+
+
 class _State:
-    """Buffers, attributes and containers of a model's modules at one moment."""
+    """Snapshot of buffers, attributes and containers of a model's modules."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -286,14 +313,14 @@ class _State:
             self._tables.append((module.__dict__, dict(module.__dict__)))
             for name, value in module.__dict__.items():
                 if name in ("_parameters", "_modules"):
-                    continue  # gathering sharded parameters changes them
+                    continue  # these change when sharded parameters are gathered
                 if isinstance(value, dict):
                     self._tables.append((value, dict(value)))
                 elif isinstance(value, list):
                     self._lists.append((value, list(value)))
 
     def changed_buffers(self) -> dict[str, Tensor]:
-        """Copies of the buffers that were written to or replaced."""
+        """Original copies of the buffers that were written to or replaced."""
         now = dict(self._model.named_buffers())
         replaced = [name for name, value in now.items() if is_batchedtensor(value)]
         if replaced:
@@ -301,27 +328,29 @@ class _State:
         changed = {}
         for name, value in now.items():
             own, copy, version = self._buffers.get(name, (None, None, 0))
-            # also if it has converged, or was written through .data
+            # also if the value is equal, or was written through .data
             if value is not own or value._version != version or not _equal(value, copy):
                 changed[name] = value.clone()
         return changed
 
     def kept(self) -> list[str]:
-        """Names of the attributes that have changed, tensors first."""
+        """Names of changed attributes, tensors first."""
         modules = {id(module.__dict__): path for path, module in self._model.named_modules()}
+        pairs = [*self._tables, *self._lists]
+        mutated = {id(now) for now, before in pairs if not _same_parts(now, before)}
         changed = [
             (not isinstance(value, Tensor), f"{modules[id(table)]}.{name}".lstrip("."))
             for table, before in self._tables
             if id(table) in modules
             for name, value in table.items()
-            if before.get(name) is not value
+            if before.get(name) is not value or (name not in _TORCHS and id(value) in mutated)
         ]
         return [name for _, name in sorted(changed)]
 
     @torch.no_grad()
     def restore(self) -> None:
         for table, before in self._tables:
-            if table.keys() != before.keys() or any(table[key] is not before[key] for key in before):
+            if table.keys() != before.keys() or not _same_parts(table, before):
                 table.clear()
                 table.update(before)
         for values, parts in self._lists:
@@ -338,7 +367,7 @@ def _same_draws(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def first_views(views: Views | None, inputs: Any, targets: Any) -> tuple[Any, Any]:
-    """Records as the model takes them: the first view of each."""
+    """Inputs and targets with the first view of each record."""
     if views is None:
         return inputs, targets
     by_record = torch.vmap(views, randomness="different")(inputs)

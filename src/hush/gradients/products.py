@@ -1,11 +1,11 @@
-"""Sums of outer products, one record at a time, and their norms, never understated.
+"""Sums of outer products per record, and upper bounds on their norms.
 
-A record's gradient in a matrix is `sum_t left[t] (x) right[t]` over its positions. Positions may cancel,
-so rounding is a share of the gradient's *length* and not of its norm: the sum over positions of
-`|left[t]| |right[t]|`. A norm here is an upper bound on the norm of the record's product as computed.
-Clipped by it, no record adds more than the clipping norm, in any precision (docs/guarantees/tape.md, 5).
-Each record has a product of its own, so the rounding of one record does not affect the others.
-Factors, left or right, are (records, positions, entries).
+A record's gradient of a matrix is `sum_t left[t] (x) right[t]` over its positions. Positions may cancel,
+so the rounding error is relative to the *length* of the gradient, the sum over positions of `|left[t]|
+|right[t]|`, and not to its norm. Norms here are upper bounds on the norm of the computed product, so no
+clipped record adds more than the clipping norm, in any precision (docs/guarantees/tape.md, 5). Each
+record has a separate product, so the rounding of one record does not affect others. Factors are
+(records, positions, entries).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,42 +21,43 @@ from hush.gradients.precision import SUM_BLOCK, precise, record_products
 _HALF = (torch.bfloat16, torch.float16)
 
 _TENSOR_CORE = 2.0**-22
-"""Truncation error of an addition on tensor cores, as a share of the sum of absolute values."""
+"""Truncation error of additions on tensor cores, relative to the sum of absolute values."""
 
 _HALVES = 3 * 2.0**-16
-"""Error of a product in single precision whose factors are written as two numbers in bfloat16."""
+"""Error of a single precision product by splitting the factors into two bfloat16 numbers."""
 
 _THREE_TF32 = 2.0**-20
-"""Error of a product in single precision that is computed as three in TensorFloat-32."""
+"""Error of a single precision product computed as three TensorFloat-32 products."""
 
 _UNDERFLOW = {torch.float32: 2.0**-53, torch.float64: 2.0**-501}
-"""Root of the underflow in a Gram matrix of up to 2**19 entries, by its precision."""
+"""Root of the underflow error in a Gram matrix of up to 2**19 entries, by precision."""
 
 _COPIED = 2**17
-"""Entries of a factor that are copied at once to be multiplied."""
+"""Entries of a factor copied at a time."""
 
 _GRAM_ENTRIES = 2**26
-"""Entries of Gram matrices that are held at once."""
+"""Entries of Gram matrices in memory at a time."""
 
 
 @dataclass(frozen=True, eq=False)
 class GramSquares:
-    """Squared norms of records from Gram matrices of their positions, with bounds on their rounding."""
+    """Squared norms of records from Gram matrices over positions, with bounds on the rounding."""
 
     sums: Tensor
-    """(3, records) in double precision: the square, off by at most `error` times the square of the
-    length; the length; and the sum over positions of the factors' norms."""
+    """(3, records) in double precision: squared norm, with an error of at most `error` times the squared
+    length; length; and sum over positions of the factors' norms."""
     error: float
     underflow: float
-    """Bound on the underflow, as a share of that last sum."""
+    """Bound on the underflow error, relative to the last sum."""
 
     @property
     def lengths(self) -> Tensor:
-        """The sum over positions of the products of the factors' norms: (records,)."""
+        """Length of each record's gradient: (records,)."""
         return self.sums[1]
 
     def norms(self, sum_error: float) -> Tensor:
-        """Upper bounds on the norms of products computed with this error, a share of the length."""
+        """Upper bounds on the norms of products that are computed with this error relative to the
+        length."""
         return norms_of([self], [sum_error])[0]
 
 
@@ -69,19 +70,20 @@ def norms_of(squares: Sequence[GramSquares], sum_errors: Sequence[float]) -> Ten
     hidden, off, lost = _on_device(constants, sums.device).unbind(1)
     square, length, sizes = sums.unbind(1)
     norms = (square.clamp(min=0) + hidden[:, None] * length.square()).sqrt()
-    # the square covers products of two small numbers
+    # the squared term covers products of two small numbers
     vanished = lost[:, None] * sizes + 2.0**61 * lost[:, None].square()
     return norms + off[:, None] * length + vanished
 
 
 @lru_cache
 def _on_device(values: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
-    """The numbers in double precision; kept, as copies to a GPU have no place in a CUDA graph."""
+    """The numbers in double precision on a device; cached, because CUDA graphs cannot contain such
+    copies."""
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def uses_kernels(factor: Tensor) -> bool:
-    """Whether products with a factor run on tensor cores, by kernels with a known order of addition."""
+    """Whether products with a factor use the tensor core kernels."""
     return factor.is_cuda and factor.dtype != torch.float64 and has_triton()
 
 
@@ -96,8 +98,8 @@ def gram(factor: Tensor) -> Tensor:
 
 
 def gram_error(factor: Tensor) -> float:
-    """Error of an entry of `gram`, as a share of the product of the norms of its two positions, and half
-    of the error of comparing it with another one."""
+    """Error of an entry of `gram`, relative to the product of the norms of its two positions; also half
+    the error of a comparison of two entries."""
     if not uses_kernels(factor):
         return double_gram_error(*factor.shape[1:])
     from hush.gradients.kernels.product_kernel import GRAM_RUN
@@ -113,7 +115,7 @@ def double_gram_error(positions: int, entries: int) -> float:
 
 
 def gram_squares(left: Tensor, right: Tensor) -> GramSquares:
-    """The squared norms of `sum_t left[:, t] (x) right[:, t]`, some records at a time."""
+    """Squared norms of `sum_t left[:, t] (x) right[:, t]`, in chunks of records."""
     dtype = torch.promote_types(left.dtype, right.dtype)
     left, right = left.to(dtype), right.to(dtype)
     error = gram_error(left) + gram_error(right)
@@ -127,13 +129,13 @@ def gram_squares(left: Tensor, right: Tensor) -> GramSquares:
 
 
 def gram_chunks(records: int, positions: int) -> Iterator[slice]:
-    """Slices of records for the Gram matrices that are in memory at once."""
+    """Slices of records whose Gram matrices fit in memory."""
     step = max(1, _GRAM_ENTRIES // max(1, positions**2))
     return (slice(start, start + step) for start in range(0, max(1, records), step))
 
 
 def compare_grams(pairs: Iterable[tuple[Tensor, Tensor]], error: float) -> GramSquares:
-    """Squared norms from pairs of Gram matrices, of some records after others; `error` is of both."""
+    """Squared norms from pairs of Gram matrices of consecutive chunks, with the error of both."""
     parts = []
     for left, right in pairs:
         first, second = (
@@ -145,9 +147,9 @@ def compare_grams(pairs: Iterable[tuple[Tensor, Tensor]], error: float) -> GramS
 
 
 def weighted_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
-    """The sum over records of weight times `sum_t left[t] (x) right[t]`, in double precision.
+    """Weighted sum over records of `sum_t left[t] (x) right[t]`, in double precision.
 
-    A record of weight 0 adds exactly zero, for any factors.
+    A record of weight 0 adds exactly zero, even if its factors are not finite.
     """
     dtype = torch.promote_types(left.dtype, right.dtype)
     left, right = left.to(dtype), right.to(dtype)
@@ -163,13 +165,13 @@ def weighted_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
 
 
 def record_gradients(left: Tensor, right: Tensor) -> Tensor:
-    """Each record's `sum_t left[t] (x) right[t]` in single precision at least: (records, rows, cols)."""
+    """Each record's `sum_t left[t] (x) right[t]` in at least single precision: (records, rows, cols)."""
     if left.is_cuda and left.dtype in _HALF and left.dtype == right.dtype:
         return torch.bmm(left.mT, right, out_dtype=torch.float32)
     left, right = precise(left), precise(right)
     if left.is_cuda or left.is_contiguous() or left.mT.is_contiguous():
         return left.mT @ right
-    # strided rows: products of copies in the cache take half the time
+    # strided rows: copying to the cache first halves the time
     gradients = left.new_empty(len(left), left.shape[2], right.shape[2])
     step = max(1, _COPIED // left[0].numel())
     for part, *factors in zip(*(t.split(step) for t in (gradients, left, right)), strict=True):
@@ -179,7 +181,7 @@ def record_gradients(left: Tensor, right: Tensor) -> Tensor:
 
 
 def gradients_in_runs(left: Tensor, right: Tensor) -> Tensor:
-    """`record_gradients` within `product_error`: on a GPU runs of positions are multiplied separately,
+    """`record_gradients` with an error of at most `product_error`; on a GPU in runs of positions,
     because the error of tensor cores grows with the number of additions."""
     if not uses_kernels(left):
         return record_gradients(left, right)
@@ -193,7 +195,7 @@ def gradients_in_runs(left: Tensor, right: Tensor) -> Tensor:
 
 
 def product_error(factor: Tensor) -> float:
-    """Error of a record's product in `weighted_products`, as a share of its length."""
+    """Error of a record's product in `weighted_products`, relative to its length."""
     positions = factor.shape[1]
     if not uses_kernels(factor):
         return (positions + 2) * (2.0**-53 if factor.dtype == torch.float64 else 2.0**-24)

@@ -1,9 +1,8 @@
-"""Projection of per-sample gradients on a public basis: coefficients in subspaces, and the residual.
+"""Projection of per-sample gradients onto a public basis.
 
-A group of parameters has a basis U. A gradient g becomes U^T g, in the subspaces that U's columns span,
-and the residual g - U U^T g in ordinary coordinates, one for each parameter. Blocks of these numbers are
-clipped and get noise for any U, so a poor basis costs utility and never privacy:
-docs/guarantees/public-basis.md.
+A group of parameters has a basis U. A gradient g is represented by U^T g, the coefficients in subspaces,
+and the residual g - U U^T g in ordinary coordinates. Blocks of these numbers are clipped and get noise
+for every U, so a poor basis reduces utility but not privacy: docs/guarantees/public-basis.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,20 +26,20 @@ class Group:
 
     names: tuple[str, ...]
     basis: Tensor
-    """(entries of the parameters, directions); the columns of subspace 0 come first."""
+    """(entries of the parameters, directions), in order of the subspaces."""
     columns: tuple[int, ...]
     """Number of columns of each subspace."""
 
 
 @dataclass(frozen=True, eq=False)
 class PublicBasis:
-    """A basis for each group of parameters; the groups are all parameters, in order."""
+    """A basis for each group of parameters; the groups contain all parameters in order."""
 
     groups: tuple[Group, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parameters in order."""
+        """Names of the parameters in order."""
         return tuple(name for group in self.groups for name in group.names)
 
     @property
@@ -49,17 +48,17 @@ class PublicBasis:
 
     @property
     def dimension(self) -> int:
-        """Entries of a gradient."""
+        """Number of entries of a gradient."""
         return sum(len(group.basis) for group in self.groups)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Blocks of coefficients in order: name -> entries."""
+        """Name to number of entries of each block of coefficients, in order."""
         ranks = [sum(ranks) for ranks in zip(*(group.columns for group in self.groups), strict=True)]
         return {**{f"subspace {j}": rank for j, rank in enumerate(ranks)}, "residual": self.dimension}
 
     def blocks(self, gradients: Tensor) -> dict[str, Tensor]:
-        """The coefficients of gradients, one a row, by block; the residual overwrites the gradients."""
+        """Coefficients of gradients (rows) by block; the residual overwrites the gradients."""
         parts: list[list[Tensor]] = [[] for _ in self.groups[0].columns]
         with full_precision(self.device):
             for group, part in self._by_group(gradients):
@@ -72,8 +71,8 @@ class PublicBasis:
         return {**subspaces, "residual": gradients}
 
     def to_parameters(self, coefficients: Tensor) -> Tensor:
-        """The gradient of noisy coefficients, without the part of the residual within the subspaces,
-        which is noise alone.
+        """Gradient from noisy coefficients; the part of the residual in the subspaces, pure noise, is
+        removed.
         """
         sizes = list(self.sizes.values())
         *subspaces, residual = coefficients.to(self.groups[0].basis.dtype).split(sizes)
@@ -105,19 +104,23 @@ class ProjectedTape:
     def device(self) -> torch.device:
         return self.basis.device
 
+    @property
+    def present(self) -> Tensor | None:
+        return self.tape.present
+
     def norms(self, order: float) -> Tensor:
-        """The per-sample norms of the gradients themselves, not of their coefficients."""
+        """Per-sample norms of the gradients, not of their coefficients."""
         return self.tape.norms(order)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """The sum over records of weight times coefficients: the coefficients of the weighted sum."""
+        """Coefficients of the weighted sum of per-sample gradients."""
         total = self.tape.weighted_sum(weights)
         flat = torch.cat([part.reshape(-1) for part in total.values()])
         blocks = self.basis.blocks(flat[None].to(self.basis.groups[0].basis.dtype))
         return {name: block[0] for name, block in blocks.items()}
 
     def zeros(self) -> dict[str, Tensor]:
-        """The sum over no records."""
+        """Zero coefficients: the sum over an empty batch."""
         matrix = self.basis.groups[0].basis
         return {
             name: matrix.new_zeros(size, dtype=torch.float64) for name, size in self.basis.sizes.items()
@@ -126,29 +129,29 @@ class ProjectedTape:
     def clip_entrywise(
         self, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
     ) -> ClippedSum:
-        """The sum of the coefficients, each record's clipped into the sensitivity sets, then masked."""
+        """Sum of the coefficients, clipped per record to the sensitivity sets and then masked."""
         return clip_blocks(self, sensitivity, mask)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """The coefficients of a few records at a time, by block; `entries` bounds their memory."""
+        """Coefficients of chunks of records by block; `entries` limits the memory of a chunk."""
         basis = self.basis
-        # in memory: the record's gradient, its residual and its coefficients
+        # memory for a record's gradient, residual and coefficients
         per_record = sum(basis.sizes.values()) + basis.dimension
         records = max(1, (entries or CHUNK_ENTRIES[basis.device.type]) // per_record)
         for rows, gradients in self.tape.chunks(records * basis.dimension):
             if tuple(gradients) != basis.names:
                 raise InvalidValue(
                     f"the tape has the parameters {', '.join(gradients)} and the basis is for "
-                    f"{', '.join(basis.names)}. Make the basis for the parameters that are trained."
+                    f"{', '.join(basis.names)}. Compute the basis for the trained parameters."
                 )
             yield rows, basis.blocks(flat_rows(gradients).to(basis.groups[0].basis.dtype))
 
 
 def webster_apportionment(total: int, sizes: Sequence[int]) -> list[int]:
-    """`total` units apportioned in proportion to the sizes, by Webster's divisor method.
+    """Apportion `total` in proportion to the sizes, by Webster's method.
 
-    A share never falls when the total grows, and none exceeds its size while the total is at most the
-    sum of the sizes.
+    Parts do not decrease if the total increases, and do not exceed their sizes if the total is at most
+    the sum of the sizes.
     """
     shares = [0] * len(sizes)
     for _ in range(total):

@@ -1,17 +1,17 @@
-"""Per-sample gradients of a batch: one forward and one backward pass, recorded on a gradient tape.
+"""Per-sample gradients of a batch by one forward and one backward pass, recorded on a gradient tape.
 
-The model runs under `torch.vmap`, each record in a batch of one, so no other record enters its loss.
-`Recording`, a torch function mode, intercepts every torch call. A layer with a rule (`rules`) is
-computed for all records at once and keeps the factors of its weights' per-sample gradients. Any other
-use of a parameter, or of a value derived from parameters alone, goes through a per-sample copy (a view,
-not memory), whose gradient autograd returns. The backward pass is an ordinary one and never sums a
+The model runs under `torch.vmap` with each record in a batch of one, so its loss does not depend on
+other records. `Recording`, a torch function mode, intercepts every torch call. A layer with a rule
+(`rules`) is computed for all records at once and stores the factors of its weights' per-sample
+gradients. Other uses of a parameter, or of a value that depends only on parameters, use a per-sample
+copy (a view without memory), and autograd computes its gradient. The backward pass does not sum a
 weight's gradient over records.
 
-A model that `torch.vmap` cannot run, e.g. because it branches on a value, is computed one record at a
-time by plain autograd (`one_by_one`; `probe` finds out).
+A model that `torch.vmap` does not support, e.g. because it branches on a value, is computed one record
+at a time by autograd (`one_by_one`, determined by `probe`).
 
-Gradient checkpointing keeps the activations instead of recomputing them: its saved-tensor hooks would
-run the segment again outside of `torch.vmap`. Gradients are the same, and no memory is saved.
+Gradient checkpointing stores the activations instead of recomputing them, because its hooks would run
+outside of `torch.vmap`. Gradients are unchanged, but no memory is saved.
 """
 
 import random
@@ -40,11 +40,11 @@ from torch._functorch.autograd_function import custom_function_call
 from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 from torch.autograd.function import _SingleLevelFunction, once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 
 from hush.core.errors import DataError, HushError, Unsupported
 from hush.gradients.direct import direct_chain, direct_tape, runs_directly
-from hush.gradients.models import WHOLE, WholeModules
+from hush.gradients.models import WHOLE, WholeModules, is_frozen_quantized
 from hush.gradients.precision import autocast_dtype, precise_under_autocast, to_autocast_dtype
 from hush.gradients.rules import RULES, Layer, PerSampleCopy, Weight
 from hush.gradients.rules.attention import determinism_restored
@@ -54,7 +54,7 @@ from hush.gradients.tree import Loss, Views, call_loss, call_model, tree_leaves,
 
 
 class NotVectorized(Unsupported):
-    """A model or loss that `torch.vmap` cannot run for all records at once."""
+    """A model or loss that `torch.vmap` does not support."""
 
 
 def record(
@@ -67,17 +67,16 @@ def record(
     one_by_one: bool = False,
     modules: WholeModules = WHOLE,
 ) -> GradientTape:
-    """The gradient tape of one batch: the gradient of each record's own loss.
+    """Gradient tape of a batch, with the gradient of each record's loss.
 
     Args:
-        model: Only parameters that require a gradient take part.
-        loss: One value per record.
-        inputs: A tensor, or a tuple or dictionary of tensors for a model that takes several; records
-            are along the first dimension of each.
-        targets: As the inputs.
-        views: If given, a record's loss is the mean over the views that this returns for it.
-        one_by_one: Compute each record alone by plain autograd (`Probed.one_by_one`).
-        modules: Modules, whose parameters may be split over ranks.
+        model: Model; only trainable parameters are recorded.
+            loss: Loss with one value per record.
+        inputs: A tensor, or a tuple or dictionary of tensors, with records along the first dimension.
+            targets: Targets, with records along the first dimension.
+            views: Function that returns augmented views of a record, whose mean loss is used.
+            one_by_one: Compute each record separately by autograd (`Probed.one_by_one`).
+            modules: Modules; their parameters may be sharded over ranks.
     """
     trainable = modules.trainable(model)
     device = next(iter(trainable.values())).device
@@ -111,12 +110,12 @@ def per_sample_losses(
     one_by_one: bool = False,
     modules: WholeModules = WHOLE,
 ) -> Tensor:
-    """The per-sample losses of a batch, each computed as on the tape: (records,)."""
+    """Per-sample losses of a batch, computed as in `record`: (records,)."""
     records, device = len(next(tree_leaves(inputs))), next(model.parameters()).device
     if records == 0:
         return torch.zeros(0, device=device)
     if one_by_one:
-        with torch.enable_grad():  # for a model that differentiates in forward()
+        with torch.enable_grad():  # for models that compute gradients in forward()
             values = _losses_one_by_one(model, loss, inputs, targets, None, device)
             return torch.stack([value.detach() for value in values])
     trainable = dict(model.named_parameters())
@@ -134,12 +133,12 @@ def _record_one_by_one(
     trainable: dict[str, nn.Parameter],
     modules: WholeModules,
 ) -> GradientTape:
-    """The tape of materialised gradients, with one forward and one backward pass per record."""
+    """Tape of materialised gradients, with one forward and one backward pass per record."""
     if modules.sharded:
         raise Unsupported(
-            "torch.vmap cannot run the model for all records at once (it branches on a value, for "
-            "example), and its parameters are sharded: ranks would gather weights in different orders "
-            "and wait for each other forever. Choose with torch.where, or leave fully_shard out."
+            "torch.vmap does not support the model (e.g. it branches on a value), and its parameters "
+            "are sharded: ranks would gather weights in different orders and deadlock. Use "
+            "torch.where instead of branches, or leave fully_shard out."
         )
     device = next(iter(trainable.values())).device
     records = len(next(tree_leaves(inputs)))
@@ -154,7 +153,7 @@ def _record_one_by_one(
             for name, gradient in zip(trainable, gradients, strict=True):
                 if gradient is not None:
                     used.add(name)
-                    rows[name][row] = gradient.to_dense()  # of a sparse table
+                    rows[name][row] = gradient.to_dense()  # for a sparse table
     terms: dict[str, Term] = {name: Dense(gradients) for name, gradients in rows.items()}
     return GradientTape(terms, device, tuple(name for name in trainable if name not in used))
 
@@ -167,7 +166,7 @@ def _losses_one_by_one(
     views: Views | None,
     device: torch.device,
 ) -> Iterator[Tensor]:
-    """The loss of each record. The draws of a record do not depend on how much other records draw."""
+    """Loss of each record; its random draws do not depend on the draws of other records."""
     seeds = torch.randint(2**62, (len(next(tree_leaves(inputs))),)).tolist()
     for row, seed in enumerate(seeds):
         x, y = (tree_map(part, lambda value: value[row]) for part in (inputs, targets))  # noqa: B023
@@ -178,7 +177,7 @@ def _losses_one_by_one(
 
 @contextmanager
 def draws_from(seed: int, *devices: torch.device) -> Iterator[None]:
-    """Context in which torch, NumPy and Python draw from a seed; their states are restored after it."""
+    """Context with seeded generators of torch, NumPy and Python; restores their states."""
     cuda = [device for device in devices if device.type == "cuda"]
     with host_draws_restored(), torch.random.fork_rng(cuda):
         random.seed(seed)
@@ -199,13 +198,13 @@ def host_draws_restored() -> Iterator[None]:
 
 
 def host_states() -> tuple[Any, ...]:
-    """States of the generators of Python and NumPy, which records of a physical batch share."""
+    """States of the generators of Python and NumPy."""
     kind, words, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
     return random.getstate(), kind, np.asarray(words).tobytes(), *rest
 
 
 def _loss_of_record(model: nn.Module, loss: Loss, x: Any, y: Any, views: Views | None) -> Tensor:
-    """The loss of one record, the mean over its views."""
+    """Loss of one record: the mean over its views."""
     viewed = views(x) if views else tree_map(x, lambda value: value.unsqueeze(0))
     count = len(next(tree_leaves(viewed)))
     repeated = tree_map(y, lambda value: value.unsqueeze(0).expand(count, *value.shape))
@@ -213,15 +212,15 @@ def _loss_of_record(model: nn.Module, loss: Loss, x: Any, y: Any, views: Views |
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """Context in which modules compiled by `torch.compile` run as written."""
-    if "torch._dynamo" not in sys.modules:  # loading it takes seconds
+    """Context in which modules run without `torch.compile`."""
+    if "torch._dynamo" not in sys.modules:  # slow import
         return nullcontext()
     stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
     return stance
 
 
 class Recording(TorchFunctionMode):
-    """Torch function mode of one forward pass, which collects the terms of per-sample gradients."""
+    """Torch function mode for one forward pass that collects the terms of per-sample gradients."""
 
     def __init__(
         self,
@@ -235,7 +234,7 @@ class Recording(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.losses_only = losses_only
-        """Apply rules without gradients: some layers have no batching rule of torch's own."""
+        """Apply rules without gradients, because `vmap` does not support some layers."""
         self.records = records
         self.device = device
         self.terms: dict[str, list[Term]] = {name: [] for name in trainable}
@@ -246,16 +245,16 @@ class Recording(TorchFunctionMode):
         self._names = {id(parameter): name for name, parameter in trainable.items()}
         self._last_operand: tuple[Tensor, int, Tensor] | None = None
         self._anchor = torch.zeros((), device=device, requires_grad=True)
-        """Input of every captured layer, so that its backward pass always runs."""
+        """Additional input of captured layers, so that their backward pass always runs."""
         self._copies: dict[int, PerSampleCopy] = {}
         self._hooks = _top_saved_tensors_default_hooks(True)
         self.level = 0
-        """Level of the `vmap` over records among nested ones."""
+        """Nesting level of the `vmap` over records."""
 
     def losses(self, loss: Loss, inputs: Any, targets: Any, views: Views | None = None) -> Tensor:
-        """Per-sample losses, each the mean over the record's views."""
+        """Per-sample losses: means over views."""
 
-        if views is None:  # outside of vmap, where it is not intercepted
+        if views is None:  # outside of vmap, without interception
             inputs, targets = (tree_map(part, _AS_BATCH_OF_ONE) for part in (inputs, targets))
 
         def one_loss(x: Any, y: Any) -> Tensor:
@@ -266,14 +265,44 @@ class Recording(TorchFunctionMode):
                 return _loss_of_record(self._model, loss, x, y, views)
 
         try:
-            with uncompiled():
+            with uncompiled(), self._quantized_layers_batched():
                 losses = torch.vmap(one_loss, randomness="different")(inputs, targets)
                 return losses if views else losses.squeeze(1)
         finally:
             self._last_operand = None
 
+    @contextmanager
+    def _quantized_layers_batched(self) -> Iterator[None]:
+        """Context in which frozen quantized layers run for all records at once, outside of `vmap`.
+
+        Inside, bitsandbytes sees no gradient of its input, and calls kernels without a derivative.
+        """
+        layers = [module for module in self._model.modules() if is_frozen_quantized(module)]
+        own = [module.__dict__.get("forward") for module in layers]
+        for module in layers:
+            module.forward = partial(self._run_quantized, module.forward)
+        try:
+            yield
+        finally:
+            for module, forward in zip(layers, own, strict=True):
+                if forward is None:
+                    del module.forward
+                else:
+                    module.forward = forward
+
+    def _run_quantized(self, forward: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not self.of_records_and_constants(x):
+            return forward(x, *args, **kwargs)
+
+        def rows(x: Tensor) -> Tensor:  # kernels may take no more than three dimensions
+            output: Tensor = forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+            return output
+
+        with _pop_mode_temporarily():  # this mode handles calls inside of vmap
+            return self.run_batched(rows, x)
+
     def release_copies(self) -> None:
-        """Release per-sample copies: each holds the graph that holds it."""
+        """Release per-sample copies, which form reference cycles with the graph."""
         for copy in self._copies.values():
             copy.release()
         self._copies = {}
@@ -283,7 +312,7 @@ class Recording(TorchFunctionMode):
     ) -> Any:
         if _top_saved_tensors_default_hooks(True) != self._hooks:
             before = self._hooks
-            with saved_tensors_hooks(_pack, _unpack):  # see the module's docstring
+            with saved_tensors_hooks(_pack, _unpack):  # see the module docstring
                 self._hooks = _top_saved_tensors_default_hooks(True)
                 try:
                     return self.__torch_function__(func, types, args, kwargs)
@@ -291,7 +320,7 @@ class Recording(TorchFunctionMode):
                     self._hooks = before
         kwargs = kwargs or {}
         rule = RULES.get(func)
-        if rule is None and func.__name__ == "__get__":  # an attribute, such as shape
+        if rule is None and func.__name__ == "__get__":  # an attribute such as shape
             return func(*args)
         if rule is not None and (self.losses_only or torch.is_grad_enabled()):
             first = (kwargs.pop("input"),) if "input" in kwargs else ()
@@ -300,16 +329,16 @@ class Recording(TorchFunctionMode):
                 return output
             args = (*first, *args)
         if func is custom_function_call and args[0].__name__.startswith("_NoopSaveInputs"):
-            return torch.empty(0)  # of gradient checkpointing, before torch 2.13
+            return torch.empty(0)  # for gradient checkpointing before torch 2.13
         batched, shared = _of_records_or_shared(args, kwargs)
         output = self._call_under_vmap(func, args, kwargs, per_sample=batched and shared)
         if shared and not batched and any(map(is_batchedtensor, tree_leaves(output))):
-            # it draws for each record, as dropout of a parameter does
+            # draws per record, e.g. dropout of a parameter
             return self._call_under_vmap(func, args, kwargs, per_sample=True)
         return output
 
     def _call_under_vmap(self, func: Any, args: Any, kwargs: Any, *, per_sample: bool) -> Any:
-        """The result of a call without a rule, with per-sample copies of shared values."""
+        """Result of a call without a rule, with per-sample copies of shared values."""
         if per_sample and torch.is_grad_enabled() and not self.losses_only:
             args, kwargs = tree_map((args, kwargs), self.per_sample)
         if func in _CONVOLUTIONS:
@@ -319,7 +348,7 @@ class Recording(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def by_record(self, value: Tensor) -> Tensor:
-        """The values of all records, outside of `vmap`: (records, ...)."""
+        """Values of all records, outside of `vmap`: (records, ...)."""
         values, dim = _unwrap_batched(value, self.level)
         if dim == 0:
             return values
@@ -329,9 +358,9 @@ class Recording(TorchFunctionMode):
             return values.movedim(dim, 0)
 
     def as_weights(self, *values: Tensor | None) -> list[Weight | None] | None:
-        """The arguments of a layer as weights; None if its rule does not apply.
+        """Arguments of a layer as weights; None if the rule does not apply.
 
-        The rule does not apply if none of them is trained, or one was itself derived from parameters.
+        The rule does not apply if no argument is trained, or one is computed from parameters.
         """
         weights: list[Weight | None] = []
         trained = False
@@ -349,9 +378,9 @@ class Recording(TorchFunctionMode):
         return weights if trained else None
 
     def of_records_and_constants(self, x: Tensor, *constants: Tensor | None) -> bool:
-        """Whether x depends on the record and the rest are constants: a frozen layer.
+        """Whether x depends on the record and the others are constants (a frozen layer).
 
-        Such a layer is computed for all records at once. False inside of a `vmap` of the model's own.
+        Such a layer is computed for all records at once. False inside of the model's own `vmap`.
         """
         if current_level() != self.level or not is_batchedtensor(x):
             return False
@@ -360,9 +389,9 @@ class Recording(TorchFunctionMode):
         )
 
     def run_batched(self, work: Callable[..., Any], *operands: Tensor) -> Any:
-        """`work(*operands)` outside of `vmap`, on tensors whose first dimension is the records."""
+        """`work(*operands)` outside of `vmap`, on tensors with records along the first dimension."""
         batched = [self.by_record(self.per_sample(value)) for value in operands]
-        # torch's context for this, `temporarily_pop_interpreter_stack`, takes longer than the rest
+        # faster than torch's context `temporarily_pop_interpreter_stack`
         interpreter = pop_dynamic_layer_stack()
         try:
             output = work(*batched)
@@ -373,15 +402,15 @@ class Recording(TorchFunctionMode):
         return tree_map(output, lambda part: _add_batch_dim(part, 0, self.level))
 
     def operand(self, x: Tensor) -> Tensor:
-        """An input in autocast's dtype and contiguous, inside `run_batched`; the last one is kept."""
+        """A contiguous input in autocast's dtype, inside `run_batched`; caches the last one."""
         dtype = autocast_dtype(x)
         if x.dtype == dtype and x.is_contiguous():
             return x
-        if x.is_inference():  # which has no version
+        if x.is_inference():  # has no version counter
             return x.to(dtype).contiguous()
         if self._last_operand is not None:
             last, version, operand = self._last_operand
-            # the last one is alive, so no other tensor is at its address
+            # the cached tensor is alive, so the identity is unique
             if last is x and version == x._version and operand.dtype == dtype:
                 return operand
         operand = x.detach().to(dtype).contiguous()
@@ -389,13 +418,13 @@ class Recording(TorchFunctionMode):
         return operand
 
     def capture(self, layer: Layer, *inputs: Tensor) -> Any:
-        """The layer's output, inside `run_batched`; its backward pass appends the weights' terms."""
+        """Output of the layer, inside `run_batched`; its backward pass appends the terms."""
         if _are_functorch_transforms_active():
-            raise NotVectorized("the model applies a torch.func transform to a layer that is trained")
+            raise NotVectorized("the model applies a torch.func transform to a trained layer")
         return _LayerFunction.apply(layer, self._anchor, *inputs)  # type: ignore[attr-defined]
 
     def per_sample(self, value: Tensor) -> Tensor:
-        """A copy for each record of a value that all share, if it has a gradient."""
+        """Per-sample copy of a shared value, if it has a gradient."""
         if is_batchedtensor(value) or not value.requires_grad:
             return value
         if id(value) not in self._copies:
@@ -405,10 +434,10 @@ class Recording(TorchFunctionMode):
         return self._copies[id(value)].output
 
     def backward(self, losses: Tensor) -> None:
-        """Run the backward pass, and raise if a gradient reaches a parameter past the tape."""
+        """Run the backward pass; raise if a gradient reaches a parameter without being recorded."""
         if not losses.requires_grad:
             return
-        # a gradient that reaches a parameter itself, or its shard, was summed over records
+        # a gradient of a parameter itself, or of its shard, is summed over records
         names, parameters = list(self.terms), list(self._parameters.values())
         parameters += self._modules.shards(names)
         with determinism_restored():
@@ -418,28 +447,27 @@ class Recording(TorchFunctionMode):
         for copy in self._copies.values():
             if copy.value._version != copy.version:
                 raise NotVectorized(
-                    "the model changes a value in place that it derives from its parameters, after it "
-                    "was used (w = self.weight * 2, then w[0] = 0). Make a new tensor instead."
+                    "the model modifies in place a value that it computes from parameters (w = "
+                    "self.weight * 2, then w[0] = 0). Make a new tensor instead."
                 )
             if self._modules.sharded and id(copy.value) not in self._names:
                 raise Unsupported(
-                    "the model derives a value from its parameters alone (as torch's weight_norm does), "
-                    "and they are sharded over ranks: the weights that its gradient needs are freed by "
-                    "then. Leave fully_shard out, or freeze what it is derived from."
+                    "the model computes a value from sharded parameters alone (e.g. torch's "
+                    "weight_norm): the weights are freed before its backward pass. Leave fully_shard "
+                    "out, or freeze these parameters."
                 )
             copy.append_terms(self._parameters, self.terms)
         unseen = [name for name, part in zip(names * 2, escaped, strict=False) if part is not None]
         if unseen:
             raise NotVectorized(
-                f"the tape does not see how {', '.join(unseen)} enter(s) the loss, and so cannot clip "
-                "the gradient record by record: is it used in compiled or scripted code, or in an "
-                "autograd.Function? Use plain torch operations there, or freeze it with "
-                "requires_grad_(False)."
+                f"the per-sample gradients of {', '.join(unseen)} were not recorded, e.g. because of "
+                "compiled or scripted code, or an autograd.Function. Use plain torch operations, or "
+                "freeze the parameters with requires_grad_(False)."
             )
 
 
 class _LayerFunction(_SingleLevelFunction):
-    """A `Layer` as an autograd function: `autograd.Function` less its dispatch to transforms."""
+    """A `Layer` as an autograd function without dispatch to torch.func transforms."""
 
     @staticmethod
     def forward(ctx: Any, layer: Layer, anchor: Tensor, *inputs: Tensor) -> Any:
@@ -452,7 +480,7 @@ class _LayerFunction(_SingleLevelFunction):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads if len(grads) > 1 else grads[0]
-        # tensors that the tape keeps must not keep the graph
+        # detached, so that the tape does not keep the graph
         saved = tuple([value.detach() for value in ctx.saved_tensors])
         return None, None, *ctx.layer.backward(grad, saved, ctx.needs_input_grad[2:])
 
@@ -461,7 +489,7 @@ _AS_BATCH_OF_ONE = methodcaller("unsqueeze", 1)
 
 
 def _pack(value: Tensor) -> tuple[Tensor, int]:
-    return value.detach(), value._version  # the tensor itself would hold the graph that holds it
+    return value.detach(), value._version  # detached, to avoid a reference cycle with the graph
 
 
 def _unpack(packed: tuple[Tensor, int]) -> Tensor:
@@ -472,7 +500,7 @@ def _unpack(packed: tuple[Tensor, int]) -> Tensor:
 
 
 def _of_records_or_shared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether a call takes a tensor of the record, and a shared one that has a gradient."""
+    """Whether a call has a per-sample tensor, and a shared tensor with a gradient."""
     batched = shared = False
     for value in (*args, *kwargs.values()) if kwargs else args:
         for leaf in (value,) if isinstance(value, Tensor) else tree_leaves(value):
@@ -496,18 +524,19 @@ _FLOAT32 = {
     )
     if hasattr(space, name)
 }
-"""Functions that autocast computes in single precision; under `vmap` they are taken apart before it."""
+"""Functions that autocast computes in single precision; `vmap` decomposes them before autocast."""
 
 _CONVOLUTIONS = {
     *(torch.conv1d, torch.conv2d, torch.conv3d),
     *(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
 }
-"""Functions that autocast does not reach under `vmap`."""
+"""Functions to which autocast does not apply under `vmap`."""
 
 
 @contextmanager
 def vmap_errors_translated(model: nn.Module) -> Iterator[None]:
-    """Context that turns errors of `torch.vmap` into `NotVectorized`, and data errors likewise."""
+    """Context that translates errors of `torch.vmap` to `NotVectorized`, and data errors to
+    `DataError`."""
     try:
         with data_errors_translated(model):
             yield
@@ -517,8 +546,8 @@ def vmap_errors_translated(model: nn.Module) -> Iterator[None]:
         if isinstance(error, HushError) or not _OF_VMAP.search(str(error)):
             raise
         raise NotVectorized(
-            "torch.vmap cannot run the model or the loss for all records at once, and each record's own "
-            f"gradient is clipped: {str(error).splitlines()[0]}"
+            "torch.vmap does not support the model or the loss, and per-sample gradients need it: "
+            f"{str(error).splitlines()[0]}"
         ) from error
 
 
@@ -530,19 +559,20 @@ _OF_VMAP = re.compile(
 
 @contextmanager
 def data_errors_translated(model: nn.Module) -> Iterator[None]:
-    """Context that names dtypes, shapes or indices that do not fit, without a record's values."""
+    """Context that translates errors about dtypes, shapes or indices, without showing values of
+    records."""
     try:
         yield
     except (IndexError, RuntimeError, ValueError) as error:
         if isinstance(error, HushError):
             raise
-        # Python's own errors, and those on dimensions, are of the code
+        # Python's errors, and errors about dimensions, come from the code
         of_code = re.match("(list|tuple|string|range object|Dimension|pop) .*out of range", str(error))
         if re.search("out of (bounds|range)|not in the valid range", str(error)) and not of_code:
             raise DataError(
-                "an index of some record is out of range: a label that is no class, a token that is not "
-                "in the embedding, or a sequence longer than its positions (the value is private and "
-                "not shown). Check the labels and inputs against the model's sizes."
+                "an index of a record is out of range: a label that is not a class, a token outside "
+                "of the vocabulary, or a sequence that is too long (the value is private and not "
+                "shown). Check labels and inputs against the model's sizes."
             ) from None
         text = str(error).split("\n", maxsplit=1)[0]
         reasons = [reason for pattern, reason in _MISMATCHES.items() if re.search(pattern, text)]
@@ -554,29 +584,31 @@ def data_errors_translated(model: nn.Module) -> Iterator[None]:
 
 _MISMATCHES = {
     "same (dtype|datatype)|mixed dtype|expected scalar type|[Ii]nput type": (
-        "the inputs, or class weights of the loss, are of another type than the model, which computes "
-        "in {kind} ({text}): torch does not convert them. Pass inputs.to({kind}), or a model of the "
-        "inputs' type; of weights, loss.to({kind})."
+        "the inputs, or class weights of the loss, and the model have different types ({text}). Pass "
+        "inputs.to({kind}), a model of the inputs' type, or loss.to({kind}) for class weights."
     ),
     "target dtype|Expected dtype int32/int64 for index": (
-        "the labels are of a type that numbers no classes ({text}). Pass targets.long(), or "
-        "floating-point probabilities of shape (records, classes)."
+        "the labels do not have an integer type ({text}). Pass targets.long(), or floating-point "
+        "probabilities of shape (records, classes)."
     ),
     "can't be cast to the desired output type": (
-        "the targets are of another type than the outputs ({text}): a loss of differences needs "
-        "floating-point ones. Pass targets.float()."
+        "the targets and the outputs have different types ({text}). Pass targets.float()."
     ),
     "scalar types: Long, Int": (
-        "numbers of an embedding's rows are of a type that numbers nothing ({text}). Pass inputs.long()."
+        "the indices of an embedding do not have an integer type ({text}). Pass inputs.long()."
+    ),
+    "multi-target not supported|spatial targets": (
+        "the labels of a record have a shape that numbers no class for each vector of scores ({text}). "
+        "For outputs of shape (records, classes), pass labels of shape (records,): targets.squeeze(1)."
     ),
     "arget size[^s]": (
-        "the outputs and the targets of a record have different shapes ({text}): broadcast against "
-        "each other they would compare records. Pass targets of the outputs' shape, e.g. "
-        "targets.unsqueeze(1) for outputs of shape (records, 1)."
+        "the outputs and targets of a record have different shapes ({text}), and broadcasting would "
+        "compare records. Pass targets of the outputs' shape, e.g. targets.unsqueeze(1) for outputs "
+        "of shape (records, 1)."
     ),
-    "cannot be multiplied|Given (groups|normalized_shape)|must match the (existing )?size": (
+    "cannot be multiplied|Given (groups|normalized_shape)|must match the (existing )?size|Kernel size": (
         "the shapes of a record's tensors do not fit each other or the model ({text}). Check the "
-        "model's sizes against the data's, without the first dimension, which is the records."
+        "model's sizes against the data, without the first dimension (records)."
     ),
 }
-"""Patterns of torch's errors on dtypes and shapes, which are not private, and their meaning here."""
+"""Patterns of torch's errors about dtypes and shapes (which are public), with explanations."""

@@ -1,9 +1,8 @@
-"""Parameters that `fully_shard` has split over ranks: gathered only while their module runs.
+"""Parameters sharded by `fully_shard`, which are gathered only while their module runs.
 
-FSDP's own hooks attach to the tensors of a plain forward pass and reduce gradients that are summed over
-records. They do not serve under `vmap`, or for gradients that are clipped one by one. The hooks here
-replace them: they gather a module's weights before its forward and its backward pass, and free them
-afterwards.
+FSDP's hooks reduce gradients that are summed over records and do not support `vmap` or per-sample
+clipping. The hooks here replace them: they gather a module's weights before its forward and backward
+pass, and free them afterwards.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,26 +22,26 @@ from hush.gradients.models import WholeModules
 
 
 class ShardedModules(WholeModules):
-    """Modules with parameters that are split over ranks, and their state: gathered or freed.
+    """Modules with sharded parameters, which are gathered and freed.
 
-    **Guarantee.** In `gathering`, a module is gathered during its forward pass, and from the gradient of
-    its output until the gradient of another module's output is known. Autograd runs its nodes in the
-    reverse order of their creation, so all nodes that read the module's weights have run by then.
+    **Guarantee.** In `gathering`, a module is gathered during its forward pass, and in the backward pass
+    from the gradient of its output until the gradient of another module's output. Autograd runs nodes in
+    the reverse order of their creation, so all nodes that read the module's weights have then run.
     """
 
     sharded = True
 
     def __init__(self, model: nn.Module, guarded: Callable[[str], AbstractContextManager[None]]) -> None:
-        """Sharded modules of a model; every rank of the group makes one at the same time."""
+        """Sharded modules of a model; every rank must call this at the same time."""
         self.modules = {
             name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)
         }
         self.whole: set[str] = set()
-        """Names of the modules whose parameters this rank has gathered now."""
+        """Names of the currently gathered modules."""
         self._guarded = guarded
         self._gathering = False
         self._hooks: list[tuple[dict[int, Any], int, Any, Any]] = []
-        """Table of a module's hooks, place of FSDP's hook in it, that hook, and its replacement."""
+        """Hook dictionary of a module, key of FSDP's hook, the hook, and its replacement."""
         module: Any
         for name, module in self.modules.items():
             state = module._get_fsdp_state()
@@ -51,11 +50,11 @@ class ShardedModules(WholeModules):
             self._hooks.append((first, before, first[before], partial(self.enter, name)))
             self._hooks.append((last, after, last[after], partial(self._after_forward, name)))
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
-        """The parameters of the optimizer: this rank's shards."""
+        """Parameters of the optimizer: this rank's shards."""
         self.module_of: dict[str, str] = {}
-        """Name of the sharded module that gathers a parameter."""
+        """Parameter name to the name of its sharded module."""
         self.gathered: dict[str, nn.Parameter] = {}
-        """The parameters of forward passes; FSDP fills and empties the same ones every time."""
+        """Parameters of forward passes, which FSDP fills and frees."""
         for name in self.modules:
             self.enter(name)
             for parameter, value in model.named_parameters():
@@ -74,7 +73,7 @@ class ShardedModules(WholeModules):
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Context that gathers modules one by one, in forward and backward passes."""
+        """Context that gathers modules one by one in forward and backward passes."""
         if self._gathering:
             yield
             return
@@ -90,15 +89,15 @@ class ShardedModules(WholeModules):
             self.release()
 
     def enter(self, name: str, *_: Any) -> None:
-        """Gather a module's parameters, and free those of modules that do not contain it.
+        """Gather a module's parameters, and free other modules that do not contain it.
 
-        A hook of the module's forward pass and of the gradient of its output.
+        Hook for the module's forward pass and for the gradient of its output.
         """
         path = [
             other for other in self.modules if not other or name == other or name.startswith(f"{other}.")
         ]
         with (
-            torch._C.DisableTorchFunction(),  # the recording would take the calls for the model's
+            torch._C.DisableTorchFunction(),  # otherwise the recording would intercept these calls
             temporarily_clear_interpreter_stack(),
             torch.no_grad(),
             self._guarded("gathering the weights"),
@@ -111,7 +110,7 @@ class ShardedModules(WholeModules):
                     self.whole.add(other)
 
     def release(self) -> None:
-        """Free the gathered parameters of all modules, also those that FSDP's own hooks gathered."""
+        """Free the gathered parameters of all modules, including those gathered by FSDP's hooks."""
         for name in self.modules:
             self._free(name)
 
@@ -124,19 +123,19 @@ class ShardedModules(WholeModules):
         for value in _outputs(output, name):
             while is_batchedtensor(value):
                 value = get_unwrapped(value)
-            # the output of an inner module may also be this module's: its hook gathers both
+            # an inner module's output may also be this module's output; its hook gathers both
             hooks = (value._backward_hooks or {}).values()
             gathers = any(getattr(hook, "func", None) == self.enter for hook in hooks)
             if value.requires_grad and not gathers:
                 with torch._C.DisableTorchFunction():
                     value.register_hook(partial(self.enter, name))
-        recomputed = torch._C._current_graph_task_id() != -1  # its backward pass is next
+        recomputed = torch._C._current_graph_task_id() != -1  # the backward pass follows
         if name and not recomputed:
             self._free(name)
 
 
 def _outputs(output: Any, name: str) -> Iterator[Tensor]:
-    """Tensors of a module's output; raises if it may contain others."""
+    """Tensors of a module's output; raises for unsupported types."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, (list, tuple, dict)):
@@ -144,7 +143,7 @@ def _outputs(output: Any, name: str) -> Iterator[Tensor]:
             yield from _outputs(part, name)
     elif output is not None and not isinstance(output, (bool, int, float, str)):
         raise Unsupported(
-            f"the sharded module {name!r} returns {with_article(type(output).__name__)}: its weights "
-            "are gathered again when the gradient of its output is known, and tensors in such an object "
-            "are not found. Return tensors, or tuples, lists and dictionaries of them."
+            f"the sharded module {name!r} returns {with_article(type(output).__name__)}: hush cannot "
+            "find the tensors in such an object, whose gradients trigger the gathering of weights. "
+            "Return tensors, or tuples, lists and dictionaries of tensors."
         )

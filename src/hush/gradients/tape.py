@@ -29,7 +29,7 @@ from hush.gradients.rules.linear import OuterFactors
 from hush.gradients.terms import CHUNK_ENTRIES, Dense, Term, finite_norms, zero_rows
 
 _REGULAR = 2.0**50
-"""Squares and products of norms below it are finite in single precision."""
+"""Norms below this have finite squares and products in single precision."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,8 @@ class GradientTape(EntrywiseClipping):
     terms: dict[str, Term]
     device: torch.device
     unused_parameters: tuple[str, ...] = ()
-    """Parameters on which no record's loss depends."""
+    """Parameters on which the losses do not depend."""
+    present: None = None
 
     @property
     def records(self) -> int:
@@ -56,7 +57,7 @@ class GradientTape(EntrywiseClipping):
             order: Order of the l_p norm; with 2, factored gradients have ghost norms.
 
         Returns:
-            (records,). Not finite if the gradient of the record is not finite.
+            Norms of shape (records,); not finite if the gradient is not finite.
         """
         if order == 2 and (norms := self._regular_norms()) is not None:
             return norms
@@ -66,9 +67,9 @@ class GradientTape(EntrywiseClipping):
         return vector_norms(torch.stack(list(self.norms_by_parameter(order).values()), dim=1), order)
 
     def _regular_norms(self) -> Tensor | None:
-        """Euclidean norms if no number is near overflow, with one check for all terms; else None.
+        """Euclidean norms with one overflow check for all terms; None if a number is near overflow.
 
-        Equal to the norm of `norms_by_parameter` bit for bit.
+        Bitwise equal to the norm of `norms_by_parameter`.
         """
         if capturing_cuda_graph() or not all(map(_is_regular, self.terms.values())):
             return None
@@ -98,7 +99,7 @@ class GradientTape(EntrywiseClipping):
         A record of weight 0 adds exactly zero, even if its gradient is not finite.
 
         Args:
-            weights: (records,). Clipping uses min(1, clipping norm / gradient norm).
+            weights: Weights of shape (records,), e.g. min(1, clipping norm / gradient norm).
 
         Returns:
             Sums in double precision.
@@ -137,12 +138,12 @@ class GradientTape(EntrywiseClipping):
         return sums
 
     def zeros(self) -> dict[str, Tensor]:
-        """Sum over no records."""
+        """Zeros: the sum over an empty batch."""
         empty = torch.empty(0, device=self.device)
         return {name: term.take(slice(0, 0)).weighted_sum(empty) for name, term in self.terms.items()}
 
     def tensors(self) -> Iterator[Tensor]:
-        """Tensors that the tape holds in memory."""
+        """Tensors of the tape."""
         for term in self.terms.values():
             yield from term.tensors()
 
@@ -155,11 +156,11 @@ class GradientTape(EntrywiseClipping):
         return replace(self, terms={name: term.take(rows) for name, term in self.terms.items()})
 
     def mask_records(self, keep: Tensor) -> "GradientTape":
-        """Tape with zero gradients for the records that `keep` excludes, which keep their places."""
+        """Tape with zero gradients for the records that `keep` excludes, at the same positions."""
         return replace(self, terms={name: term.mask_records(keep) for name, term in self.terms.items()})
 
     def of_units(self, count: int, scale: Tensor) -> "GradientTape":
-        """Tape of units of privacy that own `count` consecutive records each: see `Term.of_units`."""
+        """Tape of users with `count` consecutive records each: see `Term.of_units`."""
         terms = {name: term.of_units(count, scale) for name, term in self.terms.items()}
         return replace(self, terms=terms)
 
@@ -167,10 +168,11 @@ class GradientTape(EntrywiseClipping):
         """Materialised per-sample gradients, a few records at a time.
 
         Args:
-            entries: Maximum number of entries of a chunk, which holds at least one record.
+            entries: Maximum number of entries per chunk; a chunk has at least one record.
 
         Yields:
-            Rows of the chunk, and name -> (rows, *shape). Read-only: it may be the tape's own memory.
+            Rows of the chunk, and name -> (rows, *shape). Read-only, because it may be the tape's
+            memory.
         """
         size = sum(math.prod(term.shape) for term in self.terms.values())
         step = max(1, (entries or CHUNK_ENTRIES[self.device.type]) // size)
@@ -187,7 +189,7 @@ def tape_of_uses(
     records: int,
     device: torch.device,
 ) -> GradientTape:
-    """Tape of the terms of all uses of each parameter, with zeros for a parameter without a use."""
+    """Tape from the terms of all uses of each parameter; zeros for unused parameters."""
     terms: dict[str, Term] = {}
     unused = []
     for name, parts in uses.items():
@@ -200,7 +202,7 @@ def tape_of_uses(
 
 
 def add_sums(sums: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Sum of several sums by parameter name."""
+    """Add sums by parameter name."""
     first, *rest = sums
     return {name: sum((total[name] for total in rest), start=first[name]) for name in first}
 
@@ -211,7 +213,7 @@ class MaskedTape(EntrywiseClipping):
 
     tape: GradientTape
     present: Tensor
-    """Whether each slot holds a record."""
+    """Mask of non-empty slots."""
 
     @property
     def records(self) -> int:
@@ -247,12 +249,12 @@ class MaskedTape(EntrywiseClipping):
             yield rows, {name: zero_rows(value, present) for name, value in gradients.items()}
 
     def zeros(self) -> dict[str, Tensor]:
-        """Sum over no records."""
+        """Zeros: the sum over an empty batch."""
         return self.tape.zeros()
 
 
 def _is_regular(term: Term) -> bool:
-    """Whether one position or a short row in single precision has the term's norm."""
+    """Whether the norm comes from a single position or a short row in single precision."""
     if isinstance(term, OuterFactors):
         left, right = term.left, term.right
         return left.shape[1] == 1 and left.dtype == right.dtype == torch.float32
@@ -262,13 +264,13 @@ def _is_regular(term: Term) -> bool:
 
 
 _SMALL = 2**14
-"""Maximum size of a parameter whose materialised gradients are concatenated with others."""
+"""Maximum size of parameters with concatenated gradients."""
 
 
 def joint_norms(terms: Sequence[Term]) -> Tensor:
     """Per-sample Euclidean gradient norms over all terms: (records,)."""
     small = [term for term in terms if _is_small(term)]
-    # positions that are accumulated in single precision, so that one bound detects overflow
+    # terms accumulated in single precision: one bound detects overflow
     factored = [
         term
         for term in terms
@@ -291,9 +293,9 @@ def joint_norms(terms: Sequence[Term]) -> Tensor:
 def positive(weights: Tensor) -> Tensor | None:
     """Mask of the records with a positive weight, or None if no record has weight 0.
 
-    A gradient of weight 0 may not be finite, so its term is masked before a sum. Masked records keep
-    their places, because the rounding of a sum depends on places and shapes. The answer is None while a
-    CUDA graph is captured: a replay with a gradient that is not finite is discarded.
+    A gradient of weight 0 may not be finite, so it is masked before a sum. Masked records keep their
+    positions, because rounding depends on positions and shapes. Returns None during the capture of a
+    CUDA graph, because replays with gradients that are not finite are discarded.
     """
     if weights.is_cpu and weights.numel() and float(weights.min()) > 0:
         return None
@@ -302,7 +304,7 @@ def positive(weights: Tensor) -> Tensor | None:
 
 
 def joint_sums(terms: Mapping[str, Term], keep: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
-    """Weighted sums of the small materialised terms, which are concatenated, by name.
+    """Weighted sums of the small materialised terms, computed in one concatenation, by name.
 
     Args:
         terms: Terms of all parameters.
@@ -327,18 +329,20 @@ def _side_by_side(terms: Sequence[Term]) -> Dense:
 
 
 Reduction = Literal["mean", "sum"]
-"""Aggregation of the gradients of a unit's records."""
+"""Aggregation of the gradients of a user's records."""
 
 
 @dataclass(frozen=True, eq=False)
 class UnitTape(EntrywiseClipping):
-    """Gradients of units of privacy: one tape per number of records that a unit owns."""
+    """Gradients of users, with one tape per number of records of a user."""
 
     parts: list[GradientTape]
+    present: Tensor | None = None
+    """Whether each unit has a record; None if no slot is empty."""
 
     @property
     def records(self) -> int:
-        """Number of units."""
+        """Number of users."""
         return sum(part.records for part in self.parts)
 
     @property
@@ -346,11 +350,11 @@ class UnitTape(EntrywiseClipping):
         return self.parts[0].device
 
     def norms(self, order: float) -> Tensor:
-        """Norm of each unit's gradient over all parameters."""
+        """Norm of each user's gradient over all parameters."""
         return torch.cat([part.norms(order) for part in self.parts])
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
-        """Weighted sum of the gradients of the units, by parameter name."""
+        """Weighted sum of the users' gradients, by parameter name."""
         own = weights.split([part.records for part in self.parts])
         pairs = zip(self.parts, own, strict=True)
         return add_sums([part.weighted_sum(weight) for part, weight in pairs])
@@ -364,7 +368,7 @@ class UnitTape(EntrywiseClipping):
         return add_sums([part.clamped_weighted_sum(weight, limit, mask) for part, weight, limit in rows])
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """Materialised gradients, a few units at a time."""
+        """Materialised gradients, a few users at a time."""
         start = 0
         for part in self.parts:
             places = torch.arange(start, start + part.records, device=self.device)
@@ -373,40 +377,42 @@ class UnitTape(EntrywiseClipping):
             start += part.records
 
     def zeros(self) -> dict[str, Tensor]:
-        """Sum over no units."""
+        """Zeros: the sum over an empty batch."""
         return self.parts[0].zeros()
 
     def rounding_bounded(self, records: int) -> bool:
-        """Whether the rounding of a sum over units that own `records` in total is within its bound."""
+        """Whether the rounding of a sum over users with `records` in total is within its bound."""
         return all(part.rounding_bounded(records) for part in self.parts)
 
 
 def unit_tape(
     tape: GradientTape, counts: Tensor, reduction: Reduction, present: Tensor | None
 ) -> UnitTape:
-    """Tape of the units that own the records of a batch.
+    """Tape of the users in a batch.
 
-    **Guarantee.** The gradient of a unit is a function of its records, their places and the shapes
-    (docs/guarantees/units.md). It is not finite if the gradient of one of its records is not finite.
+    **Guarantee.** The gradient of a user depends on the user's records, their positions and the shapes
+    alone (docs/guarantees/units.md). It is not finite if the gradient of one of the records is not
+    finite.
 
     Args:
-        tape: Per-sample gradients. Records of a unit are consecutive, units sorted by `counts`.
-        counts: (units,). Number of records of each unit, in ascending order.
-        reduction: Mean or sum of the gradients of a unit's records.
-        present: Whether each slot holds a record; empty slots count neither in sums nor in means.
+        tape: Per-sample gradients, with consecutive records of each user, and users sorted by `counts`.
+        counts: Number of records of each user, in ascending order, of shape (users,).
+        reduction: Mean or sum of the gradients of a user's records.
+        present: Mask of non-empty slots; sums and means exclude empty slots.
     """
     occupied = torch.ones(tape.records, dtype=torch.bool, device=tape.device)
     if present is not None:
         occupied = present
         tape = tape.mask_records(present)
-    parts, start = [], 0
+    parts, there, start = [], [], 0
     values, units = counts.unique_consecutive(return_counts=True)
     for count, number in zip(values.tolist(), units.tolist(), strict=True):
         rows = slice(start, start + count * number)
-        # weight of each record in the gradient of its unit, zero for an empty slot
+        # weight of each record in the gradient of its user; 0 for an empty slot
         held = occupied[rows].unflatten(0, (-1, count))
         size = 1 if reduction == "sum" else held.sum(1, keepdim=True).clamp(min=1)
         own = tape.take(rows)
         parts.append(own if count == 1 else own.of_units(count, (held.double() / size).flatten()))
+        there.append(held.any(1))
         start = rows.stop
-    return UnitTape(parts)
+    return UnitTape(parts, None if present is None else torch.cat(there))

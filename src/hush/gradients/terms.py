@@ -1,8 +1,8 @@
-"""Terms: representations of the per-sample gradients of one parameter.
+"""Terms: per-sample gradients of one parameter, materialised or factored.
 
-`Dense` holds materialised gradients, like Opacus's `grad_sample`. The layers in `rules` add factored
-terms: Gram matrices give ghost norms, and one matrix product gives the weighted sum. One backward pass
-serves both (book-keeping, Bu et al. 2023).
+`Dense` has materialised gradients, like Opacus's `grad_sample`. Layers in `rules` create factored terms:
+Gram matrices give ghost norms, and one matrix product gives the weighted sum, with one backward pass for
+both (book-keeping, Bu et al. 2023).
 
 Positions of a factored record can cancel: `+B` and `-B` have a small norm and a large rounding error.
 The norm of a factored term therefore includes a bound on the rounding error, relative to the sum over
@@ -21,16 +21,16 @@ from hush.core.parts import CoordinateMask
 from hush.gradients.precision import blocked_product, double_norms, precise, vector_norms
 
 CHUNK_ENTRIES = {"cpu": 2**22, "cuda": 2**28}
-"""Entries of a chunk of the tape, unless one record has more: fits a CPU's cache, occupies a GPU."""
+"""Maximum number of entries of a chunk of several records: fits a CPU's cache, occupies a GPU."""
 
 MATERIALISE_CHUNK = {"cpu": 2**20, "cuda": 2**28}
-"""Entries of a parameter's gradients that are materialised at a time for a clamped sum."""
+"""Entries of a parameter's gradients materialised at a time for a clamped sum."""
 
 _NORM_CHUNK = {"cpu": 2**22, "cuda": 2**26}
-"""Entries of factored gradients that are materialised at once to be measured."""
+"""Entries of factored gradients materialised at a time for norms."""
 
 _UNDERFLOW = 2.0**-501
-"""Root of what underflows in a square of up to 2**19 numbers in double precision."""
+"""Root of the underflow error in a sum of up to 2**19 squares in double precision."""
 
 ROUNDING = 0.0024
 """Relative rounding slack on the sensitivity of a weighted sum in single precision, for terms with
@@ -38,9 +38,10 @@ bounded rounding: docs/guarantees/tape.md."""
 
 
 class Term:
-    """Per-sample gradients of one parameter, from one or all of its uses in the model.
+    """Per-sample gradients of one parameter, from one or all of its uses.
 
-    A subclass is a frozen dataclass of tensors, records first, or of other terms, and of public values.
+    Subclasses are frozen dataclasses of tensors (records along the first dimension), other terms and
+    public values.
     """
 
     shape: torch.Size
@@ -51,11 +52,11 @@ class Term:
         return len(next(self.tensors()))
 
     def rounding_bounded(self, records: int) -> bool:
-        """Whether rounding of `weighted_sum` over a number of records is at most `ROUNDING`."""
+        """Whether the relative rounding error of `weighted_sum` over `records` is at most `ROUNDING`."""
         return True
 
     def tensors(self) -> Iterator[Tensor]:
-        """Tensors that the term holds in memory."""
+        """Tensors of the term."""
         for value in vars(self).values():
             if isinstance(value, Tensor):
                 yield value
@@ -81,7 +82,7 @@ class Term:
         return self.map_tensors(lambda value: value[rows])
 
     def mask_records(self, keep: Tensor) -> Self:
-        """Term with zero gradients for the records that `keep` excludes, which keep their places."""
+        """Term with zero gradients for the records that `keep` excludes, at the same positions."""
         return self.map_tensors(lambda value: zero_rows(value, keep))
 
     def dense(self) -> Tensor:
@@ -89,13 +90,13 @@ class Term:
         raise NotImplementedError
 
     def of_units(self, count: int, scale: Tensor) -> "Term":
-        """Term of units of privacy that own `count` consecutive records each.
+        """Term of users with `count` consecutive records each.
 
-        **Guarantee.** The computed gradient of a unit is a function of its records and of shapes.
+        **Guarantee.** The computed gradient of a user depends on the user's records and on shapes alone.
 
         Args:
-            count: Number of records of a unit, at least two.
-            scale: (records,). Weight of each record in the sum of its unit.
+            count: Number of records of a user, at least two.
+            scale: Weight of each record in the sum of its user, of shape (records,).
         """
         raise NotImplementedError
 
@@ -103,8 +104,8 @@ class Term:
         """l_order norm of each record's gradient.
 
         Returns:
-            (records,). Norm of the record's term in the computed `weighted_sum`, understated by at most
-            the share that `ROUNDING` covers. Not finite if the gradient is not finite or may overflow.
+            Norm of each record's contribution to the computed `weighted_sum`, up to the relative error
+            that `ROUNDING` covers. Not finite if the gradient is not finite or may overflow.
         """
         raise NotImplementedError
 
@@ -112,7 +113,8 @@ class Term:
         """Weighted sum of the per-sample gradients.
 
         Args:
-            weights: (records,), not negative. Gradients of weight 0 must be finite or masked.
+            weights: Non-negative weights of shape (records,). Gradients of weight 0 must be finite or
+                masked.
 
         Returns:
             Sum in double precision, of the parameter's shape.
@@ -161,29 +163,29 @@ class Dense(Term):
 
 
 def zero_rows(values: Tensor, keep: Tensor) -> Tensor:
-    """Values with zeros in the rows that `keep` excludes, also if those are not finite."""
+    """Values with zeros in the rows that `keep` excludes, even if they are not finite."""
     return values.where(column(keep, values), torch.zeros_like(values[:1]))
 
 
 def column(by_record: Tensor, values: Tensor) -> Tensor:
-    """One number per record, broadcastable to the values."""
+    """Numbers per record, reshaped to broadcast over the values."""
     return by_record.view(-1, *[1] * (values.dim() - 1))
 
 
 def scale_rows(values: Tensor, scale: Tensor) -> Tensor:
-    """Values of each record times its scale, in at least single precision."""
+    """Values scaled per record, in at least single precision."""
     wide = precise(values)
     return wide * column(scale.to(wide.dtype), wide)
 
 
 def by_unit(positions: Tensor, count: int) -> Tensor:
-    """Positions of the records of each unit, concatenated: (units, count * positions, ...)."""
+    """Concatenated positions of each user's records: (users, count * positions, ...)."""
     stacked: Tensor = positions.unflatten(0, (-1, count)).flatten(1, 2)
     return stacked
 
 
 def materialised_norms(term: Term, order: float, device: torch.device) -> Tensor:
-    """l_order norms of a term's materialised gradients, some records at a time."""
+    """l_order norms of a term's gradients, materialised in chunks of records."""
     step = max(1, _NORM_CHUNK[device.type] // max(1, math.prod(term.shape)))
     starts = range(0, max(1, term.records), step)
     parts = [vector_norms(term.take(slice(start, start + step)).dense(), order) for start in starts]
@@ -193,7 +195,7 @@ def materialised_norms(term: Term, order: float, device: torch.device) -> Tensor
 def materialised_clamped_sum(
     term: Term, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
 ) -> Tensor:
-    """`Term.clamped_weighted_sum` of materialised gradients, some records at a time."""
+    """`Term.clamped_weighted_sum` of gradients materialised in chunks of records."""
     size = math.prod(term.shape)
     step = max(1, MATERIALISE_CHUNK[weights.device.type] // max(1, size))
     total = torch.zeros(term.shape, dtype=torch.float64, device=weights.device)
@@ -201,14 +203,14 @@ def materialised_clamped_sum(
         rows = slice(start, start + step)
         gradients = term.take(rows).dense()
         values = clamp_rows(gradients.reshape(len(gradients), size), limits[rows], mask)
-        # in double precision: which records are here may depend on one of them
+        # in double precision, because the selection of records may depend on a record
         values.mul_(weights[rows].to(values.dtype)[:, None])
         total += values.sum(0, dtype=torch.float64).view(term.shape)
     return total
 
 
 def clamp_rows(rows: Tensor, limits: Tensor, mask: CoordinateMask | None) -> Tensor:
-    """Copy of the rows, with the entries of each row clamped to its limit and then masked."""
+    """Copy of the rows, clamped to each row's limit and then masked."""
     limit = limits.to(rows.dtype)[:, None]
     # twice as fast as clamp()
     values = torch.maximum(rows, -limit)
@@ -219,8 +221,8 @@ def clamp_rows(rows: Tensor, limits: Tensor, mask: CoordinateMask | None) -> Ten
 def product_bound(left: Tensor, right: Tensor, order: float = 2) -> Tensor:
     """Upper bound on each record's norm: products of the factors' norms, summed over positions.
 
-    Infinite if the norm of a factor exceeds the square root of the largest number: the other factor may
-    be so small that a weight removes its last bits.
+    Infinite if the norm of a factor exceeds the square root of the largest number, because the other
+    factor could then underflow.
 
     Args:
         left: (records, positions, rows).
@@ -232,7 +234,7 @@ def product_bound(left: Tensor, right: Tensor, order: float = 2) -> Tensor:
     beyond = torch.maximum(*norms) > torch.finfo(factors[0].dtype).max ** 0.5
     bounds = norms[0] * norms[1]
     if factors[0].dtype == torch.float64:
-        # an entry that underflows in one factor can meet a large one in the other
+        # an underflow in one factor can be multiplied by a large entry of the other
         bounds = bounds + _UNDERFLOW * (norms[0] + norms[1])
     if bounds.shape[1] == 1:
         return bounds[:, 0].where(~beyond[:, 0], torch.inf)
@@ -240,6 +242,6 @@ def product_bound(left: Tensor, right: Tensor, order: float = 2) -> Tensor:
 
 
 def finite_norms(norms: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """Norms in the given precision; infinite if the bound exceeds 2^-6 of its largest number, because
-    positions or their partial sums may overflow then."""
+    """Norms in the given precision; infinite if the bound exceeds 2^-6 of the largest number, because
+    partial sums may then overflow."""
     return norms.to(dtype).where(bound <= torch.finfo(dtype).max / 64, torch.inf)

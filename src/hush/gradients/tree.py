@@ -12,13 +12,13 @@ from hush.core.errors import DataError, Unsupported
 from hush.core.value import with_article
 
 Loss = Callable[[Any, Any], Tensor]
-"""Outputs and targets of a batch to one value per record."""
+"""Function from outputs and targets of a batch to one value per record."""
 
 Views = Callable[[Any], Any]
-"""The inputs of one record to several views of it (augmentations), along a new first dimension."""
+"""Function from the inputs of one record to several augmented views, along a new first dimension."""
 
 Gradients = tuple[Tensor | None, ...]
-"""Gradients of a layer's inputs; None for one that is not needed."""
+"""Gradients of a layer's inputs; None for inputs that need no gradient."""
 
 
 def tree_leaves(value: Any) -> Iterator[Tensor]:
@@ -34,18 +34,18 @@ def tree_leaves(value: Any) -> Iterator[Tensor]:
 
 
 def tree_map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The tree with a function applied to every tensor; other values stay as they are."""
+    """Apply a function to every tensor of a tree; other values are unchanged."""
     if isinstance(value, Tensor):
         return function(value)
     if type(value) in (list, tuple):
         return type(value)([tree_map(part, function) for part in value])
-    if isinstance(value, (dict, UserDict)):  # as a tokenizer of the transformers library returns
+    if isinstance(value, (dict, UserDict)):  # e.g. from a tokenizer of the transformers library
         return {key: tree_map(part, function) for key, part in value.items()}
     return value
 
 
 def submodules(model: nn.Module) -> list[nn.Module]:
-    """What `model.modules()` yields, in another order and a third of the time."""
+    """The modules of a model, like `model.modules()` in a different order, and three times as fast."""
     found = {id(model): model}
     pending = [model]
     while pending:
@@ -58,7 +58,7 @@ def submodules(model: nn.Module) -> list[nn.Module]:
 
 
 def structure(model: nn.Module) -> list[Any]:
-    """Modules, modes, hooks and parameters; cached decisions of a step hold until they change."""
+    """Modules, modes, hooks and parameters, on which cached decisions of a step depend."""
     found: list[Any] = []
     for module in submodules(model):
         hooks = len(module._forward_hooks) + len(module._forward_pre_hooks)
@@ -71,7 +71,7 @@ def structure(model: nn.Module) -> list[Any]:
 
 
 def expand_views(views: Callable[[Any], Any], inputs: Any, targets: Any) -> tuple[Any, Any]:
-    """The views of all records, one after another, and as many targets."""
+    """Views of all records, concatenated, with repeated targets."""
     by_record = torch.vmap(views, randomness="different")(inputs)
     count = next(tree_leaves(by_record)).shape[1]
     return tree_map(by_record, lambda value: value.flatten(0, 1)), tree_map(
@@ -80,17 +80,17 @@ def expand_views(views: Callable[[Any], Any], inputs: Any, targets: Any) -> tupl
 
 
 def call_model(model: nn.Module, inputs: Any) -> Any:
-    """The model's outputs: a tuple is several arguments, a dictionary is arguments by name."""
+    """Call the model; a tuple has positional arguments, a dictionary has keyword arguments."""
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 def check_arguments(model: nn.Module, inputs: Any) -> None:
-    """Raise if `forward` does not take inputs of these names or in this number."""
+    """Raise if `forward` does not accept these arguments."""
     try:
         signature = inspect.signature(model.forward)
-    except (TypeError, ValueError):  # of compiled code, which raises when it is called
+    except (TypeError, ValueError):  # compiled code has no signature and raises when it is called
         return
     named: dict[str, Any] = inputs if isinstance(inputs, dict) else {}
     placed = () if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else (inputs,)
@@ -99,9 +99,9 @@ def check_arguments(model: nn.Module, inputs: Any) -> None:
     except TypeError as error:
         supplied = f"the names {', '.join(map(str, named))}" if named else "a place each"
         raise DataError(
-            f"the inputs have {supplied} and forward() takes {signature} ({error}): a dictionary's keys "
-            "are names of its arguments, and a tuple's parts follow their order. Rename or leave out "
-            "what it does not take, and add what it needs."
+            f"the inputs have {supplied} and forward() takes {signature} ({error}): the keys of a "
+            "dictionary are argument names, and a tuple has positional arguments. Rename, remove or "
+            "add inputs."
         ) from error
 
 
@@ -117,20 +117,19 @@ def call_loss(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any, count
         if isinstance(outputs, dict):
             part = 'outputs["logits"]' if type(outputs) is dict else "outputs.logits"
         raise Unsupported(
-            f"the model returns {kind}, which the loss does not take ({error}): each record's gradient "
-            "is taken through its own loss. Pass a loss that picks the scores, e.g. lambda outputs, y: "
+            f"the model returns {kind}, which the loss does not support ({error}). "
+            "Pass a loss that selects the scores, e.g. lambda outputs, y: "
             f'torch.nn.functional.cross_entropy({part}, y, reduction="none").'
         ) from error
     if not isinstance(values, Tensor) or not values.is_floating_point():
         kind = str(values.dtype) if isinstance(values, Tensor) else with_article(type(values).__name__)
         raise Unsupported(
-            f"the loss returned {kind}: a gradient is taken through a tensor of floating-point numbers, "
-            "one a record, and through nothing else. Return that tensor, without .item(), float() or "
-            "argmax."
+            f"the loss returned {kind}: a loss must be a differentiable tensor of floating-point "
+            "numbers, one per record. Return this tensor, without .item(), float() or argmax."
         )
     if values.shape == (count,):
         return values
-    if values.dim() == 0:  # reduced over a batch of one record
+    if values.dim() == 0:  # reduced over the batch of one record
         return values.expand(count)
     raise Unsupported(
         f"the loss returned shape {tuple(values.shape)} for a batch of one record, not (1,): sum or "
@@ -139,6 +138,6 @@ def call_loss(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any, count
 
 
 def local_shard(parameter: Tensor) -> Tensor:
-    """This rank's shard of a parameter that is split over ranks; a whole one itself."""
+    """This rank's shard of a sharded parameter; other parameters are returned unchanged."""
     shard: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     return shard

@@ -1,4 +1,4 @@
-"""hush in other libraries' own interfaces; each module needs the library it is named after."""
+"""Private training with the interfaces of other libraries; each module needs its library."""
 
 from importlib import import_module
 from types import ModuleType

@@ -1,6 +1,7 @@
-"""Private step in another library's training loop: its loss, its records, and its checkpoints."""
+"""Private steps in another library's training loop."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from hush.accounting.ledger import Ledger
+from hush.accounting.planning import low_snr_warning
 from hush.core.errors import CheckpointError, LedgerError, Unsupported
 from hush.core.guarantee import Budget, Guarantee, check_delta
 from hush.core.plan import Plan
@@ -18,7 +20,7 @@ from hush.gradients.tree import tree_leaves, tree_map
 from hush.training import checkpoint
 from hush.training.checkpoint import check_same_origin, origin_of
 from hush.training.data import Batch, Data, count, pair_of
-from hush.training.loop import last_step
+from hush.training.end import last_step
 from hush.training.options import Execution, Randomness
 from hush.training.records import map_leaves
 from hush.training.run_folder import step_file
@@ -30,11 +32,11 @@ _IN_CHECKPOINT = ("model", "optimizer")
 
 
 class HostLoop:
-    """Private step that another library's loop runs, the records that it draws from, and its ledger.
+    """Private step, data and ledger of a training loop of another library.
 
     Checkpoints of a training library are copied, uploaded and published, so they must not contain the
-    key of the noise or the number of skipped records. `save` writes these beside the ledger, in a file
-    for its owner alone, and returns the public name of the state for the library's checkpoint.
+    key of the noise or the number of skipped records. `save` writes these to a file beside the ledger
+    that only its owner may read, and returns the public name of the state for the library's checkpoint.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class HostLoop:
         self.step: PrivateStep | None = None
         """The private step, once training has begun."""
         self.data: Any = None
-        """Records, as of `batch_data`."""
+        """Records, from `batch_data`."""
         self._ledger, self._generator = ledger, generator
         self._batches: Iterator[Batch] | None = None
         self._end = 0
@@ -64,8 +66,8 @@ class HostLoop:
     ) -> None:
         """Make the step with the current weights and optimizer.
 
-        `settings` are the optimizer's before any schedule changed them, `resumed` is the public name of
-        the state to restore.
+        `settings` are the optimizer's initial settings; `resumed` is the public name of the state to
+        restore.
         """
         step = PrivateStep(
             BatchLoss(model, loss_of_batch),
@@ -85,21 +87,31 @@ class HostLoop:
         self._end = steps or 0
         if budget is not None:
             self._end, _ = last_step(step, budget, steps)
+        if low := low_snr_warning(plan, step.records, max(1, self._end), step.dimension):
+            warnings.warn(low, UserWarning, stacklevel=3)
         step.ledger.store_delta(delta)
 
     def advance(self) -> bool | None:
         """Run one step; whether the weights changed, or None if all steps are done."""
         assert self.step is not None
-        if self._batches is None:  # not in `begin`: the probe runs under the library's precision
-            self._batches = self.step.batches(self.data)
+        if (
+            self._batches is None
+        ):  # not in `begin`, because the probe must run with the library's precision
+            left = max(0, self._end - self.step.steps)
+            self._batches = self.step.batches(self.data, left)
         return None if self.done else self.step(next(self._batches))
+
+    def stop(self) -> None:
+        """Charge all planned steps, if a callback has ended training early."""
+        if self.step is not None and self._batches is not None and not self.done:
+            self.step.stop()
 
     @property
     def done(self) -> bool:
         return self.step is not None and self.step.steps >= self._end
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """Guarantee of all releases on the ledger, at this delta or the run's, for any weights."""
+        """Guarantee of all releases on the ledger, at this delta or the run's."""
         if self.step is None:
             raise LedgerError(
                 "no step has been charged yet, so there is no guarantee yet. Train first; for an "
@@ -118,7 +130,7 @@ class HostLoop:
         state = {key: part for key, part in step.state_dict().items() if key not in _IN_CHECKPOINT}
         file = step_file(path)
         states = checkpoint.load(file) if file.exists() else {}
-        kept = {"step": state, "origin": origin_of(self.data, self._generator, secure=False)}
+        kept = {"step": state, "origin": origin_of(self.data, self._generator)}
         checkpoint.save(file, {**states, f"{step.run}/{step.steps}": kept})
         return name
 
@@ -130,24 +142,24 @@ class HostLoop:
         path = step.ledger.path
         if path is None or step.ledger.identity != name["ledger"]:
             raise CheckpointError(
-                f"the checkpoint belongs to a run that was charged to ledger {name['ledger']}, and this "
-                f"one is {step.ledger.identity}{' in memory' * (path is None)}: it lacks the charges "
-                "of the run. Pass ledger= with the path of that run's ledger, from its first step on."
+                f"the checkpoint belongs to a run with ledger {name['ledger']}, and this ledger is "
+                f"{step.ledger.identity}{' in memory' * (path is None)}: it lacks the charges of the "
+                "run. Pass the path of the run's ledger as ledger=, from its first step on."
             )
         file = step_file(path)
         states = checkpoint.load(file) if file.exists() else {}
         kept = states.get(f"{name['run']}/{name['steps']}")
         if kept is None:
             raise CheckpointError(
-                f"{file} has no state of step {name['steps']} of run {name['run']}, and no key of its "
-                "noise. Restore the file, or begin a new run on the same ledger with the weights alone."
+                f"{file} has no state of step {name['steps']} of run {name['run']}, with the key of "
+                "the noise. Restore the file, or start a new run on the same ledger."
             )
-        check_same_origin(kept["origin"], self.data, self._generator, secure=False)
+        check_same_origin(kept["origin"], self.data, self._generator)
         here = {"model": step.model.state_dict(), "optimizer": step.optimizer.state_dict()}
         step.load_state_dict({**kept["step"], **here})
 
     def close(self) -> None:
-        """Stop the workers, and close a ledger that was opened by its path."""
+        """Stop the workers, and close a ledger that was passed as a path."""
         self._batches = None
         if isinstance(self.data, Source):
             self.data.loader.stop()
@@ -156,11 +168,11 @@ class HostLoop:
 
 
 class BatchLoss(nn.Module):
-    """Per-sample losses by a function of a batch, called with one record at a time.
+    """Per-sample losses from a function of a batch, which is called with one record at a time.
 
-    The mean over a batch of one is that record's own loss. A loss that compares records (contrastive, or
-    a mean over the tokens of the batch) sees one record only. `loss_of_batch` calls `model`, and returns
-    one number, or a dictionary with it as "loss".
+    The mean over a batch of one record is the loss of that record. A loss that depends on several
+    records (contrastive, or a mean over all tokens of a batch) gets one record only. `loss_of_batch`
+    calls `model` and returns a number, or a dictionary with the number as "loss".
     """
 
     def __init__(self, model: nn.Module, loss_of_batch: Callable[[Any], Any]) -> None:
@@ -195,9 +207,9 @@ def batch_data(
     pad_to: Any = None,
     pad_value: Any = 0,
 ) -> Data:
-    """Data with a whole batch as inputs, the single argument of `BatchLoss`.
+    """Data with the whole batch as inputs, for `BatchLoss`.
 
-    The batch of tensors or of a `Source` is (inputs, targets). The options are those of `hush.Source`.
+    For tensors and for a `Source`, the batch is (inputs, targets). The options are as in `hush.Source`.
     """
     source = data if isinstance(data, Source) else None
     custom = collate_fn is not None or workers or pad_to is not None
@@ -216,7 +228,7 @@ def batch_data(
 
 @dataclass(frozen=True)
 class _WholeBatch:
-    """Collate function with the batch as the only input, and an unused target."""
+    """Collate function that returns the batch as input, and an unused target."""
 
     collate_fn: CollateFn
 

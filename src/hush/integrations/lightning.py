@@ -34,8 +34,8 @@ _CHECKPOINT = "hush"
 _MONITORING = ("monitor", "strict", "reduce_on_plateau")
 _PRECISIONS = ("32-true", "bf16-mixed")
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
-_SETS_WEIGHTS = "it sets the weights while the step trains them"
-_TAKES_BACK = "it reverts the steps that it takes, and each of them is a release"
+_SETS_WEIGHTS = "it changes the weights during private training"
+_TAKES_BACK = "it takes steps and reverts them, and each step is a release"
 _CALLBACKS = {
     "GradientAccumulationScheduler": "a step draws its whole batch at once",
     **dict.fromkeys(("StochasticWeightAveraging", "WeightAveraging"), _SETS_WEIGHTS),
@@ -45,22 +45,22 @@ _MIX_IN = "class Private(PrivateModule, Mine): pass"
 
 
 class PoissonLoader(HostLoop):
-    """Private records in place of a training `DataLoader`: one item per step, drawn by the plan.
+    """Replacement for a training `DataLoader`: one item per step, with records drawn by the plan.
 
     Its length is one epoch, 1 / sampling rate. `spent()` is the guarantee after `fit`.
 
     Args:
         data: Records of the batches for `training_step`: a pair of tensors, or a map-style data set.
         plan: Sampling, clipping, noise and release.
-        budget: Limit of the total cost on the ledger. Training stops when it is used up.
-        ledger: Ledger, or path of one; None: a ledger in memory. Resuming from a checkpoint needs a
-            ledger on disk.
+        budget: Limit of the total cost on the ledger. Training stops when it is spent.
+        ledger: Ledger or path; by default a ledger in memory. Resuming from a checkpoint needs a ledger
+            on disk.
         collate_fn: As for a `DataLoader`; called with one record at a time.
         workers: Number of processes that read ahead.
         pad_to: Public length of every record, or a tree of them like the batch, as in `hush.Source`.
         pad_value: Padding value, or a tree of them.
-        physical_batch: Number of records to process at once; None: as many as fit.
-        generator: Seeded source of draws and noise, for tests; the guarantee records it.
+        physical_batch: Number of records to process at once; by default as many as fit in memory.
+        generator: Seed of sampling and noise, for tests; the guarantee then has `randomness: seeded`.
     """
 
     def __init__(
@@ -91,10 +91,12 @@ class PoissonLoader(HostLoop):
 
     def __iter__(self) -> Iterator[int]:
         """Indices of an epoch's steps. The step itself draws the records."""
-        if self.step is None:  # at the first item: the Trainer makes the iterator before on_train_start
+        if (
+            self.step is None
+        ):  # checked at the first item, because the Trainer creates the iterator before on_train_start
             raise Unsupported(
-                "a PoissonLoader holds no batches: the private step draws them, and no PrivateModule "
-                f"has made one. Mix it in from the left: {_MIX_IN}."
+                "a PoissonLoader needs a PrivateModule, which makes the private step that draws the "
+                f"batches. Mix it in from the left: {_MIX_IN}."
             )
         yield from range(len(self))
 
@@ -145,7 +147,7 @@ class PrivateModule(LightningModule):
                 schedule = schedule.get("scheduler") if isinstance(schedule, dict) else schedule
                 if "monitor" in part:
                     self._monitors[id(schedule)] = part["monitor"]
-                # under manual optimization Lightning ignores them with a warning
+                # Lightning ignores them under manual optimization, with a warning
                 for name in _MONITORING:
                     part.pop(name, None)
         return configured
@@ -157,7 +159,7 @@ class PrivateModule(LightningModule):
         return [*(own if isinstance(own, (list, tuple)) else [own]), _CloseLedger()]
 
     def on_train_start(self) -> None:
-        """Make the private step, or restore the checkpoint's."""
+        """Make the private step, or restore it from a checkpoint."""
         super().on_train_start()
         for name in ("training_step", "configure_optimizers"):
             if getattr(type(self), name) is not getattr(PrivateModule, name):
@@ -208,9 +210,10 @@ class PrivateModule(LightningModule):
         self._step_schedules("epoch", self.current_epoch + 1)
 
     def on_train_end(self) -> None:
-        """Raise if the weights were changed by anything but the private step."""
+        """Charge the planned steps of a run that a callback has stopped, and check the weights."""
         super().on_train_end()
         if (step := self._loader().step) is not None:
+            self._loader().stop()
             step.spent()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -303,14 +306,14 @@ def _check_trainer(trainer: "Trainer") -> None:
     strategy = type(trainer.strategy).__name__
     rejected = {
         "gradient_clip_val": clip is not None
-        and f"={clip!r} would clip a noisy gradient. Leave it out, and set the plan's clipping.",
+        and f"={clip!r} would clip the noisy gradient. Leave it out, and set the plan's clipping.",
         "accumulate_grad_batches": accumulated != 1
-        and f"={accumulated!r} would add up several noisy gradients: a private step draws its whole "
+        and f"={accumulated!r} would accumulate noisy gradients, and a private step draws its whole "
         "batch at once. Raise the plan's rate, and pass physical_batch= to the PoissonLoader.",
         "precision": trainer.precision not in _PRECISIONS
         and f"={trainer.precision!r} scales losses or converts records. Use one of {_PRECISIONS}.",
         "strategy": strategy not in _STRATEGIES
-        and f" {strategy} moves or splits the weights and gradients by itself. Use one device or "
+        and f" {strategy} moves or shards weights and gradients. Use one device or "
         "strategy='ddp', or fully_shard in a loop of your own (docs/distributed.md).",
         "launcher": "MultiProcessing" in type(getattr(trainer.strategy, "launcher", None)).__name__
         and " starts processes (ddp_spawn, ddp_fork, ddp_notebook) that end with fit: they return the "

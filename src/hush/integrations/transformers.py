@@ -37,9 +37,12 @@ else:
     get_last_checkpoint = _transformers.trainer_utils.get_last_checkpoint
 
 _NOT_CHARGED = ("loss", "grad_norm", "total_flos")
-"""Metrics of training records that Trainer logs, beside those with the prefix "train_"."""
+"""Metrics of training records that Trainer logs, in addition to those with the prefix "train_"."""
 _STEP = ("training_step", "get_train_dataloader", "_get_train_sampler")
 """Methods of a Trainer that draw records and apply gradients."""
+_DEFAULT_NORM, _CLIP_NORM = 1.0, 0.1
+"""Default `max_grad_norm` of TrainingArguments, and the clipping norm in its place: gradients of one
+record of a pretrained model, and of an adapter in particular, are mostly shorter than 1."""
 _FUSED_BACKWARD = ("lomo", "adalomo")
 _ATTENTION = "sdpa_vectorized"
 _NAME = "private_step.json"
@@ -52,8 +55,9 @@ class PrivateTrainer(Trainer):
     TrainingArguments keep their meaning. `per_device_train_batch_size` records are processed at once,
     and that number times `gradient_accumulation_steps` (and processes) is the expected batch size.
     Epochs or `max_steps`, the optimizer and the learning-rate schedule are unchanged. `max_grad_norm` is
-    the clipping norm of each record's gradient. Callbacks, evaluation, logging, checkpoints and adapters
-    are the Trainer's own.
+    the clipping norm of each record's gradient; its default of 1.0 stands for 0.1, which suits
+    pretrained models (pass `plan` to clip at 1). Callbacks, evaluation, logging, checkpoints and
+    adapters are the Trainer's own.
 
     **Guarantee.** `spent()` covers the weights, the checkpoints and the logs:
     `epsilon` replaces training losses and timings. Evaluation records are not protected. The loss of a
@@ -64,15 +68,15 @@ class PrivateTrainer(Trainer):
         epsilon: Limit of the total cost on the ledger. Noise is calibrated to it for the steps of the
             TrainingArguments, assuming a ledger without other runs. With other runs on the ledger,
             training stops earlier: pass a plan of `hush.calibrate(..., spent=ledger.counts)` instead.
-        delta: Delta of the guarantee; None: 0.1 / number of records, which is public.
-        plan: Plan in place of calibrated noise. Its batch and norm must agree with the
-            TrainingArguments. With `epsilon`, training stops when that is used up.
+        delta: Delta of the guarantee; by default 0.1 / the (public) number of records.
+        plan: Plan, instead of calibrated noise. Its batch size and norm must agree with the
+            TrainingArguments. With `epsilon`, training stops when the budget is spent.
         pad_to: Public length to which the data collator's output is padded or cut, or a dictionary of
             lengths by name. "longest": the longest record of a physical batch, with
             `arithmetic: assumed`.
-        ledger: Ledger or path of one; None: `ledger.jsonl` in `output_dir`. The costs of all runs on a
+        ledger: Ledger or path; by default `ledger.jsonl` in `output_dir`. The costs of all runs on a
             ledger add up.
-        generator: Seeded source of draws and noise, for tests; the guarantee records it.
+        generator: Seed of sampling and noise, for tests; the guarantee then has `randomness: seeded`.
         options: Keyword arguments of Trainer.
     """
 
@@ -91,7 +95,9 @@ class PrivateTrainer(Trainer):
         self._recording = False
         """Whether the loss of a record is being computed."""
         passed = {**dict(zip(inspect.signature(Trainer).parameters, args, strict=False)), **options}
-        _check_records(passed.get("train_dataset"))  # before Trainer asks for the max_steps of a stream
+        _check_records(
+            passed.get("train_dataset")
+        )  # before Trainer's error about max_steps for a stream
         super().__init__(*args, **options)
         if plan is None and epsilon is None:
             way = "Pass PrivateTrainer(..., epsilon=3.0), or plan= with noise of your own."
@@ -112,14 +118,13 @@ class PrivateTrainer(Trainer):
         return self._loop.step
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """Guarantee of all releases on the ledger, at this delta or that of the run."""
+        """Guarantee of all releases on the ledger, at this delta or the run's."""
         return self._loop.spent(delta)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Train privately, as in Trainer. The output has no training loss and timings.
 
-        A resumed run continues as if it had not stopped, on the same ledger, and steps that it repeats
-        are not charged again.
+        A resumed run continues exactly, on the same ledger; repeated steps are not charged again.
         """
         self._check()
         for name in _STEP:
@@ -137,7 +142,8 @@ class PrivateTrainer(Trainer):
             output = super().train(resume_from_checkpoint, *args, **options)
             if self.private_step is not None:
                 if self.args.load_best_model_at_end:
-                    self.private_step.adopt_weights()  # released before, chosen by evaluation records
+                    self.private_step.adopt_weights()  # earlier releases, selected on evaluation records
+                self._loop.stop()
                 self.private_step.spent()  # raises if anything else has changed them
         finally:
             self._loop.close()
@@ -189,7 +195,7 @@ class PrivateTrainer(Trainer):
         return torch.zeros((), device=self.args.device)
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        """Log as Trainer does, with epsilon in place of losses and times of training."""
+        """Log as in Trainer, with epsilon instead of training losses and timings."""
         if self._recording:
             warnings.warn(
                 f"compute_loss logs {', '.join(logs)} of private records, which no charge covers: it is "
@@ -227,11 +233,12 @@ class PrivateTrainer(Trainer):
         return len(dataset)
 
     def _check(self) -> Plan:
-        """The plan, before calibration, of arguments that can be private."""
+        """Validate the arguments and return the plan before calibration."""
         _check_evaluation(self.eval_dataset, self.train_dataset)
         _check_arguments(self.args)
         batch = self.get_total_train_batch_size(self.args)
         plan, records, clip_norm = self._plan, self._records, self.args.max_grad_norm
+        untouched = clip_norm == _DEFAULT_NORM
         if batch > records:
             raise InvalidValue(
                 f"the batch of the TrainingArguments is {batch} and there are {records} records: a rate "
@@ -242,7 +249,8 @@ class PrivateTrainer(Trainer):
                 text = (
                     f"max_grad_norm={clip_norm} must be > 0: it is the clipping norm of each record's "
                 )
-                raise InvalidValue(f"{text}gradient. Leave it at 1.0, or pass plan=.")
+                raise InvalidValue(f"{text}gradient. Leave it out, for 0.1, or pass plan=.")
+            clip_norm = _CLIP_NORM if untouched else clip_norm
             noise = Gaussian(multiplier=1.0)
             return Plan(sampling=Poisson(rate=batch / records), clipping=L2(norm=clip_norm), noise=noise)
         expected = check_kind("plan", plan, Plan).sampling.expected(records)
@@ -252,7 +260,7 @@ class PrivateTrainer(Trainer):
                 f"TrainingArguments is {batch} (per device, times accumulation and processes). Pass "
                 f"sampling=hush.Poisson(rate={batch} / {records}), or other arguments."
             )
-        if clip_norm not in (None, 0, getattr(plan.clipping, "norm", None)):
+        if not untouched and clip_norm not in (None, 0, getattr(plan.clipping, "norm", None)):
             raise InvalidValue(
                 f"max_grad_norm={clip_norm} and the plan clips by {plan.clipping}: a noisy gradient is "
                 "not clipped again. Pass TrainingArguments(max_grad_norm=0), or the plan's norm."
@@ -317,7 +325,7 @@ class _SaveStep(TrainerCallback):
 
 
 def _contents(trainer: Trainer) -> dict[str, Any]:
-    """Numbers and sizes of containers among a Trainer's attributes, which a stored metric changes."""
+    """Numbers, and sizes of containers, among a Trainer's attributes, to detect stored metrics."""
     contents: dict[str, Any] = {}
     for name, value in vars(trainer).items():
         if isinstance(value, (list, dict)):
@@ -332,7 +340,7 @@ def _contents(trainer: Trainer) -> dict[str, Any]:
 
 
 def _charged(metrics: dict[str, float]) -> dict[str, float]:
-    """Metrics that a charge covers: no losses of training records and no training times."""
+    """Metrics that may be published: without training losses and timings."""
     kept = (name for name in metrics if name not in _NOT_CHARGED and not name.startswith("train_"))
     return {name: metrics[name] for name in kept}
 
@@ -374,8 +382,8 @@ def _check_records(train_dataset: Any) -> None:
         )
     if isinstance(train_dataset, IterableDataset) or not hasattr(train_dataset, "__len__"):
         raise Unsupported(
-            f"train_dataset is {with_article(type(train_dataset).__name__)} without a length: in a "
-            "stream's order there is no sampling, no charge. Pass a map-style data set."
+            f"train_dataset is {with_article(type(train_dataset).__name__)} without a length: a "
+            "stream does not support Poisson sampling. Pass a map-style data set."
         )
 
 
@@ -387,11 +395,11 @@ def _check_evaluation(eval_dataset: Any, train_dataset: Any) -> None:
 
 
 def vectorize_attention(model: nn.Module) -> None:
-    """Let transformers models build their attention masks without reading them.
+    """Let transformers models build attention masks without a data-dependent branch.
 
-    With `sdpa` attention, a model tests whether the mask masks anything, and skips it if not.
-    `torch.vmap` cannot run that test, so a private step would compute one record at a time. This sets
-    `sdpa` without the test in all transformers models of `model`.
+    With `sdpa` attention, a model skips a mask that masks no position. `torch.vmap` does not support
+    this test, so a private step would compute one record at a time. This function sets `sdpa` without
+    the test in all transformers models of `model`.
     """
     from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
     from transformers.masking_utils import sdpa_mask

@@ -1,10 +1,9 @@
-"""Noise laws and their samplers, one file a family. `__all__` is the list of the laws."""
+"""Noise distributions and their samplers, one file per family. `__all__` lists the distributions."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hush.core.errors import InvalidValue
-from hush.core.guarantee import Arithmetic
 from hush.core.parts import Noise
 from hush.core.randomness import source_for
 from hush.core.value import check_kind, number
@@ -28,7 +27,7 @@ __all__ = [
 _NORM = number(
     above=0,
     at_most=1e12,
-    why="it is the unit of the noise multiplier, and without noise nothing is private",
+    why="it is the unit of the noise multiplier, and without noise there is no privacy",
     example=1.0,
 )["range"]
 
@@ -40,20 +39,16 @@ def sample(
     location: "torch.Tensor | None" = None,
     generator: "torch.Generator | None" = None,
     device: "torch.device | str | None" = None,
-    secure: bool = False,
-    arithmetic: Arithmetic = "proved",
 ) -> "torch.Tensor":
     """Independent draws of a noise, added to a location.
 
     Args:
-        noise: Law of the draws.
+        noise: Noise distribution.
         shape: Shape of the draws.
         norm: Clipping norm that scales the noise.
-        location: Numbers that noise is added to, zero by default; noise on a fixed support needs them.
+        location: Numbers to add noise to, zero by default; required for noise with bounded support.
         generator: Seed of the draws; the seed reveals the noise.
         device: Device of the draws; by default the location's.
-        secure: Whether every random bit comes from the operating system.
-        arithmetic: "assumed" draws with torch's faster generators, on a recognisable grid.
 
     Returns:
         A tensor of `shape`.
@@ -68,20 +63,20 @@ def sample(
     _NORM.check("norm", norm)
     if location is not None and not location.is_floating_point():
         raise InvalidValue(
-            f"location of type {location.dtype} must be real floating-point numbers: noise would leave "
-            "a part of complex numbers exposed, and integers would round it. Pass e.g. "
+            f"location of type {location.dtype} must be real floating-point numbers: a part of complex "
+            "numbers would have no noise, and integers would round it. Pass e.g. "
             "location.double(), or torch.view_as_real(location).",
             key="location",
         )
     if location is None and not noise.additive:
         raise InvalidValue(
-            f"{type(noise).__name__} needs the location: it is drawn around the value on a fixed "
-            "support, and the support of a draw around 0 that is added to the value later would reveal "
-            "the value. Pass location=value.",
+            f"{type(noise).__name__} has bounded support and needs the location: a draw around 0 "
+            "that is added to the value later would reveal the value by its support. "
+            "Pass location=value.",
             key="location",
         )
     around = torch.zeros(shape, device=device)
     if location is not None:
         around = around.to(device or location.device, location.dtype) + location
-    source = source_for(around.device, generator, secure=secure, arithmetic=arithmetic)
+    source = source_for(around.device, generator)
     return noise.privatize(around, norm=norm, generator=source)

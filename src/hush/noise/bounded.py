@@ -1,4 +1,4 @@
-"""Functions of a normal draw with values in a fixed support: rectified, quantized, sign, truncated."""
+"""Gaussian noise with bounded support: rectified, quantized, sign, truncated."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 SCALE = number(
     at_least=1e-12,
     at_most=1e15,
-    why="it is the deviation of the noise on the sum: without noise nothing is private, and noise "
-    "beyond any number leaves nothing to train",
+    why="it is the deviation of the noise on the sum: without noise there is no privacy, and infinite "
+    "noise removes all signal",
     example=4.0,
 )
 BOUND = number(
     at_least=1e-12,
     at_most=1e15,
-    why="the support is [-bound, bound], chosen without looking at the records, and must hold something",
+    why="the support is [-bound, bound], which must not depend on the records",
     example=8.0,
 )
 PROOFS = (
@@ -34,21 +34,21 @@ PROOFS = (
     ),
 )
 _FAR = 16.0
-"""Deviations outside the support from which the inverse cdf is computed in logarithms."""
+"""Distance from the support, in deviations, from which the inverse cdf is computed in logarithms."""
 _NOTHING = 30.0
-"""Deviations beyond which the tail is negligible beside that at _FAR, without denormal numbers."""
+"""Distance in deviations beyond which the tail is negligible relative to the tail at _FAR."""
 _AT_ONCE = {"cpu": 2**15, "cuda": 2**24}
 _ABOVE = (-3.169146076, -9.956167441, 6.791834653, 10.371648548, 1.592575536)
 _BELOW = (1.0, 7.195741002, 7.363518976, 1.125664101)
-"""The tail of probability exp(-r^2) <= 1/2 begins at above(r) / below(r), to 1e-7 of .3 and itself."""
+"""The upper exp(-r^2) quantile is about above(r) / below(r), for probabilities of at most 1/2."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormalOnSupport:
-    """Law on a fixed support made from a normal draw around the sum, of absolute deviation `scale`.
+    """Mixin for noise with bounded support, from a normal draw of standard deviation `scale`.
 
-    The normal law dominates it, and calibration rescales it by its deviation (bounded.md). A mixin
-    rather than a `Noise`: every `Noise` class is one that a plan may name.
+    The normal law dominates it, and calibration changes `scale` and `bound` in proportion (bounded.md).
+    It is not a `Noise`, because plans may name every `Noise` class.
     """
 
     exact: ClassVar[bool] = True
@@ -58,7 +58,8 @@ class NormalOnSupport:
         return Gaussian(multiplier=self.scale / reference_norm)
 
     def with_multiplier(self, multiplier: float) -> Self:
-        return replace(self, scale=multiplier)
+        bound = {"bound": each * (multiplier / self.scale)} if (each := vars(self).get("bound")) else {}
+        return replace(self, scale=multiplier, **bound)
 
     def _normal(self, location: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
         return Gaussian(multiplier=self.scale).privatize(location, norm=1.0, generator=generator)
@@ -66,7 +67,7 @@ class NormalOnSupport:
 
 @dataclass(frozen=True, kw_only=True)
 class Rectified(NormalOnSupport, Noise):
-    """Normal draw around the sum, of standard deviation `scale`, clamped to [-bound, bound].
+    """Rectified Gaussian noise: the sum plus normal noise, clamped to [-bound, bound].
 
     Args:
         scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
@@ -87,8 +88,8 @@ class Rectified(NormalOnSupport, Noise):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized(NormalOnSupport, Noise):
-    """Normal draw around the sum, of standard deviation `scale`, rounded to the nearest of `levels`
-    evenly spaced numbers from -bound to bound.
+    """Quantized Gaussian noise: the sum plus normal noise, rounded to evenly spaced levels in [-bound,
+    bound].
 
     With two levels it is `bound` times `StochasticSign`; with many it approaches `Rectified`.
 
@@ -103,7 +104,7 @@ class Quantized(NormalOnSupport, Noise):
     bound: float = field(metadata=BOUND)
     levels: int = field(
         metadata=count(
-            "one level carries no information, and single precision cannot distinguish more of them",
+            "one level has no information, and single precision cannot distinguish more levels",
             at_least=2,
             at_most=2**16,
             example=16,
@@ -117,7 +118,7 @@ class Quantized(NormalOnSupport, Noise):
 
         noisy = self._normal(location, generator)
         spacing = 2 * self.bound / (self.levels - 1)
-        # in double precision: the level's number is exact in no smaller type
+        # in double precision, in which the index of the level is exact
         level = noisy.to(torch.float64).add_(self.bound).div_(spacing).round_()
         level = level.clamp_(0, self.levels - 1).mul_(spacing).sub_(self.bound)
         return noisy.copy_(level)
@@ -125,7 +126,7 @@ class Quantized(NormalOnSupport, Noise):
 
 @dataclass(frozen=True, kw_only=True)
 class StochasticSign(NormalOnSupport, Noise):
-    """-1 or 1: the sign of a normal draw around the sum.
+    """Stochastic sign: the sign (-1 or 1) of the sum plus normal noise.
 
     Args:
         scale: Absolute standard deviation of the draw (of the sum, not in clipping norms); also
@@ -139,21 +140,22 @@ class StochasticSign(NormalOnSupport, Noise):
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
-        # torch.sign(0) is 0, a third outcome that has no probability in the law that is charged
+        # torch.sign(0) is 0, an outcome that the accounted law does not have
         return self._normal(location, generator).ge_(0).mul_(2).sub_(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Truncated(NormalOnSupport, Noise):
-    """Normal draw around the sum, of standard deviation `scale`, conditioned on [-bound, bound].
+    """Truncated Gaussian noise: the sum plus normal noise, conditioned on [-bound, bound].
 
     Args:
         scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
         bound: End of the support, absolute.
 
-    **Guarantee.** Charged as the whole normal law: docs/guarantees/bounded.md. Drawn by the inverse cdf
-    in double precision, with the same work for every location: the running time of rejection sampling
-    would depend on the records.
+    **Guarantee.** With full batches, a share `largest_variance(bound / scale)` of the Gaussian's Rényi
+    divergence, and never more than the Gaussian's cost: docs/guarantees/bounded.md. Draws use the
+    inverse cdf in double precision, because the running time of rejection sampling would depend on the
+    records.
     """
 
     exact: ClassVar[bool] = False
@@ -171,17 +173,27 @@ class Truncated(NormalOnSupport, Noise):
             share = uniform(len(part), generator).to(part.device)
             depth = quantile(part.double().abs().sub_(self.bound).div_(self.scale), width, share)
             drawn = depth.mul_(-self.scale).add_(self.bound)
-            # on a grid: the lowest bits of a double would reveal which location it was drawn around
+            # rounded to a grid: the lowest bits of a double would reveal the location
             drawn = drawn.div_(step).round_().mul_(step).clamp_(-self.bound, self.bound)
             part.copy_(drawn.where(part >= 0, -drawn))
         return location
 
 
+def largest_variance(bound: float) -> float:
+    """Variance of a standard normal variable conditioned on [-bound, bound], rounded up.
+
+    The largest of all locations, and at most that of the uniform law: docs/guarantees/bounded.md.
+    """
+    density = math.sqrt(2 / math.pi) * math.exp(-(bound**2) / 2)
+    closed_form = 1 - bound * density / math.erf(bound / math.sqrt(2)) + 1e-14
+    return min(1.0, closed_form, bound**2 / 3 * (1 + 1e-14))
+
+
 def quantile(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch.Tensor":
     """Quantiles of the truncated law: distance from the nearer end of the support, in deviations.
 
-    The location is `outside` of that end (negative inside the support), and a `share` of all draws are
-    less deep.
+    `outside` is the distance of the location from that end (negative inside the support), and `share` is
+    the probability of a smaller distance.
     """
     depth = _near(outside.clamp(max=_FAR), width, share)
     far = _far(outside.clamp(min=_FAR), width, share)
@@ -189,16 +201,16 @@ def quantile(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "t
 
 
 def _near(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch.Tensor":
-    """`quantile` in and near the support: inverts the normal tail beyond the draw.
+    """`quantile` in and near the support, from the inverse of the normal tail.
 
-    A rational function with error 5e-5, then a step of Halley's method, which cubes the error.
-    torch.special.ndtri is no alternative: its running time depends on its argument.
+    A rational function with error 5e-5 and a step of Halley's method, which cubes the error. The running
+    time of torch.special.ndtri would depend on its argument.
     """
     import torch
 
     # erfc, not torch.special.ndtr, which is 1 + erf and loses the tail
     beyond = _tail(outside).mul_(1 - share).add_(_tail((outside + width).clamp_(max=_NOTHING)) * share)
-    # the smaller of the tail and the rest, which is a multiple of 2**-53 or rounded to 0
+    # the smaller of the tail and its complement, which is a multiple of 2**-53 or rounded to 0
     smaller = torch.minimum(beyond, (1 - beyond).clamp_(min=2.0**-54))
     root = smaller.log().neg_().sqrt_()
     place = _polynomial(_ABOVE, root).div_(_polynomial(_BELOW, root))
@@ -224,7 +236,7 @@ def _far(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch
 
 
 def _lost(outside: "torch.Tensor", depth: "torch.Tensor", hazard: "torch.Tensor") -> "torch.Tensor":
-    """Minus the log of the tail probability beyond `depth`, relative to the tail outside."""
+    """Negative log of tail(outside + depth) / tail(outside)."""
     end = outside + depth
     return end.div(_series(end)).div_(hazard).log_().add_((outside + depth / 2).mul_(depth))
 

@@ -1,14 +1,14 @@
-"""Additive noise of density exp(-|x|^beta): Gaussian, Laplace, generalized; Gaussian per block."""
+"""Additive noise: Gaussian, Laplace and generalized Gaussian, and Gaussian noise per block."""
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from hush.core.errors import InvalidValue, Unsupported, short_repr
 from hush.core.parts import Noise, Proof, SensitivitySet
-from hush.core.randomness import RandomSource, cryptographic
+from hush.core.randomness import RandomSource
 from hush.core.value import each, number
 from hush.noise.exact import ziggurat
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 MULTIPLIER = number(
     at_least=1e-12,
     at_most=1e15,
-    why="without noise the update is a function of the records and nothing is private, and noise beyond "
-    "any number leaves nothing to train",
+    why="without noise the update is a function of the records and not private, and infinite noise "
+    "removes all signal",
     example=1.0,
 )
 
@@ -38,12 +38,6 @@ class ExponentialPower(ABC):
     ) -> "torch.Tensor":
         return ziggurat.add_noise(location, *self.exponential_power(norm), generator)
 
-    def prepare(
-        self, count: int, *, norm: float, generator: RandomSource, device: "torch.device"
-    ) -> "Callable[[torch.Tensor], torch.Tensor]":
-        beta, scale = self.exponential_power(norm)
-        return ziggurat.prepare(beta, count, scale, generator, device)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(ExponentialPower, Noise):
@@ -54,7 +48,11 @@ class Gaussian(ExponentialPower, Noise):
     """
 
     proofs: ClassVar[tuple[Proof, ...]] = (
-        Proof(samplings=("Poisson", "FullBatch"), clippings=("L2", "Lp"), note="poisson-gaussian.md"),
+        Proof(
+            samplings=("Poisson", "FullBatch"),
+            clippings=("L2", "Lp", "Normalized", "Quantile"),
+            note="poisson-gaussian.md",
+        ),
         Proof(
             samplings=("Poisson", "FullBatch"),
             clippings=("Linf", "L2Linf", "Box", "Subspaces"),
@@ -67,36 +65,10 @@ class Gaussian(ExponentialPower, Noise):
     def exponential_power(self, norm: float) -> tuple[float, float]:
         return 2.0, self.multiplier * norm * math.sqrt(2)
 
-    def privatize(
-        self, location: "torch.Tensor", *, norm: float, generator: RandomSource
-    ) -> "torch.Tensor":
-        import torch
-
-        if cryptographic(generator):
-            return super().privatize(location, norm=norm, generator=generator)
-        kind: Any = {"generator": generator, "device": generator.device, "dtype": location.dtype}
-        for part in location.view(-1).split(_AT_ONCE[location.device.type]):
-            part.add_(torch.randn(len(part), **kind).to(part.device), alpha=self.multiplier * norm)
-        return location
-
-    def prepare(
-        self, count: int, *, norm: float, generator: RandomSource, device: "torch.device"
-    ) -> "Callable[[torch.Tensor], torch.Tensor]":
-        if cryptographic(generator):
-            return super().prepare(count, norm=norm, generator=generator, device=device)
-        import torch
-
-        noise = self.privatize(torch.zeros(count, device=device), norm=norm, generator=generator)
-        return lambda location: location.add_(noise)
-
-
-_AT_ONCE = {"cpu": 2**16, "cuda": 2**26}
-"""Numbers drawn at once: on a CPU, few enough to stay in its cache until they are added."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class BlockGaussian(Noise):
-    """Independent normal noise, in block j of deviation `multipliers[j]` times the block's l2 radius.
+    """Independent normal noise per block, with standard deviation `multipliers[j]` times the l2 radius.
 
     The clipping defines the blocks; the radius of a block is its l2 sensitivity.
 
@@ -120,7 +92,8 @@ class BlockGaussian(Noise):
 
     @property
     def multiplier(self) -> float:
-        """Multiplier of isotropic noise of equal cost: a record may reach the norm of every block."""
+        """Multiplier of isotropic noise with the same cost, as a record may reach the norm of every
+        block."""
         return 1 / math.hypot(*(1 / multiplier for multiplier in self.multipliers))
 
     def with_multiplier(self, multiplier: float) -> Self:
@@ -133,7 +106,7 @@ class BlockGaussian(Noise):
         if len(sensitivity) != len(self.multipliers):
             raise InvalidValue(
                 f"multipliers={short_repr(self.multipliers)} must have {len(sensitivity)} numbers, one "
-                "for each block that is clipped: a block without noise would not be hidden.",
+                "for each block of the clipping: a block without noise has no privacy.",
                 key="multipliers",
             )
         return [
@@ -145,7 +118,7 @@ class BlockGaussian(Noise):
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
         raise Unsupported(
-            "BlockGaussian is noise for the blocks of a clipping, and a single draw has no blocks. Draw "
+            "BlockGaussian needs the blocks of a clipping, and a single draw has no blocks. Draw "
             "each block with Gaussian."
         )
 
@@ -169,8 +142,8 @@ class GeneralizedGaussian(ExponentialPower, Noise):
         metadata=number(
             at_least=1,
             at_most=1e4,
-            why="below 1 the density is not log-concave and no divergence bound here is proved; beyond "
-            "these limits the draws are not tested",
+            why="below 1 the density is not log-concave and no bound is proved; above the limit the "
+            "draws are not tested",
             example=1.5,
         )
     )

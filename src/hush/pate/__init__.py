@@ -1,4 +1,4 @@
-"""PATE: teachers on disjoint records, noisy votes, a student."""
+"""PATE: teachers trained on disjoint records, noisy votes, and a student."""
 
 from hush.core import lazy_modules
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,24 +26,24 @@ _THRESHOLD = number(above=0, at_most=1e12, why="it is compared with the largest 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyMax(Value):
-    """Index of the largest score after independent noise on every score.
+    """Report noisy max: the index of the largest score after adding independent noise.
 
     Args:
         noise: Additive noise on every score, in units of `moved.norm`.
-        moved: Sensitivity of the scores: `Entries` for counts, and for scores that each change by at
-            most `norm` (`changed` is then the number of scores); `L2` or `Lp` if the norm of the whole
-            change is known.
-        neighbours: Adjacency relation of that sensitivity.
-        unit: Difference of neighbours, in words.
+        moved: Sensitivity of the scores: `Entries` for counts, or for scores that each change by at most
+            `norm` (`changed` is then the number of scores); `L2` or `Lp` for a bound on the norm of the
+            change.
+        neighbours: Adjacency relation of the sensitivity.
+        unit: Unit of privacy, in words.
 
-    **Guarantee.** It does not depend on the scores and may be published: docs/guarantees/argmax.md.
+    **Guarantee.** Independent of the scores: docs/guarantees/argmax.md.
 
     >>> import hush, torch
     >>> noisy_max = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=20.0))
     >>> noisy_max(torch.tensor([[0.0, 250.0, 0.0]])).tolist()
     [1]
     >>> print(noisy_max.guarantee(queries=100, delta=1e-5))
-    epsilon <= 2.9433 (and >= 0) at delta 1e-05 (dp, replace one vote, proved, publishable)
+    epsilon <= 2.9433 (no lower bound) at delta 1e-05 (dp, replace one vote, proved, publishable)
     """
 
     noise: Noise
@@ -57,7 +57,7 @@ class NoisyMax(Value):
 
     @classmethod
     def of_votes(cls, *, noise: Noise, neighbours: Neighbours = Neighbours.REPLACE) -> Self:
-        """Noisy argmax of vote counts: replacing a vote moves two counts by 1, adding one moves one.
+        """Noisy argmax of vote counts: replacing a vote changes two counts by 1, adding a vote one.
 
         Args:
             noise: Additive noise; its multiplier is in votes.
@@ -68,7 +68,7 @@ class NoisyMax(Value):
 
     @classmethod
     def of_teachers(cls, *, noise: Noise) -> Self:
-        """Noisy argmax of teachers on disjoint records: a record changes one vote, so two counts.
+        """Noisy argmax of teachers on disjoint records: a record changes one vote, and so two counts.
 
         Args:
             noise: Additive noise; its multiplier is in votes.
@@ -77,22 +77,31 @@ class NoisyMax(Value):
 
     @property
     def plan(self) -> Plan:
-        """One query as the plan that a ledger charges."""
+        """Plan of one query, for the ledger."""
         return Plan(sampling=FullBatch(), clipping=self.moved, noise=self.noise)
 
     @property
     def vote(self) -> "NoisyMax":
-        """This noisy argmax, like `Confident.vote`."""
+        """This noisy argmax; `Confident.vote` is the counterpart."""
         return self
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Index of the largest noisy score of each row.
 
         Args:
-            scores: Scores, one row per query (each is charged) and one column per class.
+            scores: Scores, one row per query and one column per class; the caller charges each row.
             generator: Seed of the noise, for tests.
         """
         return noisy(self.plan, as_scores(scores), generator).argmax(1)
+
+    def calibrated(self, budget: Budget, queries: int) -> Self:
+        """This query with the least noise for `queries` answers within the budget (`hush.calibrate`).
+
+        Args:
+            budget: Maximum cost of all queries.
+            queries: Number of queries.
+        """
+        return with_noise(self, budget, queries, queries)
 
     def guarantee(self, queries: int, delta: float) -> Guarantee:
         """Guarantee of a number of answers, for any scores.
@@ -106,15 +115,15 @@ class NoisyMax(Value):
 
 @dataclass(frozen=True, kw_only=True)
 class Confident(Value):
-    """Noisy argmax that is asked only if the largest score plus separate noise reaches `threshold`.
+    """Confident-GNMax: noisy argmax if the largest score plus separate noise reaches `threshold`.
 
     Args:
         vote: Noisy argmax.
-        threshold: Number that the largest score must reach after noise.
+        threshold: Threshold on the noisy largest score.
         noise: Noise of the test, in units of `vote.moved.norm`, the sensitivity of the largest score.
 
-    **Guarantee.** docs/guarantees/argmax.md, step 3: the number of queries, and the largest number of
-    answers, are fixed beforehand.
+    **Guarantee.** docs/guarantees/argmax.md, step 3, for a number of queries and a maximum number of
+    answers that are fixed in advance.
 
     >>> import hush, torch
     >>> vote = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=20.0))
@@ -133,8 +142,8 @@ class Confident(Value):
 
     @property
     def test(self) -> Plan:
-        """One test as the plan that a ledger charges."""
-        # the largest of several scores moves no further than the score that moves furthest
+        """Plan of one test, for the ledger."""
+        # the maximum changes by at most the largest change of a score
         moved = Entries(changed=1, norm=self.vote.moved.reference_norm)
         return Plan(sampling=FullBatch(), clipping=moved, noise=self.noise)
 
@@ -157,24 +166,34 @@ class Confident(Value):
         """
         return noisy(self.test, scores.amax(1), generator) >= self.threshold
 
+    def calibrated(self, budget: Budget, queries: int) -> Self:
+        """This query with the least noise for `queries` answers within the budget (`hush.calibrate`).
+
+        Args:
+            budget: Maximum cost of all queries.
+            queries: Number of queries.
+        """
+        return with_noise(self, budget, queries, queries)
+
     def guarantee(self, queries: int, delta: float, answers: int | None = None) -> Guarantee:
         """Guarantee of a number of queries, for any scores.
 
         Args:
             queries: Number of tests.
             delta: Failure probability.
-            answers: Largest number of answers; None: all.
+            answers: Maximum number of answers; by default all queries.
         """
         counts = planned(self, queries, queries if answers is None else answers)
         return charged(self.vote, counts, delta)
 
 
 Query = NoisyMax | Confident
+AnyQuery = TypeVar("AnyQuery", bound=Query)
 
 
 def planned(query: Query, queries: int, answers: int) -> dict[Plan, int]:
-    """Number of runs of each plan, for `queries` queries with at most `answers` answers."""
-    why = "their number is fixed beforehand"
+    """Charges of each plan for `queries` queries with at most `answers` answers."""
+    why = "the number is fixed in advance"
     asked = check_count("queries", queries, why, at_least=1)
     answered = min(asked, check_count("answers", answers, why, at_least=1))
     counts = {} if isinstance(query, NoisyMax) else {query.test: asked}
@@ -183,10 +202,10 @@ def planned(query: Query, queries: int, answers: int) -> dict[Plan, int]:
     return counts
 
 
-def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Query:
-    """The query with the least noise within `budget`; both noises of a `Confident` keep their ratio."""
+def with_noise(query: AnyQuery, budget: Budget, queries: int, answers: int) -> AnyQuery:
+    """The query with the least noise within `budget`; a `Confident` keeps the ratio of its noises."""
 
-    def scaled(factor: float) -> Query:
+    def scaled(factor: float) -> Any:
         noises: list[Any] = [query.vote.noise, query.noise]
         vote_noise, noise = (each.with_multiplier(each.multiplier * factor) for each in noises)
         vote = replace(query.vote, noise=vote_noise)
@@ -201,16 +220,16 @@ def with_noise(query: Query, budget: Budget, queries: int, answers: int) -> Quer
     if precision is None:
         raise BudgetExceeded(
             f"queries={queries} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} "
-            "with any noise. Ask fewer queries, or allow a larger budget."
+            "with any noise. Pass fewer queries, or allow a larger budget."
         )
-    return scaled(1 / precision)
+    return scaled(1 / precision)  # type: ignore[no-any-return]
 
 
 def _check_proved(plan: Plan) -> None:
     """Raise unless the noise is additive and the plan has a proof."""
     if not plan.noise.additive:
         raise Unproved(
-            f"noise={plan.noise!r} is drawn on a fixed support, on which scores beyond it look alike. "
+            f"noise={plan.noise!r} has bounded support, on which large scores cannot be distinguished. "
             "Use Gaussian, Laplace or GeneralizedGaussian.",
             key="noise",
         )
@@ -224,14 +243,14 @@ def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) 
 
 
 def charged(vote: NoisyMax, counts: Mapping[Plan, int], delta: float) -> Guarantee:
-    """Guarantee of answers with noisy scores that are charged as `counts`."""
-    # a lower bound would be for the noisy scores, and their argmax reveals less
+    """Guarantee of answers with these charges."""
+    # no lower bound: the argmax reveals less than the noisy scores
     bound = Bound(lower=0.0, upper=compose(counts, delta).epsilon.upper)
     return Guarantee(epsilon=bound, delta=delta, neighbours=vote.neighbours, unit=vote.unit)
 
 
 def as_scores(scores: Tensor) -> Tensor:
-    """The scores in double precision; raises unless there are rows of at least two finite numbers."""
+    """Validate scores and convert them to double precision."""
     scores = torch.as_tensor(scores)
     real = not scores.is_complex() and bool(scores.isfinite().all())
     if scores.dim() != 2 or scores.shape[1] < 2 or not real:

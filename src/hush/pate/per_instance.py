@@ -1,4 +1,4 @@
-"""Per-instance (data-dependent, **sensitive**) RDP of noisy votes: low if teachers agree."""
+"""Per-instance (data-dependent, **sensitive**) RDP of noisy votes, which is low if teachers agree."""
 
 import math
 from dataclasses import replace
@@ -22,10 +22,10 @@ _ROUNDING = 1e-12
 
 
 def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None = None) -> Guarantee:
-    """Per-instance guarantee of answering the query on at most `answers` rows of `scores`.
+    """Per-instance guarantee for answering at most `answers` rows of `scores`.
 
-    **Guarantee** (sensitive). docs/guarantees/argmax.md, step 4: for every neighbour of these
-    scores, in both directions; never above the data-independent cost. Only for Gaussian noise.
+    **Guarantee** (sensitive). docs/guarantees/argmax.md, step 4: for all neighbours of these scores, in
+    both directions; at most the data-independent cost. Gaussian noise only.
     """
     delta = DELTA["range"].check("delta", delta)
     total = divergences(query, scores, ORDERS).sum(0)
@@ -60,7 +60,7 @@ def runner_up(scores: Array, deviation: float) -> Array:
 
 
 def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
-    """Step 4 of the note: q = exp(-r^2) overturns the answer, and every order a costs t^2 a at worst."""
+    """Step 4 of the note: the answer changes with probability at most q, and D_a is at most t^2 a."""
     deviation, step = _deviation(vote.plan), mechanism(vote.plan)
     assert isinstance(step, SampledGaussian)
     t = 1 / (math.sqrt(2) * step.multiplier)
@@ -69,7 +69,7 @@ def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
     worst = np.broadcast_to(a * t**2, (len(scores), len(orders)))
     valid = r >= a * t
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        # log(1 - x) for the outcomes' probabilities: q here; between w and u there.
+        # log(1 - x) of the outcome probabilities: q here; between w and u for the neighbour
         stays = log1mexp_relative(log_q)
         upper, lower = log1mexp_relative(-((r - t) ** 2)), log1mexp_relative(-((r + t) ** 2))
         forward = np.where((r - t) / r * np.exp(2 * r * t - t**2) >= a / (a - 1), a * stays, 0.0)
@@ -81,7 +81,7 @@ def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
 
 
 def _confident(query: Confident, scores: Array, orders: Array) -> Array:
-    """The two outcomes of the test exactly, one of them followed by an answer; step 5 of the note."""
+    """Step 5 of the note: both outcomes of the test, one of which is followed by an answer."""
     deviation = _deviation(query.test)
     answer = (orders - 1) * _vote(query.vote, scores, orders)
     margin = (scores.max(1) - query.threshold)[:, None] / deviation
@@ -104,7 +104,7 @@ def _outward(log_moments: Array, orders: Array) -> Array:
 def _deviation(plan: Plan) -> float:
     if not isinstance(plan.noise, Gaussian):
         raise Unproved(
-            f"{type(plan.noise).__name__} noise has no per-instance charge: the proof is for Gaussian "
+            f"{type(plan.noise).__name__} noise has no per-instance cost: the proof is for Gaussian "
             "noise. Use it, or the data-independent guarantee."
         )
     return plan.noise.multiplier * plan.clipping.reference_norm

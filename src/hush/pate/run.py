@@ -1,4 +1,4 @@
-"""PATE from end to end: teachers on disjoint records, noisy votes on public inputs, a student."""
+"""PATE pipeline: teachers on disjoint records, noisy votes on public inputs, and a student."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ class PateRun:
     """Result of a PATE run: guarantees and accuracies."""
 
     guarantee: Guarantee
-    """Guarantee of the released student, answers and ledger, for any votes; it may be published."""
+    """Data-independent guarantee of the released student, answers and ledger."""
     answered: int
     label_accuracy: float
     """Accuracy of the answers; NaN if there are none."""
@@ -77,28 +77,28 @@ def pate(
     generator: torch.Generator | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> PateRun:
-    """Train teachers, let them vote under noise on public inputs, and train a student on the answers.
+    """Train teachers, answer public queries by noisy votes, and train a student on the answers.
 
-    **Guarantee.** `PateRun.guarantee`, for everything released: the student, the answers and their
-    number, the ledger. Neighbours differ by one record of `data`, added or removed; with `units` by one
-    user with any number of records: docs/guarantees/argmax.md.
+    **Guarantee.** `PateRun.guarantee` covers all releases: the student, the answers, their number, and
+    the ledger. Neighbours differ in one record of `data` (added or removed), or with `units` in one user
+    with any number of records: docs/guarantees/argmax.md.
 
     Args:
-        network: Factory of new teachers and students, each trained from its own seed.
+        network: Factory of networks for teachers and student.
         data: Private inputs and targets.
-        public: Inputs to label, which are not protected, and targets to measure the answers with.
-        evaluation: Inputs and targets to measure the student with, which are not protected.
-        query: Noisy vote, with or without a test before it.
+        public: Public inputs to label, and targets to evaluate the answers.
+        evaluation: Public inputs and targets to evaluate the student.
+        query: Noisy vote (`NoisyMax`), optionally with a test (`Confident`).
         teachers: Number of teachers, on disjoint records.
         classes: Number of classes.
         delta: Failure probability of the guarantee.
-        directory: Folder of the run. `teachers/` and `private.json` are as secret as the records, and
-            the other files may be published.
-        answers: Largest number of inputs that are answered; None: all.
-        units: Owner of each record, integers or names; all records of an owner go to one teacher.
+        directory: Folder of the run. `teachers/` and `private.json` are as secret as the records; the
+            other files may be published.
+        answers: Maximum number of answers; by default all queries.
+        units: User id of each record; all records of a user are assigned to one teacher.
         lesson: Hyperparameters of teachers and student.
-        processes: Number of teachers trained at once.
-        resume: Continue the run in `directory`, keeping its finished teachers and its answers.
+        processes: Number of processes that train teachers.
+        resume: Continue the run in `directory` with its finished teachers and answers.
         generator: Seed of the noise, for tests.
         done: Callback after each finished teacher.
     """
@@ -107,8 +107,8 @@ def pate(
     vote = query.vote
     if vote != NoisyMax.of_teachers(noise=vote.noise):
         raise Unproved(
-            f"{vote!r} is not charged for teachers: adding or removing a record may change one vote, "
-            "which moves two counts by 1. Pass NoisyMax.of_teachers(noise=...).",
+            f"{vote!r} has the wrong sensitivity for teachers: a record may change one vote, and so "
+            "two counts by 1. Pass NoisyMax.of_teachers(noise=...).",
             key="query",
         )
     asked = count(public)
@@ -117,12 +117,12 @@ def pate(
     adjacency = Adjacency(neighbours=vote.neighbours, per_unit=None if units is None else "all")
     check_delta(delta, count(data) if users is None else users, adjacency.unit, private=True)
     guarantee = replace(charged(vote, plans, delta), unit=adjacency.unit)
-    check_count("processes", processes, "somebody has to train the teachers", at_least=1)
+    check_count("processes", processes, "they train the teachers", at_least=1)
     assigned = teacher_of(*data, teachers, units)
     if isinstance(query, Confident) and query.threshold > teachers:
         raise InvalidValue(
-            f"threshold={query.threshold:g} is more than the {teachers} votes there are: noise alone "
-            f"would reach it. Pass e.g. threshold={0.6 * teachers:g}.",
+            f"threshold={query.threshold:g} is more than the {teachers} votes: only noise could "
+            f"reach it. Pass e.g. threshold={0.6 * teachers:g}.",
             key="threshold",
         )
     settings = {
@@ -135,7 +135,7 @@ def pate(
         "lesson": lesson.to_plain(),
         "per_unit": adjacency.per_unit,
     }
-    # each record's teacher follows from its owner, and owners may be private
+    # the assignment of records to teachers follows from the user ids, which may be private
     private = {"records": count(data), "owners": None if units is None else fingerprint([assigned])}
     contents: dict[str, dict[str, Any]] = {_PRIVATE: private, _SETTINGS: settings}
     _check_folder(directory, contents, resume=resume)
@@ -177,13 +177,13 @@ def ask(
     generator: torch.Generator | None = None,
     adjacency: Adjacency = RECORD,
 ) -> Tensor:
-    """Answers to the rows of `scores`, `NO_ANSWER` for rows without one.
+    """Answer the rows of `scores`; unanswered rows are `NO_ANSWER`.
 
-    Rows are answered in order until a plan has run as often as `counts`, fixed beforehand, allows.
-    Answers that are on the ledger are read back and not charged again.
+    Rows are answered in order until the charges reach `counts`, which is fixed in advance. Answers on
+    the ledger are reused and not charged again.
 
-    **Guarantee.** That of `counts`, for any answers (docs/guarantees/argmax.md, step 3): a charge is on
-    disk before its answer is returned.
+    **Guarantee.** The cost of `counts`, for any answers (docs/guarantees/argmax.md, step 3). An answer
+    is returned after its charge is on disk.
     """
     check_first_rank("asking PATE's teachers")
     ledger.check_adjacency(adjacency)
@@ -191,7 +191,7 @@ def ask(
     answers = query.vote(rows, generator)
     passes = None if isinstance(query, NoisyMax) else query.passes(rows, generator)
     outcomes = {}
-    """Outcomes on the ledger, by row and by whether they are of a test."""
+    """Outcomes on the ledger, by row and kind (test or answer)."""
     for release in ledger.releases:
         number, _, outcome = release.partition(":")
         outcomes[int(number), outcome in ("passed", "failed")] = outcome
@@ -200,7 +200,7 @@ def ask(
     steps = itertools.count(1)
 
     def released(row: int, plan: Plan, outcome: str) -> str | None:
-        """The released outcome, charged if it is new; None if its plan may not run again."""
+        """The released outcome, charged if it is new; None if the plan has no charges left."""
         question = (row, outcome in ("passed", "failed"))
         if question not in outcomes:
             if ledger.counts.get(plan, 0) >= counts[plan]:
@@ -225,12 +225,12 @@ def ask(
 
 
 def _check_folder(directory: Path, contents: dict[str, dict[str, Any]], *, resume: bool) -> None:
-    """Raise unless a new run may begin in the folder, or its run may continue with these settings."""
+    """Raise unless a run with these settings can start or resume in the folder."""
     if not resume:
         if any((directory / name).exists() for name in (_SETTINGS, _TEACHERS)):
             raise CheckpointError(
-                f"{directory} already holds a run: starting over would spend its budget a second time. "
-                "Resume it (--resume), or name another directory (--run-dir)."
+                f"{directory} already holds a run: starting again would spend its budget a second time. "
+                "Resume it (--resume), or use another directory (--run-dir)."
             )
         return
     if not (directory / _SETTINGS).is_file():
@@ -250,11 +250,11 @@ def _check_folder(directory: Path, contents: dict[str, dict[str, Any]], *, resum
             ) from None
     if differing:
         raise CheckpointError(
-            f"{directory} holds a run with other settings ({', '.join(differing)}). Resume with the "
-            "same ones, or name another directory."
+            f"{directory} has a run with other settings ({', '.join(differing)}). Resume with the "
+            "same settings, or use another directory."
         )
     if not (directory / _LEDGER).exists():
         raise LedgerError(
-            f"{directory} holds a run whose ledger is missing: its cost is unknown. Restore "
+            f"{directory} has a run without its ledger: the privacy cost is unknown. Restore "
             "ledger.jsonl, or start a new run in a new directory."
         )

@@ -1,6 +1,6 @@
-"""PATE's teachers: one network per share of the records, trained without privacy and stored in a file.
+"""PATE's teachers: networks trained without privacy on disjoint records, stored in files.
 
-Teachers are not private. Their files are as secret as the records.
+Teachers are not private: their files are as secret as the records.
 """
 
 import copy
@@ -21,15 +21,15 @@ from hush.gradients.recording import draws_from
 from hush.training import checkpoint
 from hush.training.units import Owners, owner_ids
 
-_RATE = number(above=0, at_most=10, why="it is how far a step goes", example=5e-3)
+_RATE = number(above=0, at_most=10, why="it is the length of a step", example=5e-3)
 Network = Callable[[], nn.Module]
-"""Factory of new networks; picklable if teachers are trained in other processes."""
+"""Factory of new networks; must be picklable for training in several processes."""
 
 
 def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | None = None) -> Tensor:
-    """Index of each record's teacher: a hash of its content, or of its owner's id.
+    """Teacher of each record, by a hash of the record or of its user id.
 
-    Adding or removing a record, or an owner, changes one teacher only.
+    Adding or removing a record (or a user) changes one teacher only.
     """
     if units is not None:
         ids = owner_ids(units)
@@ -46,11 +46,11 @@ def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | N
             record.numpy().tobytes() + int(target).to_bytes(8)
             for record, target in zip(inputs.cpu(), targets.tolist(), strict=True)
         ]
-    check_count("teachers", teachers, "one teacher's vote is what noise hides", at_least=2)
+    check_count("teachers", teachers, "noise hides the vote of one teacher", at_least=2)
     if teachers > len(contents):
         raise DataError(
-            f"teachers={teachers} is more than the {len(contents)} {kind}: most teachers would be "
-            f"untrained, and outvote the others. Pass e.g. teachers={max(2, len(contents) // 20)}."
+            f"teachers={teachers} is more than the {len(contents)} {kind}: many teachers would be "
+            f"untrained. Pass e.g. teachers={max(2, len(contents) // 20)}."
         )
     hashes = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
     return torch.tensor([int.from_bytes(each) % teachers for each in hashes])[torch.from_numpy(unit)]
@@ -73,15 +73,15 @@ def new_network(network: Network) -> nn.Module:
     for name, parameter in first.named_parameters():
         if parameter.requires_grad and id(parameter) in others:
             raise Unsupported(
-                f"two calls of network() return models that share the parameter {name!r}: a record that "
-                "trains one teacher would change the others, and many votes instead of one. Build every "
-                "layer inside network(), or copy a pretrained one there with copy.deepcopy(body)."
+                f"two calls of network() return models that share the parameter {name!r}: a record "
+                "would change several teachers and votes. Build every layer inside network(), or "
+                "copy a pretrained one there with copy.deepcopy(body)."
             )
     return first
 
 
 def trained(network: Network, inputs: Tensor, targets: Tensor, lesson: Lesson, seed: int) -> nn.Module:
-    """A copy of a new network, trained without privacy from its own seed; untrained without records."""
+    """A new network, trained without privacy; untrained if there are no records."""
     generator, loss = torch.Generator().manual_seed(seed), nn.CrossEntropyLoss()
     with draws_from(seed):
         model = copy.deepcopy(network()).train()
@@ -113,7 +113,7 @@ def train_teachers(
     processes: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train the teachers without a file, each on the records assigned to it by `teacher_of`."""
+    """Train the teachers that have no file yet, each on its records from `teacher_of`."""
     inputs, targets = data
     folder.mkdir(parents=True, exist_ok=True)
     missing = [teacher for teacher in range(teachers) if not _file(folder, teacher).exists()]
@@ -128,7 +128,7 @@ def train_teachers(
             _train(*job)
             done()
         return
-    # a fork would copy the threads' locks and the generators' state
+    # a fork would copy held locks and the state of generators
     with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         for finished in as_completed([pool.submit(_train, *job) for job in jobs]):
             finished.result()

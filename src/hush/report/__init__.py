@@ -1,1 +1,1 @@
-"""Tables, figures, the demonstration and the report of a run."""
+"""Privacy reports of runs, and text tables."""

@@ -1,47 +1,44 @@
-"""Facts of a privacy report: collected from a run's ledger and the files beside it, without torch."""
+"""Facts of a privacy report, from a run's ledger and other files; imports without torch."""
 
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hush import __version__
 from hush.accounting.epsilon import compose
 from hush.accounting.explanation import FALSE_POSITIVE_RATES, MIN_ERROR_RATE, Explanation, explain
-from hush.accounting.ledger import Ledger, reported_delta
+from hush.accounting.ledger import reported_delta
 from hush.core.errors import CheckpointError, InvalidValue, LedgerError, shorten
 from hush.core.guarantee import Adjacency, Bound, Guarantee, percent
 from hush.core.plan import Plan, proof_note
 from hush.core.release import BestOf, Selective
-from hush.core.value import Range, as_float, finite_or_none
+from hush.core.value import Range, as_float
 from hush.training.run_folder import SETTINGS, checked_ledger, holds_pate, read_metrics, step_file
 
-_ACCURACY = Range(at_least=0, at_most=1, why="it is a share of correct answers", example=0.95)
-_POINTS = 24
+_ACCURACY = Range(at_least=0, at_most=1, why="it is a fraction of correct answers", example=0.95)
 _KEY = "the key of the noise: as secret as the records"
 _FILES = {
     "model.safetensors": (True, "weights of the trained model"),
     "student.safetensors": (True, "weights of the student"),
     "plan.toml": (True, "the plan: sampling, clipping, noise, release"),
-    "settings.json": (True, "settings that are not in the plan"),
+    "settings.json": (True, "options outside the plan"),
     "tuned.json": (True, "the chosen settings, their noisy score and the guarantee"),
     "ledger.jsonl": (True, "every charge, with a fingerprint or the value of the release"),
     "anchor.json": (True, "identity of the run's ledger"),
     "metrics.jsonl": (True, "epsilon so far, and metrics of records without protection"),
+    "private": (False, f"{_KEY}; per-instance costs, if requested"),
     "checkpoint.safetensors": (False, _KEY),
     "per_instance.npz": (False, "per-instance costs: as secret as the records"),
     "private.json": (False, "the number of private records"),
     "teachers": (False, "models trained without noise: as secret as the records"),
-    "unfinished.secret": (False, "trials of an unfinished selection"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCharge:
-    """Steps charged for one plan, their epsilon without the other plans, and its page of proof."""
+    """Number of charged steps of a plan, their epsilon alone, and the page of the proof."""
 
     plan: Plan
     steps: int
@@ -60,7 +57,7 @@ class RunFile:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """Contents of a report: the page and the JSON are written from this value."""
+    """Contents of a report."""
 
     name: str
     kind: str
@@ -70,12 +67,10 @@ class RunFacts:
     """The guarantee; for a basis "published", the same steps under proved accounting."""
     adjacency: Adjacency
     explanation: Explanation | None
-    """None without a proof."""
+    """Attack bounds; None without a proof."""
     plans: tuple[PlanCharge, ...]
-    build_up: tuple[tuple[int, Bound], ...]
-    """Number of charges, and epsilon of that many first charges."""
     metrics: tuple[Mapping[str, Any], ...]
-    """Lines of metrics.jsonl: measured on records without protection."""
+    """Lines of metrics.jsonl, measured on records without protection."""
     baseline: float | None
     """Accuracy without privacy."""
     settings: Mapping[str, Any]
@@ -83,7 +78,7 @@ class RunFacts:
     """Settings and score chosen by a private selection."""
     finished: bool
     notes: tuple[str, ...]
-    """Checks of the ledger."""
+    """Results of verifying the ledger."""
     files: tuple[RunFile, ...]
     audit: Mapping[str, Any] | None
     """Result of `hush audit` (sensitive)."""
@@ -104,32 +99,9 @@ class RunFacts:
         """Latest accuracy on records without protection."""
         return self.measured[-1][1] if self.measured else None
 
-    def to_plain(self) -> dict[str, Any]:
-        kept = ("name", "kind", "metrics", "settings", "tuned", "finished", "audit")
-        plain: dict[str, Any] = {name: getattr(self, name) for name in kept}
-        plain |= {"hush": __version__, "sensitive": self.audit is not None, "ledger_notes": self.notes}
-        for name in ("guarantee", "proved", "adjacency"):
-            plain[name] = getattr(self, name).to_plain()
-        plain["plans"] = [
-            {**vars(each), "plan": each.plan.to_plain(), "epsilon_alone": each.epsilon_alone.to_plain()}
-            for each in self.plans
-        ]
-        plain["build_up"] = [{"charges": n, "epsilon": bound.to_plain()} for n, bound in self.build_up]
-        plain["accuracy"] = {"private": self.accuracy, "without_privacy": self.baseline}
-        plain["files"] = [vars(file) for file in self.files]
-        if self.explanation is not None:
-            curves = (
-                ("privacy_profile", self.explanation.profile),
-                ("trade_off", self.explanation.trade_off),
-            )
-            plain |= explanation_facts(self.explanation) | {
-                name: asdict(curve) for name, curve in curves
-            }
-        return dict(finite_or_none(plain))
-
 
 def explanation_facts(meaning: Explanation) -> dict[str, Any]:
-    """Rates of attacks and the mu of Gaussian DP, as plain data."""
+    """Attack bounds and the mu of Gaussian DP, as plain data."""
     return {
         "false_positive_rates": FALSE_POSITIVE_RATES,
         "attack": asdict(meaning.attack),
@@ -139,7 +111,7 @@ def explanation_facts(meaning: Explanation) -> dict[str, Any]:
 
 
 def attack_rows(meaning: Explanation) -> list[list[str]]:
-    """Rates of the best attack: name, upper bound, and upper bound from epsilon and delta alone."""
+    """Table of attack bounds: name, upper bound, and upper bound from epsilon and delta alone."""
     columns = (meaning.attack, meaning.from_epsilon)
     rows = [
         ["attacker's success, starting from 50%", *(percent(each.posterior) for each in columns)],
@@ -152,7 +124,7 @@ def attack_rows(meaning: Explanation) -> list[list[str]]:
 
 
 def proved_counts(counts: Mapping[Plan, int]) -> dict[Plan, int]:
-    """The same steps, with proved accounting in place of the published one."""
+    """The same steps with proved instead of published accounting."""
     return {
         replace(plan, release=replace(plan.release, accounting="per-acceptance"))
         if isinstance(plan.release, Selective) and plan.release.accounting == "published"
@@ -168,16 +140,16 @@ def run_facts(
 
     Args:
         path: Folder of a run, or a ledger file.
-        delta: Delta of the guarantee; None: the run's own.
+        delta: Delta of the guarantee; by default the run's own.
         baseline: Accuracy without privacy on the same evaluation records.
-        audit: Output of `hush audit --json` for this run. It makes the report sensitive.
+        audit: Output of `hush audit --json` for this run; makes the report sensitive.
     """
     if baseline is not None:
         baseline = _ACCURACY.check("baseline", baseline)
     folder = path if path.is_dir() else None
     ledger, notes = checked_ledger(path)
     if not ledger.counts:
-        raise LedgerError(f"the ledger of {path} has no charge. Name a run that has taken a step.")
+        raise LedgerError(f"the ledger of {path} has no charge. Pass a run with at least one step.")
     chosen, reason = reported_delta(ledger, delta)
     settings = {} if folder is None else _read_object(folder / SETTINGS)
     pate = folder is not None and holds_pate(folder)
@@ -209,7 +181,6 @@ def run_facts(
             PlanCharge(plan=plan, steps=n, epsilon_alone=epsilon({plan: n}), proof=proof_note(plan))
             for plan, n in counts.items()
         ),
-        build_up=tuple((sum(first.values()), epsilon(first)) for first in _first_charges(ledger)),
         metrics=() if folder is None else tuple(read_metrics(folder / "metrics.jsonl")),
         baseline=baseline,
         settings=settings,
@@ -224,7 +195,7 @@ def run_facts(
 def _planned(folder: Path, settings: Mapping[str, Any]) -> dict[Plan, int]:
     """Planned tests and answers of a PATE run.
 
-    The number of answers depends on the records, so the guarantee covers the whole plan
+    The number of answers depends on the records, so the guarantee covers all planned charges
     (docs/guarantees/argmax.md, 3).
     """
     try:
@@ -232,22 +203,9 @@ def _planned(folder: Path, settings: Mapping[str, Any]) -> dict[Plan, int]:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder / SETTINGS} does not list the planned tests and answers "
-            f"({shorten(str(error), 200)}), and the charges may be less than the guarantee is for. Run "
-            f"`hush pate` anew with this version, or report the charges alone: hush account {folder}"
+            f"({shorten(str(error), 200)}), and the guarantee covers more than the charges. Run "
+            f"`hush pate` again with this version, or report the charges alone: hush account {folder}"
         ) from None
-
-
-def _first_charges(ledger: Ledger) -> list[Counter[Plan]]:
-    """Charges of a ledger, plan after plan, at up to `_POINTS` evenly spaced numbers of charges."""
-    total = sum(ledger.counts.values())
-    points = sorted({max(1, round(total * k / _POINTS)) for k in range(_POINTS + 1)})
-    found, counts, done = list[Counter[Plan]](), Counter[Plan](), 0
-    for plan, steps in ledger.counts.items():
-        inside = [point for point in points if done < point <= done + steps]
-        found += [counts + Counter({plan: point - done}) for point in inside]
-        counts[plan] += steps
-        done += steps
-    return found
 
 
 def _files(path: Path) -> list[RunFile]:
@@ -264,18 +222,18 @@ def _files(path: Path) -> list[RunFile]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no file."""
+    """JSON object in a file; empty if the file does not exist."""
     try:
         return dict(json.loads(path.read_bytes())) if path.exists() else {}
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({shorten(str(error), 200)}), so the report would omit the settings "
-            "of the run. Restore it, or move it away to report on the charges alone."
+            "of the run. Restore it, or move it away to report the charges alone."
         ) from None
 
 
 def audit_facts(path: Path, counts: Mapping[Plan, int]) -> dict[str, Any]:
-    """The result in a file of `hush audit --json`, of a run with these charges."""
+    """Result of `hush audit --json` in a file, verified against the charges of the run."""
     try:
         found = json.loads(path.read_bytes())
         kept = ("lower_bound", "confidence", "kind", "canaries", "runs", "steps")
@@ -288,7 +246,7 @@ def audit_facts(path: Path, counts: Mapping[Plan, int]) -> dict[str, Any]:
         raise InvalidValue(f"{text}`hush audit RUN_DIR --json > audit.json`.") from None
     if counts.get(plan) != audit["steps"]:
         raise InvalidValue(
-            f"{path} is an audit of {audit['steps']} steps of {plan}, and this run was charged for "
-            "other steps, so its bound does not apply to this run. Audit this run, or omit --audit."
+            f"{path} is an audit of {audit['steps']} steps of {plan}, which are not the charged steps "
+            "of this run. Audit this run, or omit --audit."
         )
     return audit

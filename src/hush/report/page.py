@@ -1,7 +1,5 @@
-"""The report as one self-contained HTML page with charts, and as JSON."""
+"""The report as one self-contained HTML page with charts."""
 
-import json
-import math
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart as data."""
+    """Data of a chart."""
 
     title: str
     axes: tuple[str, str]
@@ -38,7 +36,7 @@ class Chart:
     caption: str
     log: bool = False
     percent: str = ""
-    """Axes labelled in percent, of "xy"."""
+    """Axes labelled in percent: a subset of "xy"."""
 
     def image(self) -> str:
         """The chart as the data URI of an SVG."""
@@ -59,28 +57,14 @@ class Chart:
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, fontsize="small")
         drawn = BytesIO()
-        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hush"}):  # the same file each time
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hush"}):  # reproducible output
             figure.savefig(drawn, format="svg", metadata={"Date": None})
         return "data:image/svg+xml;base64," + b64encode(drawn.getvalue()).decode()
 
 
 def charts(facts: RunFacts) -> dict[str, Chart]:
-    """The charts of a run by name; a curve with a single point has none."""
+    """The charts of a run by name; single points are not drawn."""
     delta, epsilon, drawn = facts.guarantee.delta, facts.guarantee.epsilon.upper, {}
-    spent = [(float(count), bound) for count, bound in facts.build_up if math.isfinite(bound.upper)]
-    if len(spent) > 1:
-        level = [(charges, epsilon) for charges in (0.0, spent[-1][0])]
-        lower = [(charges, bound.lower) for charges, bound in spent if bound.lower]
-        drawn["build-up"] = Chart(
-            title="Privacy spending",
-            axes=("charges so far", f"epsilon at delta {delta:g}"),
-            curves=[
-                ("whole plan", "ideal", level),
-                ("upper bound", "holds", [(charges, bound.upper) for charges, bound in spent]),
-                ("lower bound", "bound", lower),
-            ],
-            caption="Each point composes the first charges on the ledger, plan after plan.",
-        )
     if len(facts.measured) > 1:
         ends, baseline = (0.0, max(spent for spent, _ in facts.measured)), facts.baseline
         drawn["accuracy"] = Chart(
@@ -90,7 +74,7 @@ def charts(facts: RunFacts) -> dict[str, Chart]:
                 ("without privacy", "ideal", [] if baseline is None else [(x, baseline) for x in ends]),
                 ("this run", "holds", facts.measured),
             ],
-            caption="On records without protection.",
+            caption="Measured on records without protection.",
             percent="y",
         )
     if facts.explanation is None:
@@ -109,8 +93,8 @@ def charts(facts: RunFacts) -> dict[str, Chart]:
                 ("certified lower bound", "bound", low),
                 ("this run", "mark", [(delta, min(epsilon, upper[-1][1]))]),
             ],
-            caption="Privacy profile of all charges, composed as privacy-loss distributions (or Rényi "
-            "divergences) and rounded outward.",
+            caption="Privacy profile of all charges, by certified composition of privacy loss "
+            "distributions (or Rényi divergences).",
             log=True,
         )
     rates, gaussian = curve.false_positive_rates, f"mu-GDP, mu = {at_most(curve.mu)}"
@@ -122,8 +106,8 @@ def charts(facts: RunFacts) -> dict[str, Chart]:
             (gaussian, "gaussian", [*zip(rates, curve.gaussian, strict=True)]),
             ("guarantee", "holds", [*zip(rates, curve.lower, strict=True)]),
         ],
-        caption="Smallest false negative rate of any membership attack. Tangents of the privacy "
-        "profile; mu is the smallest for which Gaussian DP follows, for error rates of 1e-10 or more.",
+        caption="Smallest false negative rate of any membership attack. mu is the smallest parameter of "
+        "Gaussian DP that the run satisfies, for error rates of 1e-10 or more.",
         percent="xy",
     )
     return drawn
@@ -153,14 +137,6 @@ def render(facts: RunFacts) -> str:
     )
 
 
-def report_json(facts: RunFacts) -> dict[str, Any]:
-    """The facts and the sentences of the report, as plain data."""
-    return {**facts.to_plain(), "statements": wording.statements(facts)}
-
-
-def write_report(page: Path, facts: RunFacts) -> Path:
-    """Write the page, and JSON of the same facts beside it; returns the path of the JSON."""
-    plain = page.with_suffix(".json")
+def write_report(page: Path, facts: RunFacts) -> None:
+    """Write the page."""
     replace_file(page, render(facts).encode())
-    replace_file(plain, (json.dumps(report_json(facts), indent=1) + "\n").encode())
-    return plain

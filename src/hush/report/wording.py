@@ -1,4 +1,4 @@
-"""Facts of a run in words: guarantee, visibility, caveats, reporting lists, model card."""
+"""Sentences of the report: guarantee, visibility, caveats, model card."""
 
 import re
 from typing import Any, NamedTuple
@@ -9,7 +9,6 @@ from hush.core.guarantee import Neighbours, at_least, at_most, percent
 from hush.core.plan import Plan
 from hush.core.release import BestOf
 from hush.report.facts import RunFacts
-from hush.sampling import FullBatch
 
 _RELATIONS = {
     Neighbours.ZERO_OUT: "One data set has an empty slot where the other has {unit}; the number of "
@@ -32,7 +31,7 @@ _HIDDEN = {
 }
 _RAW = "the records, and every gradient, batch and draw of noise"
 _CAVEATS = {
-    "Unfinished": ("", "The run is not finished: this is the cost of the charges so far."),
+    "Unfinished": ("", "The run is not finished. The report covers the charges so far."),
     "Sensitive": (
         "",
         "This report contains the result of an audit, which used the records and is not charged. Do not "
@@ -49,9 +48,10 @@ _CAVEATS = {
         "attacks on the low bits of released numbers are not excluded.",
     ),
     "Randomness": (
-        "Sampling and noise use {source}, not a known seed.",
-        "The noise came from a given seed: the guarantee holds only while nobody knows the seed and no "
-        "other run uses it. For tests.",
+        "Sampling and noise use a ChaCha20 stream under a key from the operating system, not a known "
+        "seed.",
+        "The run was seeded, which is for tests: the guarantee holds only if the seed is secret and no "
+        "other run uses it.",
     ),
     "Tuning": (
         "Private selection chose the hyperparameters; epsilon covers all of its trials.",
@@ -60,8 +60,8 @@ _CAVEATS = {
     ),
     "Public data": ("", "{data}"),
     "Delta": (
-        "{delta}, below 1.",
-        "{delta}, above 1, so publishing one of them outright would satisfy it.",
+        "{delta}, which is below 1.",
+        "{delta}, above 1: publishing one record at random would satisfy this delta.",
     ),
     "Ledger": ("{checked}.", "{checked}."),
     "Beyond this ledger": (
@@ -70,34 +70,9 @@ _CAVEATS = {
         "and power consumption are not covered.",
     ),
 }
-"""Sentence if the guarantee covers the term, and otherwise."""
+"""Sentences for a covered and for an uncovered term."""
 _ASSUMED = ("Tuning", "Public data", "Ledger", "Beyond this ledger")
-"""Terms that are assumptions if the guarantee does not cover them; others need attention."""
-_REPORTING = {
-    "DP setting": "Central: a trusted curator has the records; only the listed results are released.",
-    "Unit of privacy, adjacency, and final mechanism's output": "Section 'Who is protected, and who "
-    "sees what'.",
-    "Privacy parameters, mechanism and formal statement": "Sections 'The guarantee' and 'What was "
-    "charged'.",
-    "Data accesses covered, and budget across releases": "'Tuning' and 'Beyond this ledger' of the "
-    "section 'Assumptions and caveats'.",
-    "Type of accounting": "Privacy-loss distributions with certified lower and upper ends; Rényi "
-    "divergences if no dominating pair is known.",
-    "Accounting assumptions, and whether they hold": "{sampling} The plan that ran is the plan that was "
-    "charged.",
-    "Transparency and verifiability": "hush {version}, open source. The plan, ledger and report may be "
-    "published, and `hush account` recomputes epsilon from the ledger.",
-    "Utility and bias": "Accuracy {utility}. Noise and clipping may cost small groups more accuracy "
-    "than large ones; this report does not measure it.",
-    "Correctness of the implementation": "'Arithmetic' and 'Randomness' of the section 'Assumptions and "
-    "caveats'. {audited}",
-    "Side channels": "Run time, memory and power are not covered. Training records are not logged.",
-    "Security and access control": "Secret files must stay with the curator, who is trusted.",
-}
-"""Answers to "How to DP-fy ML" (Ponomareva et al. 2023), section 5.3, and NIST SP 800-226 (2025).
-
-Common factors of both lists have one answer.
-"""
+"""Uncovered terms that are assumptions; other uncovered terms need attention."""
 
 
 class Item(NamedTuple):
@@ -109,10 +84,9 @@ class Item(NamedTuple):
 
 
 def statements(facts: RunFacts) -> dict[str, Any]:
-    """All sentences of the report by name, as plain data."""
-    texts = {part.__name__: part(facts) for part in (for_lawyers, for_engineers, model_card)}
-    lists = (protection, caveats, reporting_lists)
-    return {**texts, **{part.__name__: [item._asdict() for item in part(facts)] for part in lists}}
+    """All sentences of the report by name."""
+    parts = (for_lawyers, for_engineers, model_card, protection, caveats)
+    return {part.__name__: part(facts) for part in parts}
 
 
 def for_lawyers(facts: RunFacts) -> str:
@@ -180,20 +154,20 @@ def protection(facts: RunFacts) -> list[Item]:
             f"{_sentence(_RELEASED[facts.kind])}. Files to publish: {', '.join(public)}.",
         ),
         Item("Nobody else may see", f"{_sentence(_RAW)}{hidden}{_HIDDEN.get(facts.kind, '')}."),
-        Item("Not limited", "Facts about the world, and so about similar people, in the data or not."),
+        Item(
+            "Not limited",
+            "General facts about a population, which also apply to people outside of the data.",
+        ),
     ]
 
 
 def caveats(facts: RunFacts) -> list[Item]:
-    """Coverage, assumptions and warnings of the guarantee."""
-    stated, secure = facts.guarantee, facts.settings.get("secure")
-    stream = "a ChaCha20 stream under a key from the operating system"
-    system = "the operating system's cryptographic source"
+    """Covered terms, assumptions and warnings."""
+    stated = facts.guarantee
     share = stated.delta * (stated.records or 0)
     checked = "; ".join(facts.notes)
     values = {
         "pages": ", ".join(dict.fromkeys(f"docs/guarantees/{charge.proof}" for charge in facts.plans)),
-        "source": system if secure is True else stream if secure is False else f"{stream}, or {system}",
         "delta": f"Delta {stated.delta:g} times the number of {facts.one}s is {at_most(share, 2)}",
         "data": _public_data(facts),
         "checked": _sentence(checked),
@@ -234,26 +208,12 @@ def _public_data(facts: RunFacts) -> str:
     if used:
         return f"The run used data without protection: {'; '.join(used)}."
     recorded = "None recorded" if facts.settings else "Not recorded"
-    return f"{recorded}. Any other data used have no protection."
+    return f"{recorded}. Other data have no protection."
 
 
 def _utility(facts: RunFacts) -> str:
     without = "" if facts.baseline is None else f" ({100 * facts.baseline:.2f}% without privacy)"
     return "not measured" if facts.accuracy is None else f"{100 * facts.accuracy:.2f}%{without}"
-
-
-def reporting_lists(facts: RunFacts) -> list[Item]:
-    """Answers to the reporting lists: a sentence, or the section of the report with the answer."""
-    drawn = []
-    for charge in facts.plans:
-        share = charge.plan.sampling.participation
-        each = f"Each record takes part in a step with probability {share:.4g}, independently."
-        full = isinstance(charge.plan.sampling, FullBatch)
-        drawn.append("Every record takes part in every step." if full else each)
-    sampling = " ".join(dict.fromkeys(drawn))
-    values = {"sampling": sampling, "version": __version__, "utility": _utility(facts)}
-    values["audited"] = "Section 'Audit'." if facts.audit else "This report contains no audit."
-    return [Item(term, text.format(**values)) for term, text in _REPORTING.items()]
 
 
 def model_card(facts: RunFacts) -> str:

@@ -1,4 +1,4 @@
-"""One private step, the loop around it, and what survives a crash."""
+"""Private steps, the training loop, checkpoints and tuning."""
 
 from hush.core import lazy_modules
 

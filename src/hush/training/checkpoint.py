@@ -1,4 +1,4 @@
-"""Checkpoints of a private step, and resuming a run from one.
+"""Checkpoints of a private step, and resuming a run from a checkpoint.
 
 A checkpoint is one safetensors file of tensors and JSON, without pickle. It is as secret as the records:
 the generator's state determines past and future noise. `save_weights` writes the public file.
@@ -21,9 +21,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hush.core.atomic_files import replace_file
 from hush.core.errors import CheckpointError, PrivacyWarning
-from hush.core.randomness import SystemSource, cryptographic
 from hush.core.value import check_kind, with_article
-from hush.training.data import Data, data_digest, describe_record, held_slots
+from hush.training.data import Data, count, data_digest, describe_record
 from hush.training.fingerprint import fingerprint
 from hush.training.options import Randomness
 from hush.training.run_folder import RunFolder, differing_settings
@@ -46,7 +45,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """State that `save` wrote, on the CPU; raise if the file is damaged."""
+    """Load the state from the output of `save`, on the CPU; raise if the file is damaged."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -56,27 +55,27 @@ def load(path: Path) -> dict[str, Any]:
             raise OSError("its checksum does not match")
     except (OSError, SafetensorError, KeyError) as error:
         raise CheckpointError(
-            f"the checkpoint {path} cannot be used: {error}. Restore it; or delete it and resume with "
-            "reseed=True (--reseed), which starts over on the same ledger."
+            f"the checkpoint {path} cannot be used: {error}. Restore it, or delete it and resume with "
+            "reseed=True (--reseed), which starts again on the same ledger."
         ) from None
     state: dict[str, Any] = _unpack(json.loads(plain), tensors)
     return state
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
-    """Write the model's weights alone, which the guarantee allows to be published."""
+    """Write the model's weights alone; they may be published under the guarantee."""
     weights: dict[str, Tensor] = {}
     _pack(model.state_dict(), "", weights)
     replace_file(path, safetensors.torch.save({name[1:]: value for name, value in weights.items()}))
 
 
 def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON; tensors go to `tensors` under their place in the tree."""
+    """`value` as JSON; tensors are moved to `tensors` under their path in the tree."""
     match value:
         case None | bool() | int() | float() | str():
             return value
         case Tensor():
-            # tied weights share memory, which the format does not allow
+            # the format does not support shared memory of tied weights
             tensors[place] = value.detach().cpu().contiguous().clone()
             return {"tensor": place}
         case Counter() | dict():
@@ -87,7 +86,7 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
             return {"tuple" if isinstance(value, tuple) else "list": items}
     raise CheckpointError(
         f"{place} is {with_article(type(value).__name__)}, neither a tensor nor plain data. Use an "
-        "optimizer and a scheduler with such a state_dict."
+        "optimizer and a scheduler with a state_dict of tensors and plain data."
     )
 
 
@@ -121,16 +120,16 @@ def resume_run(
     *,
     reseed: bool,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Origin of a run and its metrics up to the last checkpoint, which rank 0 loads if there is one."""
-    generator, secure = randomness.generator, randomness.secure
+    """Load the last checkpoint, if there is one; return the origin of the run and its metrics."""
+    generator = randomness.generator
 
     def read() -> dict[str, Any]:
         assert folder is not None
         folder.check_ledger(step.ledger, reseed=reseed)
         if not folder.checkpoint.exists():
-            return {"origin": origin_of(data, generator, secure=secure)}
+            return {"origin": origin_of(data, generator)}
         whole = load(folder.checkpoint)
-        check_same_origin(whole["origin"], data, generator, secure=secure)
+        check_same_origin(whole["origin"], data, generator)
         return whole
 
     state: dict[str, Any] = step.reducer.broadcast("the checkpoint", read)
@@ -147,45 +146,41 @@ def resume_run(
     return state["origin"], metrics
 
 
-def origin_of(data: Data, generator: torch.Generator | None, *, secure: bool) -> dict[str, Any]:
-    """Kind of the records, and digests of the first ones (not if `secure`) and of the seed (secret)."""
-    held = held_slots(data)  # a rank may hold none
+def origin_of(data: Data, generator: torch.Generator | None) -> dict[str, Any]:
+    """Kind of the records, and digests of the first ones and of the seed (secret)."""
     seed = None if generator is None else str(generator.initial_seed()).encode()
     return {
-        "record": describe_record(data) if held else None,
-        "first": data_digest(data, min(_FIRST, held)) if held and not secure else None,
+        "record": describe_record(data),
+        "first": data_digest(data, min(_FIRST, count(data))),
         "seed": seed and hashlib.sha256(seed).hexdigest(),
     }
 
 
-def check_same_origin(
-    stored: dict[str, Any], data: Data, generator: torch.Generator | None, *, secure: bool
-) -> None:
-    """Raise if a checkpoint is of other data or of another seed, before any release."""
-    current = origin_of(data, generator, secure=secure)
-    kind, first = ((stored[name], current[name]) for name in ("record", "first"))
-    other = ""
-    if None not in kind and kind[0] != kind[1]:
-        other = f"the checkpoint is of a run on records of {kind[0]} and these are {kind[1]}"
+def check_same_origin(stored: dict[str, Any], data: Data, generator: torch.Generator | None) -> None:
+    """Raise before any release if a checkpoint belongs to other data or another seed."""
+    current = origin_of(data, generator)
+    first, other = (stored["first"], current["first"]), ""
+    if stored["record"] != current["record"]:
+        kinds = f"{stored['record']} and these are {current['record']}"
+        other = f"the checkpoint is of a run on records of {kinds}"
     elif None not in first and first[0] != first[1]:
-        other = f"the first {_FIRST} records are not those that the run began with (private, not shown)"
+        other = f"the first {_FIRST} records differ from the run's (they are private and not shown)"
     if other:
         raise CheckpointError(
-            f"{other}: the charges would belong to two data sets. Resume with the data that the run "
-            "began with, in the same order, or start a new run in a new directory."
+            f"{other}: a ledger is for one data set. Resume with the same data in the same order, or "
+            "start a new run in a new directory."
         )
     if generator is not None and stored["seed"] != current["seed"]:
         began = "the operating system's randomness" if stored["seed"] is None else "another seed"
         raise CheckpointError(
             f"the run began with {began}, not with the seed {generator.initial_seed()}: a resumed run "
-            "continues with the randomness in its checkpoint. Leave it out, or start a new run in a new "
-            "directory."
+            "continues with the randomness of its checkpoint. Leave the seed out, or start a new run in "
+            "a new directory."
         )
 
 
 def state_of(step: "PrivateStep") -> dict[str, Any]:
-    """Checkpoint of a step, to continue exactly."""
-    source = step.generator
+    """State of a step, from which it can continue exactly."""
     return {
         **run_facts(step),
         "run": step.run,
@@ -196,9 +191,10 @@ def state_of(step: "PrivateStep") -> dict[str, Any]:
         "steps": step.steps,
         "skipped": step.skipped,
         "accepted": step.accepted,
-        "generator": None if isinstance(source, SystemSource) else source.get_state(),
+        "generator": step.generator.get_state(),
         "model": step.model.state_dict(),
         "frame": None if step.basis_schedule is None else step.basis_schedule.state_dict(),
+        "clip_norm": step.gradients.clip_norm,
         "optimizer": step.optimizer.state_dict(),
         "replayed": step.gradients.replayed,
         "processes": step.reducer.size,
@@ -207,39 +203,39 @@ def state_of(step: "PrivateStep") -> dict[str, Any]:
 
 
 def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
-    """Load a checkpoint into the step; raise if it is of another run or its charges are missing.
+    """Load a checkpoint into the step; raise if it belongs to another run or charges are missing.
 
     A state that cannot be loaded leaves the model and the optimizer unchanged.
     """
     _check(step, state)
     before = copy.deepcopy((step.model.state_dict(), step.optimizer.state_dict()))
     try:
-        step.model.load_state_dict(state["model"])
-        step.optimizer.load_state_dict(state["optimizer"])
+        own = step.reducer.own_state(step, state)
+        step.model.load_state_dict(own["model"])
+        step.optimizer.load_state_dict(own["optimizer"])
         if step.basis_schedule is not None:
             step.basis_schedule.load_state_dict(state["frame"])
-        if not isinstance(step.generator, SystemSource):
-            step.generator.set_state(state["generator"])
+        if step.gradients.clip_norm is not None:
+            step.gradients.clip_norm = state["clip_norm"].to(step.gradients.clip_norm, copy=True)
+        step.generator.set_state(state["generator"])
     except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
         step.model.load_state_dict(before[0])
         step.optimizer.load_state_dict(before[1])
-        text = f"the checkpoint is of another model, or damaged: {error}. Resume with its model."
+        text = f"the checkpoint does not fit the model, or is damaged: {error}. Use the run's model."
         raise CheckpointError(text) from None
     step.run, step.steps, step.gradients.skipped = state["run"], state["steps"], state["skipped"]
     step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
     step.accepted, step.earlier = state["accepted"], 0
-    step.gradients.replayed = state["replayed"]  # repeated steps must round alike
-    # a torn line may show a part of its release, which only the same noise reproduces: ledger.md, 4
+    step.gradients.replayed = state["replayed"]  # repeated steps must round identically
+    # a torn line may contain a part of its release, so the noise must be the same: ledger.md, 4
     once = step.ledger.counts_repeating(step.plan, step.run, step.steps + 1)
     charged_since = step.ledger.last_step(step.run) > step.steps or once != step.ledger.counts
     ours, ranks = step.reducer.description, state["processes"]
     theirs = f"{ranks} process{'es' * (ranks > 1)}{' with sharded parameters' * state['sharded']}"
-    if isinstance(step.generator, SystemSource):
-        step.reseed()
-    elif theirs != ours and charged_since:
+    if theirs != ours and charged_since:
         warnings.warn(
-            f"steps were charged by {theirs} since the checkpoint, and {ours} draw other noise: they "
-            f"are drawn again and charged again. Resume with {theirs} to repeat them without a charge.",
+            f"{theirs} charged steps after the checkpoint, and {ours} draw different noise: these "
+            f"steps are charged again. Resume with {theirs} to repeat them without a new charge.",
             PrivacyWarning,
             stacklevel=3,
         )
@@ -247,36 +243,36 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
 
 
 def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
-    """Raise unless a state is of the same run, and the ledger has its charges."""
+    """Raise unless a state belongs to the same run and the ledger has its charges."""
     if missing := state_of(step).keys() - check_kind("state", state, dict).keys():
         raise CheckpointError(
             f"the checkpoint lacks {', '.join(sorted(missing))}. Pass the result of state_dict()."
         )
     facts = [{name: of[name] for name in run_facts(step)} for of in (state, run_facts(step))]
     if facts[0] != facts[1]:
-        for of in facts:  # without the digest of private owners
+        for of in facts:  # without the digest of private user ids
             of.update(units=None, optimizer=of.pop("kind"))
             groups = enumerate(of.pop("settings"))
             of |= {f"{key} of group {n}": value for n, group in groups for key, value in group.items()}
         differing = differing_settings(facts[0], facts[1])
         raise CheckpointError(
-            f"the checkpoint is of another run ({differing or 'other owners, per_unit or gradient'}). "
-            "Resume with the same plan, data, owners, optimizer, views and source of randomness."
+            f"the checkpoint belongs to another run ({differing or 'owners, per_unit or gradient'}). "
+            "Resume with the same plan, data, units, optimizer, views and source of randomness."
         )
     step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
-    fresh = not step.ledger.last_step(state["run"]) and not isinstance(step.generator, SystemSource)
-    # a torn charge of the next step is repeated by it: ledger.md, 4
+    fresh = not step.ledger.last_step(state["run"])
+    # the next step repeats its torn charge: ledger.md, 4
     counts = step.ledger.counts_repeating(step.plan, state["run"], state["steps"] + 1)
     if fresh and (charges := sum(counts.values()) - state["charges"]) > 0:
         raise CheckpointError(
-            f"the state was saved before the first charge of its run, and {charges} charges were made "
-            "to this ledger since. The same noise may have been drawn twice, which reveals the records' "
-            "difference. Make a new step on this ledger."
+            f"the state was saved before the first charge of its run, and this ledger has {charges} "
+            "later charges. The same noise may be used twice, which reveals the records' difference. "
+            "Make a new step on this ledger."
         )
 
 
 def run_facts(step: "PrivateStep") -> dict[str, Any]:
-    """Settings that must be equal for a run to continue."""
+    """Settings that must be equal when a run resumes."""
     views = step.gradients.views
     return {
         "plan": step.plan.digest,
@@ -284,8 +280,6 @@ def run_facts(step: "PrivateStep") -> dict[str, Any]:
         "units": None if step.units is None else step.units.digest,
         "neighbours": str(step.adjacency.neighbours),
         "kind": type(step.optimizer).__name__,
-        "secure": isinstance(step.generator, SystemSource),
-        "exact": cryptographic(step.generator),
         "settings": step.optimizer_settings,
         "views": None if views is None else getattr(views, "__qualname__", "of a kind"),
     }

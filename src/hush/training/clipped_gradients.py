@@ -1,7 +1,7 @@
-"""Clipped sum of the physical batches of a model, a loss and views.
+"""Clipped gradient sums of physical batches.
 
-`ClippedGradients` probes the model before the first draw, finds the size of a physical batch, chooses
-between computing and replaying it as a CUDA graph, and adds up the sums of the physical batches.
+`ClippedGradients` probes the model before the first draw, determines the size of a physical batch,
+decides whether to use CUDA graphs, and accumulates the clipped sums.
 """
 
 import warnings
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.mechanism import grows_with_dimension
+from hush.clipping import Quantile
 from hush.core.errors import InvalidValue, PrivacyWarning, Unsupported
 from hush.core.parts import ClippedSum, CoordinateMask
 from hush.core.plan import Plan
@@ -42,10 +43,10 @@ from hush.training.data import (
     Batch,
     Data,
     count,
-    made_up_record,
     no_randomness,
     own_randomness,
     take,
+    zero_record,
 )
 from hush.training.noisy_mean import Layout, rounding_of
 from hush.training.options import Execution
@@ -66,7 +67,7 @@ _WRITES = attrgetter("_version")
 def occupied_tape(
     tape: GradientTape, reduction: Reduction | None, present: Tensor | None, counts: Tensor | None
 ) -> GradientTape | MaskedTape | UnitTape:
-    """Tape of the slots that hold a record, or of the units that own them."""
+    """Tape of the non-empty slots, or of the users with non-empty slots."""
     if counts is not None and reduction is not None:
         return unit_tape(tape, counts, reduction, present)
     return tape if present is None else MaskedTape(tape, present)
@@ -75,7 +76,7 @@ def occupied_tape(
 class ClippedGradients:
     """Clipped sums of the per-sample gradients of one model.
 
-    **Guarantee.** One record moves a sum by (1 + `Layout.rounding`) times its sensitivity set at most:
+    **Guarantee.** One record changes a sum by at most (1 + `Layout.rounding`) times the sensitivity set:
     docs/guarantees/tape.md.
     """
 
@@ -89,21 +90,21 @@ class ClippedGradients:
         reducer: Local,
         reduction: Reduction | None,
     ) -> None:
-        """Clipped gradients before the probe.
+        """Clipped gradients; `probe` must run before the first sum.
 
         Args:
             model: Module to train.
             loss: Loss module or function of outputs and targets, one value per record.
-            views: Views of one record's inputs, whose mean gradient is clipped.
+            views: Function that returns augmented views of a record; the mean gradient is clipped.
             plan: Plan of the step.
             execution: Size of physical batches and use of CUDA graphs.
-            reducer: Ranks of the step.
-            reduction: Mean or sum of a unit's gradients; None: each record is a unit.
+            reducer: Reducer over the ranks.
+            reduction: Mean or sum of a user's gradients; None for record-level privacy.
         """
         if views is not None and not callable(views):
             raise InvalidValue(
-                f"views={views!r} cannot be called: it is to turn one record's inputs into several. "
-                "Pass e.g. hush.data.flips_and_shifts(4)."
+                f"views={views!r} must be a function that returns several views of one record's "
+                "inputs. Pass e.g. hush.data.flips_and_shifts(4)."
             )
         if check_kind("execution", execution, Execution).physical_batch is not None:
             check_count("physical_batch", execution.physical_batch, "it is a number of records", 1)
@@ -118,49 +119,53 @@ class ClippedGradients:
         parameters = trainable(model).values()
         self.device = next(iter(parameters)).device
         self.dimension = sum(value.numel() for value in parameters)
-        """Number of trained parameters for which a charge that grows with it is made."""
+        """Number of trained parameters, for plans with a cost that grows with it."""
         self.probed = Probed()
         """Properties of the model and the loss, known after `probe`."""
+        self.clip_norm: Tensor | None = None
+        """Current clipping norm of `Quantile`, a function of earlier releases; None for other rules."""
+        if isinstance(plan.clipping, Quantile):
+            self.clip_norm = torch.tensor(plan.clipping.norm, dtype=torch.float64, device=self.device)
         self.replay: Replay | None = None
         self.replayed: bool | None = None
-        """Whether physical batches are replayed; None: not decided."""
+        """Whether CUDA graphs are replayed; None before the decision."""
         self._buffers: dict[str, Tensor] = {}
-        """Buffers that no pass may write to, known after `probe`."""
+        """Buffers that forward passes must not write to, known after `probe`."""
         self._verify_later = False
-        """Whether replays are used before the GPU has confirmed that they are valid."""
+        """Whether replays are verified after their results are used."""
         self._skipped: int | Tensor = 0
         self._accumulator: Tensor | None = None
         self._structure: list[Any] = []
         self._layout: Layout | None = None
         self._chain: tuple[Loss, list[nn.Module] | None] | None = None
-        """Loss, and layers that run without `torch.vmap` if all do."""
+        """Loss, and the layers if all run without `torch.vmap`."""
         self.laid_out: list[nn.Parameter] = []
-        """Trained parameters of the step that was begun."""
+        """Trained parameters of the current step."""
 
     @property
     def skipped(self) -> int:
-        """Number of records left out because their gradient was not finite, so far (sensitive)."""
-        return int(self._skipped)  # counted on the device: only the caller waits for it
+        """Number of skipped records with a gradient that is not finite, so far (sensitive)."""
+        return int(self._skipped)  # counted on the device, so only this access synchronises
 
     @skipped.setter
     def skipped(self, number: int) -> None:
         self._skipped = number
 
     def to_device(self, value: Tensor) -> Tensor:
-        """Tensor on the device of the model; the host does not wait for a GPU."""
+        """Tensor on the device of the model, copied asynchronously."""
         if value.device == self.device:
             return value
         return value.to(self.device, non_blocking=self.device.type == "cuda")
 
     def structure(self) -> list[Any]:
-        """Structure of the model now; cached decisions are dropped if it has changed."""
+        """Current structure of the model; if it changed, cached decisions are dropped."""
         now = structure(self.model)
         if now != self._structure:
             self._structure, self._layout, self._chain = now, None, None
         return now
 
     def layout(self) -> Layout:
-        """Layout of the flat gradient of the parameters that are trainable now."""
+        """Layout of the flat gradient of the currently trainable parameters."""
         self.structure()
         if self._layout is not None:
             return self._layout
@@ -168,8 +173,8 @@ class ClippedGradients:
         size = sum(value.numel() for value in parameters.values())
         if size > self.dimension and grows_with_dimension(plan):
             raise Unsupported(
-                f"{size} numbers are to be trained and the step was made for {self.dimension}: "
-                f"{plan} costs more the more there are. Let all require gradients before making it."
+                f"{size} parameters are trainable, and the step was made for {self.dimension}: the "
+                f"cost of {plan} depends on their number. Unfreeze all before making the step."
             )
         sensitivity = plan.clipping.sensitivity(size)
         sizes = [block.dimension or 0 for block in sensitivity]
@@ -192,7 +197,7 @@ class ClippedGradients:
         return self._chain[1]
 
     def record(self, inputs: Any, targets: Any) -> GradientTape:
-        """Gradient tape of some records."""
+        """Gradient tape of a batch of records."""
         return record(
             self.model,
             self.loss,
@@ -213,7 +218,6 @@ class ClippedGradients:
         *,
         masks: Stream,
         mask: CoordinateMask | None,
-        generator: torch.Generator | None,
     ) -> ClippedSum:
         """Clipped sum of one physical batch on the device of the model (sensitive).
 
@@ -225,15 +229,12 @@ class ClippedGradients:
             counts: Number of slots of each unit, one after another; None: one each.
             masks: Source of dropout, views and coins of the clipping.
             mask: Mask of the coordinates that take part; None: all do.
-            generator: Generator of the mask that a CUDA graph advances.
         """
         clipping = self.plan.clipping
         if self.replay is not None:
             seeded = partial(own_randomness, masks, self.device)
             verify = not self._verify_later
-            return self.replay(
-                inputs, targets, mask, generator, present, randomness=seeded, verify=verify
-            )
+            return self.replay(inputs, targets, present, randomness=seeded, verify=verify)
         if (chain := self._direct_chain(inputs)) is not None:
             no_randomness(masks, self.device)
             parameters = (self._layout or self.layout()).parameters
@@ -243,13 +244,16 @@ class ClippedGradients:
                 with data_errors_translated(self.model):
                     raise error
         else:
-            # seeded for each batch: how much is drawn may depend on a record, and must not shift others
+            # seeded per batch: a record may draw more numbers, which must not change other draws
             with own_randomness(masks, self.device):
                 tape = self.record(inputs, targets)
         occupied = occupied_tape(tape, self.reduction, present, counts)
         own = self.reducer.tape(occupied)
         if own is not occupied:
             return clipping.clip(own)
+        if isinstance(clipping, Quantile):
+            no_randomness(masks, self.device)
+            return clipping.clip(occupied, mask, self.clip_norm)
         if mask is None and not clipping.draws:
             no_randomness(masks, self.device)
             return clipping.clip(occupied if basis is None else ProjectedTape(occupied, basis))
@@ -266,13 +270,13 @@ class ClippedGradients:
         clip: Callable[..., ClippedSum],
         basis: PublicBasis | None,
     ) -> Tensor:
-        """Sum over the physical batches of a batch, in the accumulator (sensitive).
+        """Clipped sum over the physical batches of a batch, in the accumulator (sensitive).
 
         Args:
             batch: Share of this process.
-            passes: Number of physical batches, the last ones empty; None: as many as the batch has.
+            passes: Number of physical batches, padded with empty ones; None for the batch's own number.
             size: Length of the sum.
-            masks: Source of the randomness of data sets that draw.
+            masks: Source of randomness for data sets with augmentation.
             clip: Clipped sum of one physical batch.
             basis: Public basis of the gradients; None: the basis of the parameters.
         """
@@ -293,9 +297,9 @@ class ClippedGradients:
                     if buffer._version != before
                 ]
                 raise Unsupported(
-                    f"the model wrote to its buffers {', '.join(names[:3])} in a forward pass, and not "
-                    "for synthetic records: what one record leaves there would enter the gradients of "
-                    "others, or be released without noise. Compute it anew in every call."
+                    f"the model wrote to its buffers {', '.join(names[:3])} in a forward pass, but not "
+                    "for synthetic records: a buffer that depends on a record would affect other "
+                    "gradients, or be released without noise. Compute it anew in every call."
                 )
             self._skipped = self._skipped + clipped.skipped
             flat = list(map(torch.flatten, clipped.total.values()))
@@ -305,10 +309,9 @@ class ClippedGradients:
         return total.zero_() if empty else total
 
     def verified_later(self, replay: Replay, masks: Stream, compute: Callable[[], Tensor]) -> Tensor:
-        """Result of a computation whose replays are verified at its end; repeated if one is invalid.
+        """Run a computation with replays that are verified at its end; repeat it if one is invalid.
 
-        The GPU does not wait for the checks of the host, nor the host for the GPU before the noise is
-        queued.
+        Host and GPU do not wait for each other until the noise is queued.
 
         Args:
             replay: Graphs of the physical batches.
@@ -328,29 +331,30 @@ class ClippedGradients:
         return result
 
     def advance(self, data: Data, masks: Stream) -> None:
-        """Advance the buffers that forward passes change by one pass over a synthetic record.
+        """Update the buffers that forward passes change by one pass over a synthetic record.
 
-        Once a step, so that they do not depend on the draw.
+        This happens once per step, so the buffers do not depend on the draw.
         """
         if self.probed.changing_buffers:
-            inputs, targets = tree_map(made_up_record(data), self.to_device)
+            inputs, targets = tree_map(zero_record(data), self.to_device)
             with own_randomness(masks, self.device):
                 self.record(inputs, targets)
 
     def probe(
         self, data: Data, slots: int, per_unit: int, also: Callable[[Any, Any], None]
     ) -> tuple[int, bool]:
-        """Physical batch size, and whether the rounding of a clipped sum is within its slack.
+        """Determine the physical batch size, and whether the rounding of a sum is within its slack.
 
-        Synthetic records take the place of private ones, so the answers are functions of the model, the
-        loss and public shapes (docs/guarantees/tape.md, 10). If the model does not accept them, the
-        first two private records are used.
+        The probe uses synthetic records, so the results depend on the model, the loss and public shapes
+        alone (docs/guarantees/tape.md, 10). If the model rejects synthetic records, the first two
+        private records are used.
 
         Args:
-            data: Data of this rank; only shapes and types count unless the model refuses synthetic ones.
+            data: Data of this rank; only shapes and types are used, unless the model rejects synthetic
+                records.
             slots: Number of slots of all ranks.
-            per_unit: Maximum number of records of one unit in a step.
-            also: Another probe of the model on two records.
+            per_unit: Maximum number of records of one user per step.
+            also: Additional probe of the model on two records.
 
         Raises:
             Unsupported: The model cannot be trained privately.
@@ -358,8 +362,8 @@ class ClippedGradients:
         """
         if torch.is_inference_mode_enabled():
             raise Unsupported(
-                "the step is inside torch.inference_mode(), where there are no gradients to clip. Train "
-                "outside of it."
+                "the step runs inside torch.inference_mode(), which disables gradients. Train outside "
+                "of it."
             )
         self._check_weights()
         check_some_number(data)
@@ -373,7 +377,7 @@ class ClippedGradients:
                 usable = bool(tape.norms(2.0).isfinite().all())
             except Unsupported:
                 raise
-            except Exception:  # any error of the model for an input that it does not accept
+            except Exception:  # the model may raise any error for invalid inputs
                 usable = False
             if not usable:
                 pair = records
@@ -390,16 +394,16 @@ class ClippedGradients:
             with buffers_restored(self.model, self.probed.changing_buffers, self.probed.kept):
                 one_view = first_views(self.views, *pair)
                 check_labels(self.model, criterion_of(self.loss), one_view[0], data)
-                if self.reducer.modules.sharded:  # labels of one rank may be wrong
+                if self.reducer.modules.sharded:  # the labels of one rank may be invalid
                     self.reducer.exchange("the labels")
                 expanded = pair if self.views is None else expand_views(self.views, *pair)
                 physical = self.execution.physical_batch or records_that_fit(
                     self.model, self.loss, *expanded, tape, one_by_one=self.probed.one_by_one
                 )
-        # no unit is split: one may be more than a physical batch, and two batches may hold just one
+        # users are not split, so a physical batch may be larger, or contain a single user
         together = min(max(physical, per_unit), slots)
         batches = -(-slots // physical) * (2 if per_unit > 1 else 1)
-        if self.reducer.size > 1 or self.reducer.processes:  # an unfilled one, and a sum, of each rank
+        if self.reducer.size > 1 or self.reducer.processes:  # a partial batch and a sum per rank
             batches += 2 * self.reducer.size
         running = batches * slots * 2.0**-52 <= self.layout().rounding / 8
         bounded = (
@@ -408,7 +412,7 @@ class ClippedGradients:
             and not (self.probed.one_by_one or self.probed.host_draws)
         )
         if self.reduction is not None and per_unit > 1 and tape.records == 2:
-            # units of more records are materialised if these are, or kept in the same form
+            # users with more records have the same form (materialised or factored) as these
             two = unit_tape(tape, torch.tensor([2]), self.reduction, None)
             bounded = bounded and two.rounding_bounded(together)
         return physical, bounded
@@ -419,13 +423,13 @@ class ClippedGradients:
         for name, value in trainable(self.model).items():
             if not bool(local_shard(value).isfinite().all()):
                 raise Unsupported(
-                    f"{name} has a weight that is NaN or infinite: no gradient would be finite, every "
-                    "record would be left out, and the budget spent on noise alone. Initialise or load "
-                    "it anew; after private steps, lower the learning rate."
+                    f"{name} has a weight that is NaN or infinite: no gradient would be finite, so "
+                    "the budget would be spent on noise alone. Initialise or load it again, or reduce "
+                    "the learning rate."
                 )
 
     def _probed_tape(self, pair: tuple[Any, Any], also: Callable[[Any, Any], None]) -> GradientTape:
-        """Tape of one or two records, after the probe of the model on two."""
+        """Tape of one or two records, after probing the model on two records."""
         if len(next(tree_leaves(pair[0]))) == 2:
             modules = self.reducer.modules
             self.probed = probe(self.model, self.loss, *pair, self.views, modules=modules)
@@ -434,22 +438,23 @@ class ClippedGradients:
             return self.record(*pair)
 
     def _warn_of_probe(self) -> None:
-        """Warn of parameters that receive noise only, and of a model that runs one record at a time."""
+        """Warn about parameters that receive only noise, and about models that run one record at a
+        time."""
         unused: Sequence[str] = self.probed.unused
         if unused:
             more = f" and {len(unused) - 3} others" if len(unused) > 3 else ""
             warnings.warn(
-                f"the loss does not depend on {', '.join(unused[:3])}{more} for synthetic records: a "
-                "parameter that it never reaches receives noise only. Freeze it with "
-                "requires_grad_(False), or use it in forward().",
+                f"the loss does not depend on {', '.join(unused[:3])}{more} for synthetic records: an "
+                "unused parameter receives only noise. Freeze it with requires_grad_(False), or use it "
+                "in forward().",
                 PrivacyWarning,
                 stacklevel=5,
             )
         if self.probed.one_by_one:
             warnings.warn(
-                "the model runs one record at a time, as torch.vmap cannot run it (it branches on a "
-                "value, for example): steps are slow, and the guarantee says arithmetic: assumed. Use "
-                "torch.where in place of branches; for a model of the transformers library, call "
+                "the model runs one record at a time, because torch.vmap does not support it (e.g. it "
+                "branches on a value): steps are slow, and the guarantee has arithmetic: assumed. Use "
+                "torch.where instead of branches; for a model of the transformers library, call "
                 "hush.integrations.transformers.vectorize_attention(model).",
                 PrivacyWarning,
                 stacklevel=5,
@@ -457,12 +462,12 @@ class ClippedGradients:
 
 
 def _passes(batch: Batch, masks: Stream, passes: int | None) -> Iterator[tuple[Any, ...]]:
-    """Physical batches of a batch, filled up with empty ones to a number of passes."""
+    """Physical batches of a batch, padded with empty ones to a number of passes."""
     number = 0
     for part in batch.physical_batches(masks):
         yield part
         number += 1
     if passes is not None and number < passes:
-        inputs, targets = made_up_record(batch.data)
+        inputs, targets = zero_record(batch.data)
         for _ in range(number, passes):
             yield inputs, targets, torch.zeros(1, dtype=torch.bool), None

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,51 +18,45 @@ from hush.training.records import MapStyle, check_present, has_leaves, rows_at
 from hush.training.source import Source
 
 Data = tuple[Any, Any] | MapStyle | Source
-"""Inputs and targets with a row a record, a map-style data set, or other data that `hush.Source` takes.
+"""Inputs and targets with a row per record, a map-style data set, or data for `hush.Source`.
 
-Inputs may also be a tuple of tensors, for a model that takes several, or a dictionary of them by the
-names of the model's arguments.
+Inputs may also be a tuple of tensors, or a dictionary of tensors by the names of the model's arguments.
 """
 
 _SPREAD, _SPREAD_ITEMS = 256, 8
-"""Number of records in a digest: of tensors, and of data read one by one."""
+"""Number of records in a digest, for tensors and for data read one by one."""
 
 
 def prepare(data: Data, present: Tensor | None = None) -> Data:
-    """Tensors in memory unchanged, all other data as a `Source`, with another mask of slots if given."""
+    """Tensors in memory unchanged, other data as a `Source`; `present` replaces the mask of slots."""
     if not isinstance(data, Source) and pair_of(data) is not None:
         return data
-    source = as_source(data)  # with its workers, if they were started
+    source = as_source(data)  # keeps started workers
     return source if present is None or present is source.present else replace(source, present=present)
 
 
 def occupied(data: Data, present: Tensor | None) -> Tensor | None:
-    """Mask of the slots of prepared data that hold a record."""
-    return data.present if isinstance(data, Source) else check_present(present, held_slots(data))
+    """Mask of the non-empty slots of prepared data."""
+    return data.present if isinstance(data, Source) else check_present(present, count(data))
 
 
 def ragged(data: Data) -> bool:
-    """Whether shapes depend on the records, which are padded to the longest of a physical batch."""
+    """Whether records are padded to the longest of a physical batch, so shapes depend on the records."""
     return isinstance(data, Source) and data.ragged
 
 
 def count(data: Data) -> int:
-    """Number of records; raise if they cannot be numbered, or there is none."""
-    if not (records := held_slots(data)):
+    """Number of records; raise if the data has none or is not map-style."""
+    if not (records := len(as_source(data))):
         raise DataError("the data has no records. Pass at least one.")
     return records
 
 
-def held_slots(data: Data) -> int:
-    """Number of slots of a rank's own part, which may be none."""
-    return len(as_source(data))
-
-
 def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> tuple[Any, Any]:
-    """Inputs and targets of some slots, a row each.
+    """Inputs and targets of these slots, a row per slot.
 
-    Data sets that draw (augmentation) have a stream of `source` per slot, independent of other slots;
-    None: the program's own randomness.
+    Data sets with random augmentation get a separate stream of `source` per slot; None for the global
+    generators.
     """
     if (pair := pair_of(data)) is None:
         key = None if source is None else substream(source).key
@@ -75,8 +69,8 @@ def _rows(pair: Sequence[Any], slots: Tensor) -> tuple[Any, Any]:
     return tree_map(pair[0], read), tree_map(pair[1], read)
 
 
-def made_up_record(data: Data) -> tuple[Any, Any]:
-    """Inputs and targets of one record of zeros, of the data's shapes and types."""
+def zero_record(data: Data) -> tuple[Any, Any]:
+    """Inputs and targets of one record of zeros with the data's shapes and types."""
     first = take(data, torch.arange(1), Stream(torch.device("cpu"), bytes(32)))
     return tree_map(first, torch.zeros_like)  # type: ignore[no-any-return]
 
@@ -87,19 +81,19 @@ def as_source(data: Data) -> Source:
 
 
 def describe_record(data: Data) -> str:
-    """Dtypes and shapes of a record's inputs and targets, which are public."""
+    """Public dtypes and shapes of a record's inputs and targets."""
     inputs, targets = (list(tree_leaves(part)) for part in take(data, torch.arange(1)))
     kinds = [f"{str(part.dtype)[6:]} {tuple(part.shape[1:])}" for part in (*inputs, *targets)]
     return f"{', '.join(kinds[: len(inputs)])} -> {', '.join(kinds[len(inputs) :])}"
 
 
 def data_digest(data: Data, slots: int) -> str | None:
-    """Fingerprint of some records, spread over the first slots; None if two reads of them differ."""
+    """Fingerprint of a sample of the first `slots` records; None if two reads differ."""
     in_memory = pair_of(data) is not None
     chosen = torch.linspace(0, slots - 1, min(slots, _SPREAD if in_memory else _SPREAD_ITEMS)).long()
     reads = []
     for _ in range(1 if in_memory else 2):
-        # a data set that draws gives the same records under the same randomness, on every rank
+        # with the same randomness, augmented records are equal on every rank
         values = take(data, chosen, Stream(torch.device("cpu"), bytes(32)))
         parts = [part.cpu() for part in tree_leaves(values) if part.layout == torch.strided]
         reads.append(fingerprint(parts))
@@ -107,7 +101,7 @@ def data_digest(data: Data, slots: int) -> str | None:
 
 
 def pair_of(data: Data) -> Sequence[Any] | None:
-    """Inputs and targets, if all of them are tensors in memory."""
+    """Inputs and targets if all are tensors in memory, otherwise None."""
     pair = data.tensors if isinstance(data, TensorDataset) else data
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         return None
@@ -117,39 +111,48 @@ def pair_of(data: Data) -> Sequence[Any] | None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch:
-    """Slots drawn for one step. Their numbers and their count are sensitive.
+    """Slots drawn for one step; their numbers and their count are sensitive.
 
-    The layout of physical batches is a function of the draw alone: empty slots take their places.
+    The layout of physical batches depends on the draw alone, so empty slots keep their places.
     """
 
     indices: Tensor
     data: Data
     physical: int
     present: Tensor | None = None
-    """Mask of the slots of the data that hold a record; None: all do."""
+    """Mask of the non-empty slots of the data; None if none is empty."""
     counts: Tensor | None = None
-    """Number of records of each drawn unit, rising, consecutive in `indices`; None: a slot is a unit."""
+    """Number of records of each drawn user, in increasing order, consecutive in `indices`; None for
+    record-level privacy."""
 
     def __len__(self) -> int:
-        """Number of units drawn."""
+        """Number of drawn records or users."""
         return (self.indices if self.counts is None else self.counts).shape[0]
 
     def __repr__(self) -> str:
         return "Batch(private)"
 
     def __getitem__(self, *_: object) -> NoReturn:
-        """Raise for a batch that is indexed, unpacked or looped over."""
+        """Raise, because a batch is opaque: it cannot be indexed, unpacked or iterated."""
         raise DataError("a batch is private: pass it to step(batch), which reads its records.")
 
     __iter__ = __getitem__
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"a batch has no attribute {name!r}: it is private. Pass it to step(batch), which reads "
+                "its records."
+            )
+
     def physical_batches(
         self, source: "RandomSource | None" = None
     ) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
-        """Inputs, targets, mask of the slots with records, and records of each unit, a few at a time.
+        """Physical batches: inputs, targets, mask of non-empty slots, and number of records per user.
 
-        The last two are None if all slots hold a record, and if every slot is a unit. No unit is split.
-        `source` is the randomness of data sets that draw; None: the program's own.
+        The mask is None if no slot is empty, the number of records for record-level privacy. Users are
+        not split. `source` is the randomness of augmentation; None for the global generators.
         """
         parts, counts = self._layout()
         rows: Iterable[tuple[Any, Any]]
@@ -162,7 +165,7 @@ class Batch:
             yield inputs, targets, None if self.present is None else self.present[slots.cpu()], several
 
     def _layout(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-        """Slots of each physical batch, and how many of them each unit has."""
+        """Slots of each physical batch, and the number of slots of each user."""
         if self.counts is None:
             slots = self.indices.split(self.physical) if self.indices.shape[0] else ()
             return slots, [None] * len(slots)
@@ -178,24 +181,24 @@ class Batch:
 
 
 def same_slots(drawn: Batch, like: Batch) -> Batch:
-    """Batch of the slots of an earlier draw that was not charged, on data of the same length."""
-    if held_slots(drawn.data) != held_slots(like.data):
+    """Batch with the slots of an earlier draw that was not charged, on data of the same length."""
+    if count(drawn.data) != count(like.data):
         raise DataError(
-            "a batch was drawn and not used, from data of another length (which may be private and is "
-            "not shown). Keep every slot: replace an invalid record, or leave it out by present=."
+            "a batch was drawn and not used, and the data had another length (which may be private "
+            "and is not shown). Keep every slot: fix an invalid record, or exclude it by present=."
         )
     return replace(like, indices=drawn.indices, counts=drawn.counts)
 
 
 def no_randomness(source: Stream, device: torch.device) -> None:
-    """Advance the source as `own_randomness` does, before work without draws."""
+    """Advance the source as `own_randomness` does, for work without random numbers."""
     source.skip(3 if device.type == "cuda" else 2)
 
 
 @contextmanager
 def own_randomness(source: RandomSource, device: torch.device, *, host: bool = True) -> Iterator[None]:
-    """Context with torch's global generators seeded from the source; `host`: the CPU's in any case."""
-    # the GPU's first: it gets the same state with and without the other
+    """Context with torch's global generators seeded from the source; `host`: always seed the CPU's."""
+    # the GPU's first, so its state does not depend on `host`
     shared = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
     shared += [torch.default_generator] if host or device.type == "cpu" else []
     states = [generator.get_state() for generator in shared]

@@ -1,7 +1,7 @@
-"""Checks that a record is in one slot, of one data set: they catch an honest mistake.
+"""Checks for records in several slots or data sets, which catch common mistakes.
 
-A record is identified by the data set that holds it and its number there, or by the memory of its input.
-Copies are not found, except among public records. The checks stop a run before any release.
+A record is identified by its data set and index, or by the memory address of its input. Copies are not
+detected, except among public records. The checks run before any release.
 """
 
 import hashlib
@@ -25,25 +25,25 @@ from hush.training.source import Source, global_randomness
 
 _AT_ONCE = 512
 _DEPTH = 4
-"""Number of nested data sets that are searched."""
+"""Maximum nesting depth of searched data sets."""
 _PROBED, _READS = 4, 6
-"""Number of items whose reads are watched, and reads of each."""
-_LIBRARIES = {"torch", "datasets", "pandas", "numpy"}
-"""Packages whose data sets read one record an item."""
+"""Number of items to watch, and number of reads per item."""
+_LIBRARIES = {"torch", "datasets", "pandas", "numpy", "hush"}
+"""Packages with data sets that read one record per item."""
 
 _MEMORY = object()
-"""Holder of all rows that are numbered by their addresses."""
+"""Owner of rows that are identified by memory address."""
 
 Rows = tuple[Any, npt.NDArray[np.int64] | None]
-"""Data set or memory, and the numbers of the rows in it (None: all)."""
+"""Data set or memory, and row numbers (None: all rows)."""
 
 
 def check_held_out(evaluation: Data, data: Data) -> None:
     """Raise if the evaluation data shares records with the private data."""
     if _share_records(evaluation, data):
         raise DataError(
-            "the evaluation data is the training data, or shares records with it: they would be "
-            "evaluated without being charged. Pass other records, which need no protection."
+            "the evaluation data shares records with the training data, and evaluation is not "
+            "charged. Pass other records, which need no protection."
         )
 
 
@@ -51,36 +51,37 @@ def check_public(public: Data, private: Data) -> None:
     """Raise if public and private data share records, or inputs that are equal in single precision."""
     problem = ""
     if _share_records(public, private):
-        problem = "the public data is the private data itself, or a part of it"
+        problem = "the public data is the private data, or a part of it"
     elif not set(_input_names(public)).isdisjoint(_input_names(private)):
         problem = "private records have the same inputs as public ones"
     if problem:
         raise DataError(
             f"{problem}: functions of public records are released without noise and without a charge. "
-            "Split the records before training, equal ones to the same side, or generate public ones."
+            "Split the records before training, duplicates on the same side, or generate public ones."
         )
 
 
 def check_distinct(data: Data) -> None:
-    """Raise if a record is in several slots: repeated numbers in a subset, or concatenated data sets."""
+    """Raise if a record is in several slots: repeated indices, or overlapping concatenated data sets."""
     repeated = any(rows is not None and len(np.unique(rows)) < len(rows) for _, rows in _holders(data))
     whole = data.dataset if isinstance(data, Source) else data
     parts = whole.datasets if isinstance(whole, ConcatDataset) else []
     if repeated or any(_share_records(*pair) for pair in combinations(parts, 2)):
         raise DataError(
-            "a record is in several slots (repeated numbers, or parts of a concatenated data set that "
-            "share records), and each slot is clipped alone: it would cost more than is charged. Pass "
-            "each record once, and augment it when it is read or by views=; to bound the records of one "
-            "person, pass units=."
+            "a record is in several slots (repeated indices, or overlapping parts of a concatenated "
+            "data set), and each slot is clipped separately: its cost would exceed the charge. Pass "
+            "each record once, and augment it when it is read or by views=; to protect several records "
+            "of one person, pass units=."
         )
 
 
 def check_alone(source: Source) -> None:
     """Raise if an item of a data set reads other records: mixup, cutmix, mosaics.
 
-    A few items are read several times, under other random numbers, through a copy of the data set.
-    Containers with a row per record report which rows are read. A container counts if the item has a row
-    in it; public images do not. Reads of files and of containers of another length are not found.
+    A few items are read several times with different random numbers, through a copy of the data set in
+    which containers with a row per record report their reads. Containers without the item's own row,
+    such as public images, are ignored. Reads of files and of containers with another length are not
+    detected.
     """
     for dataset, rows in _holders(source.dataset):
         library = type(dataset).__module__.partition(".")[0] in _LIBRARIES
@@ -92,19 +93,19 @@ def check_alone(source: Source) -> None:
         for place in np.linspace(0, len(numbers) - 1, min(_PROBED, len(numbers))).astype(int):
             reads = _reads(dataset, int(numbers[place]))
             own = {name for name, rows in reads.items() if rows and set.intersection(*rows)}
-            # no container has a row in each read: items are random rows
+            # no container has a row in every read: items are random rows
             counted = reads if own == {"self"} else own
             mixed = [name for name in counted if reads[name] and len(set.union(*reads[name])) > 1]
             if mixed:
                 raise DataError(
                     f"item i of {type(dataset).__name__} reads several rows of {min(mixed)}, as mixup "
-                    "and mosaics do: a record would enter gradients of other records, which clipping "
-                    "does not bound. Mix views of one record, or a record with public ones."
+                    "and mosaics do: a record would affect the gradients of other records, which "
+                    "clipping does not bound. Mix views of one record, or a record with public ones."
                 )
 
 
 def _reads(dataset: Any, index: int) -> dict[str, list[set[int]]]:
-    """Rows that item `index` of a data set reads each time, by the name of their container."""
+    """Rows that each read of item `index` accesses, by name of the container."""
     kind, length = type(dataset), len(dataset)
     reads: dict[str, list[set[int]]] = {"self": []}
 
@@ -112,7 +113,7 @@ def _reads(dataset: Any, index: int) -> dict[str, list[set[int]]]:
         _add_reads(reads["self"], index, length)
         return kind.__getitem__(self, index, *others, **named)
 
-    # a copy may not be readable: the reads before are known
+    # reading the copy may fail; earlier reads are still reported
     with suppress(Exception), warnings.catch_warnings(), global_randomness() as seed:
         warnings.simplefilter("ignore")
         # the copy must not close the files of the original
@@ -133,7 +134,7 @@ def _reads(dataset: Any, index: int) -> dict[str, list[set[int]]]:
 
 @Sequence.register
 class _Watched:
-    """Container with a row a record, or an indexer of a table, that reports its reads."""
+    """Container with a row per record, or indexer of a table, that reports its reads."""
 
     def __init__(self, inner: Any, found: list[set[int]], rows: int) -> None:
         self._inner, self._found, self._rows = inner, found, rows
@@ -154,7 +155,7 @@ class _Watched:
 
 
 def _add_reads(found: list[set[int]], index: Any, rows: int) -> None:
-    """Add the rows that an index reads; the name of a column reads none."""
+    """Add the rows that an index accesses; a column name accesses none."""
     first = index[0] if isinstance(index, tuple) and index else index
     if not isinstance(first, str):
         found[-1].update(np.atleast_1d(np.arange(rows)[first]).tolist())
@@ -166,26 +167,28 @@ def _input_names(data: Data) -> Iterator[bytes]:
         parts = []
         for part in tree_leaves(take(data, indices)[0]):
             dtype = torch.float32 if part.is_floating_point() else torch.int64
-            rows = part.detach().to("cpu", dtype) + 0  # with one zero
+            rows = part.detach().to("cpu", dtype) + 0  # maps -0.0 to 0.0
             parts.append(rows.unsqueeze(-1).flatten(1).contiguous().numpy())
         for row in zip(*parts, strict=True):
             yield hashlib.blake2b(b"".join(each.tobytes() for each in row), digest_size=16).digest()
 
 
 def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
-    """The data set itself, the data sets that it wraps, and the tensors and arrays of its inputs.
+    """The data set, the data sets that it wraps, and the tensors and arrays of its inputs.
 
-    A wrapper of another kind holds its attributes that have as many rows.
+    For an unknown wrapper, these are its attributes with the same number of rows.
     """
     if not hasattr(data, "__getitem__") or isinstance(data, (str, bytes)):
-        return  # equal values may be one object
+        return  # equal values may be the same object
     if isinstance(data, (Tensor, np.ndarray)):
         start = stride = 0
         if isinstance(data, np.ndarray):
             start, stride = data.ctypes.data, data.strides[0] if data.ndim else 0
         elif data.layout == torch.strided and not data.is_meta and data.ndim:
             start, stride = data.data_ptr(), data.stride(0) * data.element_size()
-        if start and 0 not in data.shape and (stride or data.shape[:1] == (1,)):  # not one row, expanded
+        if (
+            start and 0 not in data.shape and (stride or data.shape[:1] == (1,))
+        ):  # not an expanded single row
             yield _MEMORY, start + stride * np.arange(len(data))
         return
     yield data, None
@@ -204,7 +207,7 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
     elif isinstance(data, Source):
         yield from _holders(data.dataset, depth)
     elif hasattr(data, "_indices") and hasattr(getattr(data, "data", None), "table"):
-        # a Hugging Face data set: addresses in each column's memory, which a select keeps
+        # a Hugging Face data set: select() keeps the memory addresses of columns
         for column in data.data.table.columns:
             pairs = [(chunk, [*chunk.buffers(), None][1]) for chunk in column.chunks if len(chunk)]
             if pairs and all(each and each.size >= part.offset + len(part) for part, each in pairs):
@@ -218,13 +221,13 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
 
 
 def _has_rows(value: Any, rows: int) -> bool:
-    """Whether a value is a container of that many rows."""
+    """Whether a value is a container with this number of rows."""
     sized = hasattr(value, "__len__") and not isinstance(value, (str, type))
     return sized and getattr(value, "shape", None) != () and len(value) == rows
 
 
 def _share_records(first: Any, second: Any) -> bool:
-    """Whether two data sets hold a record in common."""
+    """Whether two data sets have a common record."""
     return any(
         ours is theirs and (rows is None or others is None or len(np.intersect1d(rows, others)) > 0)
         for (ours, rows), (theirs, others) in product(_holders(first), _holders(second))

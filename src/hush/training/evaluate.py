@@ -17,9 +17,9 @@ _BATCH = 1024
 
 
 def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) -> None:
-    """Raise if the model cannot be evaluated: before the first charge, on all records.
+    """Raise if the model cannot be evaluated; runs on all records before the first charge.
 
-    Messages describe evaluation records, which have no protection. The caller restores the model.
+    Messages may describe evaluation records, which have no protection. The caller restores the model.
     """
     try:
         evaluate(model, loss, evaluation)
@@ -28,24 +28,24 @@ def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) 
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         reason = str(error).split("\n", maxsplit=1)[0]
         raise DataError(
-            f"the evaluation data cannot be evaluated ({reason}): a record of it is "
-            f"{describe_record(evaluation)}, and a training record is {describe_record(data)}; nothing "
-            "was charged yet. Pass evaluation data of the training data's kinds, shapes and classes."
+            f"the model cannot be evaluated ({reason}): an evaluation record is "
+            f"{describe_record(evaluation)}, and a training record is {describe_record(data)}; no step "
+            "was charged. Pass evaluation data with the training data's types, shapes and classes."
         ) from error
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
-    """Mean loss, and accuracy if the outputs are class scores; NaN if no record counts.
+    """Mean loss, and accuracy if the outputs are class scores; NaN without valid targets.
 
-    A classification loss has torch's mean: weighted by class, without targets equal to `ignore_index`,
-    which do not count in the accuracy either. There is no charge: pass public or held-out records, not
-    the training set. The model is unchanged.
+    A classification loss is averaged as in torch: weighted by class, without targets equal to
+    `ignore_index`, which the accuracy also ignores. Evaluation is not charged: pass public or held-out
+    records, not the training set. The model is unchanged.
     """
     unreduced = per_sample_loss(loss)
     ignored = getattr(loss, "ignore_index", None)
     device = next(model.parameters()).device
-    torch.clear_autocast_cache()  # a longer autocast context keeps copies of earlier weights
+    torch.clear_autocast_cache()  # an outer autocast context caches copies of earlier weights
     total_loss, total_weight, right, scored, classified = 0.0, 0.0, 0, 0, True
     batch = Batch(torch.arange(count(data)), data, _BATCH)
     with evaluation_mode(model), _all_buffers_restored(model):
@@ -67,7 +67,7 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
 
 
 def _outputs(model: nn.Module, inputs: Any) -> Any:
-    """Outputs of the model, with derivatives only if its forward pass takes them (a force field)."""
+    """Outputs of the model; gradients are enabled only if forward() needs them (e.g. a force field)."""
     try:
         return call_model(model, inputs)
     except RuntimeError as error:
@@ -79,7 +79,7 @@ def _outputs(model: nn.Module, inputs: Any) -> Any:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Context of evaluation mode; restores the mode of each module."""
+    """Context with the model in evaluation mode; restores the mode of each module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -99,12 +99,14 @@ def _all_buffers_restored(model: nn.Module) -> Iterator[None]:
     finally:
         for buffers, name, buffer, value in before:
             buffers[name] = buffer
-            if not torch.equal(buffer, value):  # a write would count as a change outside of the step
+            if not torch.equal(
+                buffer, value
+            ):  # a write would be detected as a change outside of the step
                 buffer.copy_(value)
 
 
 def _summed(unreduced: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
-    """Sum of the losses, and the sum of weights that divides it."""
+    """Sum of the losses, and the sum of weights to divide it by."""
     classes = isinstance(unreduced, PerSampleLoss) and isinstance(unreduced.loss, CLASS_LOSSES)
     if not classes or not isinstance(targets, Tensor) or targets.is_floating_point():
         losses, records = unreduced(outputs, targets).double(), len(next(tree_leaves(targets)))
@@ -112,7 +114,7 @@ def _summed(unreduced: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
     assert isinstance(unreduced, PerSampleLoss)
     counted, weight = targets != unreduced.loss.ignore_index, unreduced.loss.weight
     total = float(PerSampleLoss(unreduced.loss, "none")(outputs, targets).double().sum())
-    if unreduced.record_reduction == "sum":  # a sum over the positions of a record, a mean over records
+    if unreduced.record_reduction == "sum":  # sum over the positions of a record, mean over records
         counted = counted.reshape(len(targets), -1).any(1)
     elif weight is not None:
         return total, float((weight.double()[targets.long().where(counted, 0)] * counted).sum())

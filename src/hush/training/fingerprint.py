@@ -1,4 +1,4 @@
-"""Fingerprint of tensors, which names releases and compares ranks."""
+"""Fingerprint of tensors, to identify releases and to compare ranks."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -19,7 +19,7 @@ _STRIDE = -7046029254386353131
 def fingerprint(tensors: Iterable[Tensor]) -> str:
     """64-bit hash of the tensors' bits.
 
-    Integer arithmetic wraps and does not depend on the order of additions, so all devices agree. The
+    Wrapping integer arithmetic does not depend on the order of additions, so all devices agree. The
     hash detects accidents, not forgery.
     """
     tensors = list(tensors)
@@ -33,7 +33,7 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
 
 
 def _hash(tensor: Tensor) -> Any:
-    """Sum of the 64-bit words, each times the weight of its place in a block and of the block."""
+    """Weighted sum of the 64-bit words; a weight depends on the position in a block and on the block."""
     flat = tensor.detach().reshape(-1)
     short = -flat.numel() % (8 // flat.element_size())
     words = (functional.pad(flat, (0, short)) if short else flat).view(torch.int64)
@@ -51,7 +51,7 @@ def _hash(tensor: Tensor) -> Any:
 
 @lru_cache
 def _weights(device: torch.device, count: int = _BLOCK) -> Any:
-    """Odd pseudorandom weights of the first places, as a tensor on a GPU and an array on a CPU."""
+    """Odd pseudorandom weights of the first positions: a tensor on a GPU, an array on a CPU."""
     mixed = torch.arange(1, count + 1, device=device) * _STRIDE
     mixed = (mixed ^ (mixed >> 29)) * _STRIDE | 1
     return mixed if mixed.is_cuda else mixed.numpy()

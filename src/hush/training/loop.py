@@ -1,8 +1,8 @@
-"""Training loop around a private step, within a budget: evaluation, checkpoints, resuming."""
+"""Training loop within a budget, with evaluation, checkpoints and resuming."""
 
 import inspect
-import warnings
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -10,15 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hush.accounting.calibrate import max_steps
-from hush.accounting.epsilon import compose
-from hush.accounting.ledger import Ledger
-from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import BudgetExceeded, CheckpointError, InvalidValue, Unsupported
+from hush.accounting.ledger import Ledger, LedgerOrPath, opened
+from hush.core.errors import CheckpointError, InvalidValue, Unsupported
 from hush.core.guarantee import Budget, Guarantee, Neighbours, check_delta
 from hush.core.plan import Plan
 from hush.core.value import check_count, check_kind
@@ -27,6 +25,7 @@ from hush.training.checkpoint import Scheduler, resume_run
 from hush.training.data import Data, prepare
 from hush.training.disjoint import check_held_out
 from hush.training.distributed.process_group import reducer_of
+from hush.training.end import last_step
 from hush.training.evaluate import check_evaluation, evaluate
 from hush.training.metrics import StepMetrics
 from hush.training.options import (
@@ -54,12 +53,12 @@ class Run:
 
     guarantee: Guarantee
     steps: int
-    stopped: Literal["steps", "budget"]
+    stopped: Literal["steps", "budget", "callback"]
     metrics: list[dict[str, Any]]
     skipped: int = field(repr=False)
-    """Records left out because their gradient was not finite, over all steps (sensitive)."""
+    """Number of skipped records with a gradient that is not finite, over all steps (sensitive)."""
     accepted: int | None = None
-    """Number of accepted trials of a selective plan charged per trial; None otherwise."""
+    """Number of accepted trials of a selective plan with per-trial accounting; None otherwise."""
     per_instance: PerInstance | None = field(default=None, repr=False)
     """Per-instance costs, if they were requested (sensitive)."""
 
@@ -75,7 +74,7 @@ def train(
     steps: int | None = None,
     scheduler: Scheduler | None = None,
     evaluation: Data | None = None,
-    ledger: Ledger | None = None,
+    ledger: LedgerOrPath | None = None,
     checkpoints: Checkpoints = _CHECKPOINTS,
     logging: Logging = _LOGGING,
     randomness: Randomness = _RANDOMNESS,
@@ -84,44 +83,44 @@ def train(
     per_instance: PerInstance | None = None,
     **options: Unpack[StepOptions],
 ) -> Run:
-    """Differentially private training until `steps` are done or the budget is used.
+    """Train with differential privacy until `steps` are done or the budget is used.
 
-    **Guarantee.** `Run.guarantee`, never above the budget: whether a step fits is known before it
-    is taken. Loss and accuracy are computed on `evaluation`, which is not protected; no metric
-    of the training records is reported.
+    **Guarantee.** `Run.guarantee`, never above the budget: the cost of a step is computed before it
+    runs. Loss and accuracy are computed on `evaluation`, which is not protected; no metric of the
+    training records is reported.
 
-    Under a selective plan charged per trial, a step is a trial, and the metrics contain the number of
-    accepted ones. Charged per acceptance, a step is an accepted update.
+    For a selective plan with per-trial accounting, a step is a trial, and the metrics have the number of
+    accepted trials. With per-acceptance accounting, a step is an accepted update.
 
     Args:
         model: module to train, in place.
         loss: loss module or function of outputs and targets, with one value per record.
-        optimizer: optimizer of the model's parameters, which receives the noisy gradients.
+        optimizer: optimizer of the model's parameters; it receives the noisy gradients.
         plan: sampling, clipping, noise and release.
         data: private records: inputs and targets with a row per slot, a data set, or a `hush.Source`:
             docs/data.md.
         budget: maximum cost of all charges on the ledger.
-        steps: total number of steps; None: as many as the budget allows.
-        scheduler: learning-rate schedule. It moves after a step that moved the model, or after an
-            evaluation if it follows a metric.
+        steps: total number of steps; by default as many as the budget allows.
+        scheduler: learning-rate scheduler. It advances after each step that changed the model, or after
+            each evaluation for `ReduceLROnPlateau`.
         evaluation: records that need no protection, for loss and accuracy.
-        ledger: ledger of several runs on one model or on the same records: the guarantee and the budget
-            cover all its charges. A run with a directory has its own ledger there.
-        checkpoints: folder of the run, and how it resumes.
-        logging: how often the model is evaluated, callbacks and progress.
-        randomness: source of sampling and noise. A resumed run with `secure=True` is reseeded.
+        ledger: shared ledger, or its path, for several runs on the same model or records: the guarantee
+            and the budget cover all its charges. A run with a directory has its own ledger there.
+        checkpoints: folder of the run, and resuming.
+        logging: evaluation interval, callbacks and progress.
+        randomness: source of sampling and noise.
         distributed: process group that trains together. Rank 0 writes the directory and evaluates;
             all return the same.
-        self_test: function of the step and the data, called before the first draw; an error stops the
-            run with no charge. hush.audit.self_test tests the step against its charge.
-        per_instance: accumulates the per-instance costs of every step (sensitive), kept in the secret
-            checkpoint and, at the end, in `per_instance.npz` of a directory, which only its owner may
-            read. Its guard decides which records take part.
+        self_test: function of the step and the data, called before the first draw, e.g.
+            `hush.audit.self_test`; an error stops the run without a charge.
+        per_instance: accumulator of the per-instance costs (sensitive), stored in the secret checkpoint
+            and, at the end, in `private/per_instance.npz` of the directory. Its guard decides which
+            records take part.
         **options: `records`, `units`, `neighbours`, `views`, `public` and `execution` of
-            `PrivateStep`. Without `records` it is the number of records, except under `ADD_REMOVE`.
+            `PrivateStep`. `records` is by default the number of records, except under `ADD_REMOVE`.
 
     Returns:
-        The guarantee, the reason of the end, and the metrics.
+        The guarantee, the stopping reason and the metrics.
     """
     check_kind("plan", plan, Plan)
     check_kind("budget", budget, Budget)
@@ -136,7 +135,7 @@ def train(
         period = check_count("every", logging.every, "it is a number of steps", 1)
     directory = checkpoints.directory
     ranks = reducer_of(distributed)
-    with ranks.propagate_errors(), ExitStack() as opened:
+    with ranks.propagate_errors(), ExitStack() as stack:
         passed = {"evaluation": evaluation, "directory": directory, "self_test": self_test}
         facts = {name: "none" if value is None else "some" for name, value in passed.items()}
         facts |= {"budget": str(budget), "every": str(period), "scheduler": type(scheduler).__name__}
@@ -148,15 +147,16 @@ def train(
             folder = RunFolder(
                 Path(directory), plan, resume=checkpoints.resume, settings=checkpoints.settings
             )
-        if ledger is None:
-            ledger = opened.enter_context(Ledger(folder.ledger if folder else None))
+        if not isinstance(ledger, Ledger):
+            path = folder.ledger if folder else None if ranks.rank else ledger
+            ledger = stack.enter_context(opened(path))
         if folder:
-            opened.enter_context(folder.cleanup_on_failure())
+            stack.enter_context(folder.cleanup_on_failure())
         if evaluation is not None:
             check_held_out(evaluation, data)
         by_slot = options.get("units") is None and relation is not Neighbours.ADD_REMOVE
-        if by_slot and options.get("records") is None:  # their number is public
-            options["records"] = ranks.place(data).slots
+        if by_slot and options.get("records") is None:  # the number is public
+            options["records"] = ranks.slots(data)
         step = PrivateStep(
             model,
             loss,
@@ -167,7 +167,7 @@ def train(
             distributed=replace(distributed, processes=ranks.processes),
             **options,
         )
-        step.reducer.check_whole("hush.train")  # rank 0 alone evaluates, and writes the folder
+        step.reducer.check_whole("hush.train")  # only rank 0 evaluates and writes the folder
         check_delta(budget.delta, step.records, step.adjacency.unit)
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()
         if directory is not None:
@@ -184,9 +184,10 @@ def train(
 
         if checkpoints.reseed:
             step.reseed()
-        end, stopped = last_step(step, budget, requested)
+        end, reason = last_step(step, budget, requested)
+        stopped: Literal["steps", "budget", "callback"] = reason
         step.rule.check_possible(end)
-        # before the folder exists: an error in the data must not use up its name
+        # before the folder exists, so that invalid data do not leave a folder
         batches = step.batches(data, steps=max(0, end - step.steps))
         if evaluation is not None:
             with rehearsal(step):
@@ -194,45 +195,61 @@ def train(
         if self_test is not None:
             self_test(step, data)
         if per_instance is not None:
-            per_instance.check(step, ranks.place(data).slots)
+            per_instance.check(step, ranks.slots(data))
         if folder and not folder.checkpoint.exists():
             folder.begin(plan, ledger)
             save()
         ledger.store_delta(budget.delta)
-        visible = logging.progress and not ranks.rank
-        with Progress("training", end, done=step.steps, visible=visible) as bar:
+        visible = Progress.on_terminal() if logging.progress is None else logging.progress
+        visible &= not ranks.rank
+        stoppable = ranks.broadcast("the callbacks", lambda: bool(logging.callbacks), short=True)
+        bar = Progress("training", end, done=step.steps, visible=visible)
+        callbacks = () if ranks.rank else logging.callbacks
+
+        def record(measured: StepMetrics) -> None:
+            """Evaluate, and write the metrics and the checkpoint of this step."""
+            newest = metrics_of(step.steps, step.spent(), **step.rule.describe())
+            if evaluation is not None:
+                # one result for all ranks, or their schedulers would diverge
+                held_out = partial(evaluate, model, loss, evaluation)
+                scores = ranks.broadcast("evaluating", held_out)
+                step.adopt_weights()  # evaluation on public records may change buffers
+                newest |= scores
+                measured.add({f"evaluation/{name}": value for name, value in scores.items()})
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(newest["loss"])
+            bar.show(newest)
+            metrics.append(newest)
+            if folder:
+                folder.add_metrics(newest)
+                save()
+            # a resumed run does not start before the checkpoint
+            ledger.compact(step.run, step.steps)
+
+        with bar:
             for batch in batches:
                 if per_instance is not None:
                     batch = per_instance.observe(step, batch)
                 moved = step(batch)
-                measured = StepMetrics(step, batch)  # before the schedule moves the learning rate
+                measured = StepMetrics(step)  # before the scheduler changes the learning rate
                 bar.advance()
                 if moved and not isinstance(scheduler, ReduceLROnPlateau | None):
                     scheduler.step()
                 measured.add(dict(step.rule.describe()))
-                if step.steps % period == 0 or step.steps == end:
-                    newest = metrics_of(step.steps, step.spent(), **step.rule.describe())
-                    if evaluation is not None:
-                        # one number for a scheduler to follow, or the ranks' models would part
-                        held_out = partial(evaluate, model, loss, evaluation)
-                        scores = ranks.broadcast("evaluating", held_out)
-                        step.adopt_weights()  # buffers that evaluation on public records has changed
-                        newest |= scores
-                        measured.add({f"evaluation/{name}": value for name, value in scores.items()})
-                    if isinstance(scheduler, ReduceLROnPlateau):
-                        scheduler.step(newest["loss"])
-                    bar.show(newest)
-                    metrics.append(newest)
-                    if folder:
-                        folder.add_metrics(newest)
-                        save()
-                    ledger.compact(step.run, step.steps)  # no resumed run begins before the checkpoint
-                for on_step in () if ranks.rank else logging.callbacks:
-                    on_step(step.steps, measured)
+                recorded = step.steps % period == 0 or step.steps == end
+                if recorded:
+                    record(measured)
+                verdicts = [on_step(step.steps, measured) for on_step in callbacks]
+                if stoppable and ranks.broadcast("the callbacks", partial(_ended, verdicts), short=True):
+                    step.stop()
+                    stopped = stopped if step.steps == end else "callback"
+                    if not recorded:
+                        record(measured)
+                    break
         if folder:
             checkpoint.save_weights(folder.weights, model)
             if per_instance is not None:
-                folder.write_per_instance(per_instance.state())
+                folder.write_per_instance(per_instance.numbers(budget.delta))
         return Run(
             guarantee=step.spent(),
             steps=step.steps,
@@ -244,58 +261,15 @@ def train(
         )
 
 
-def last_step(
-    step: PrivateStep, budget: Budget, requested: int | None
-) -> tuple[int, Literal["steps", "budget"]]:
-    """Last step of a run, and whether the requested steps or the budget end it.
-
-    Charged steps after the checkpoint are repeated without a charge. Warns if the budget covers fewer.
-    """
-    adjacency, plan = step.adjacency, step.plan
-    charged = max(step.ledger.last_step(step.run), step.steps)
-    before, sizes = step.ledger.counts, dict(step.ledger.dimensions)
-    limits = f"the budget of epsilon={budget.epsilon:g} at delta={budget.delta:g}"
-
-    def cost(counts: Mapping[Plan, int]) -> float:
-        return compose(counts, budget.delta, sizes, adjacency).epsilon.upper
-
-    once = step.ledger.counts_repeating(plan, step.run, charged + 1)
-    continues = requested is None or requested > charged
-    if once != before and continues and max_steps(plan, budget, once, sizes, adjacency):
-        before = once  # the next step is charged together with the one that was cut short
-    if (spent := cost(before)) > budget.epsilon:
-        raise BudgetExceeded(
-            f"the ledger holds charges of epsilon={spent:.4g}, more than {limits}. Pass the budget of "
-            "the whole run."
-        )
-    if grows_with_dimension(plan):
-        sizes[plan] = max(step.dimension, sizes.get(plan, 0))
-    paid = before.get(plan, 0)
-    if requested is not None:
-        whole = {**before, plan: paid + max(0, requested - charged)}
-        if cost(whole) <= budget.epsilon:
-            return requested, "steps"
-    limit = charged + max_steps(plan, budget, before, sizes, adjacency)
-    if limit == 0:
-        one, together = cost({**before, plan: paid + 1}), " with what is on the ledger" * bool(before)
-        raise BudgetExceeded(
-            f"{limits} is below the cost of one step{together} ({one:.4g}). Add noise (hush.calibrate "
-            "finds how much), lower the sampling rate, resume the run that was charged, or raise it."
-        )
-    if requested is not None:
-        warnings.warn(
-            f"steps={requested} were asked for and the run ends after {limit}: one more would cost more "
-            f"than {limits} ({adjacency}). hush.calibrate finds noise for all of them.",
-            UserWarning,
-            stacklevel=3,
-        )
-    return limit, "budget"
+def _ended(verdicts: list[object]) -> bool:
+    """Whether a callback returned True; other objects that callbacks return are ignored."""
+    return any(isinstance(each, bool | np.bool_ | torch.Tensor) and bool(each) for each in verdicts)
 
 
 def _check_arguments(
     options: StepOptions, checkpoints: Checkpoints, ledger: object, scheduler: Any, evaluation: Any
 ) -> None:
-    """Raise for arguments that are unknown, or need another one."""
+    """Raise for unknown arguments, and for arguments that need another one."""
     for name in options.keys() - StepOptions.__annotations__.keys():
         known = [*inspect.signature(train).parameters, *StepOptions.__annotations__]
         holders = [kind.__name__ for kind in _HOLDERS if name in kind.__dataclass_fields__]
@@ -311,16 +285,16 @@ def _check_arguments(
         )
     if checkpoints.settings is not None and directory is None:
         raise InvalidValue(
-            "settings are stored in the folder of the run. Pass directory= too, or leave them out.",
+            "settings are stored in the folder of the run. Also pass directory=, or leave them out.",
             key="settings",
         )
     if ledger is not None and directory is not None:
         raise InvalidValue(
-            "ledger and directory were both passed: a run with a directory has its own ledger. Pass "
-            "one; runs that add up share a ledger without a directory.",
+            "ledger and directory were both passed, and a run with a directory has its own ledger. "
+            "Pass one of them; runs that share a ledger have no directory.",
             key="ledger",
         )
-    if ledger is not None:
+    if not isinstance(ledger, str | os.PathLike | None):
         check_kind("ledger", ledger, Ledger)
     if not isinstance(scheduler, Scheduler | None):
         raise InvalidValue(
@@ -329,6 +303,6 @@ def _check_arguments(
         )
     if isinstance(scheduler, ReduceLROnPlateau) and evaluation is None:
         raise Unsupported(
-            "ReduceLROnPlateau follows a loss, and that of the training records is not released. Pass "
-            "evaluation data."
+            "ReduceLROnPlateau needs a loss, and the training loss is not released. Pass evaluation "
+            "data."
         )

@@ -1,11 +1,11 @@
-"""Options of a private step and of a run that most leave at their defaults, in groups."""
+"""Groups of options of a private step and of a run."""
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from hush.core.guarantee import Arithmetic, Neighbours
+from hush.core.guarantee import Neighbours
 
 if TYPE_CHECKING:
     import torch
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Units:
-    """User-level privacy: steps draw owners of records and protect one owner: docs/guarantees/units.md.
+    """User-level privacy: steps sample users instead of records: docs/guarantees/units.md.
 
-    The assignment of records to owners is public unless the neighbours are `ADD_REMOVE`.
+    The record-to-user map is public, except under `ADD_REMOVE`.
 
     Args:
-        owners: Owner of each record: integers or names, in the order of the records.
-        per_unit: Maximum number of records of one owner in a step, sampled anew each time.
-        gradient: "mean" or "sum" of the gradients of an owner's records; the result is clipped.
+        owners: User id of each record: integers or strings, in the order of the records.
+        per_unit: Maximum number of records of one user per step, sampled in each step.
+        gradient: "mean" or "sum" of the gradients of a user's records; the result is clipped.
     """
 
     owners: "Owners"
@@ -40,28 +40,21 @@ class Randomness:
     """Source of sampling and noise; by default a cryptographic stream with a secret key.
 
     Args:
-        generator: Seed of the stream, for tests: anyone who knows it can repeat the run, and the
-            guarantee says `randomness: seeded`.
-        secure: Draw from the operating system. Such a step cannot be repeated, so a resumed run pays
-            again for the steps since its checkpoint.
-        arithmetic: "proved" for exact noise; "assumed" for noise of torch's generator, faster and on a
-            recognisable grid.
+        generator: Seed of the stream, for tests: the seed reveals the noise, and the guarantee has
+            `randomness: seeded`.
     """
 
     generator: "torch.Generator | None" = None
-    secure: bool = False
-    arithmetic: Arithmetic = "proved"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """Physical batches and CUDA graphs; neither changes the guarantee.
+    """Physical batch size and CUDA graphs; they do not change the guarantee.
 
     Args:
-        physical_batch: Number of records to process at once; None: as many as fit in memory.
-        replay: Whether a GPU records the work of a physical batch as a CUDA graph and replays it. None:
-            if it is possible and faster, as measured on synthetic records; True: raise if it is not
-            possible; False: never.
+        physical_batch: Number of records to process at once; by default as many as fit in memory.
+        replay: Use CUDA graphs on a GPU. None: if they are supported and faster, measured on synthetic
+            records; True: raise if they are not supported; False: never.
     """
 
     physical_batch: int | None = None
@@ -70,17 +63,14 @@ class Execution:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Distributed:
-    """Process group whose ranks run the step together. See docs/distributed.md.
+    """Process group whose ranks run the step together; each reads all data. See docs/distributed.md.
 
     Args:
-        processes: Process group; None: all processes if `torch.distributed` is initialised; False: this
-            process alone.
-        shard: Whether the data passed to `batches` is this rank's own part, without records of other
-            ranks; `records` counts those of all ranks. False: every rank reads all data.
+        processes: Process group; by default all processes if `torch.distributed` is initialised; False
+            for this process alone.
     """
 
     processes: "Group" = None
-    shard: bool = False
 
 
 class StepOptions(TypedDict, total=False):
@@ -96,14 +86,14 @@ class StepOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Folder of a run, and how the run resumes from it. See docs/resume.md.
+    """Folder of a run, and resuming. See docs/resume.md.
 
     Args:
-        directory: Folder for the run's plan, ledger, metrics, checkpoint and weights; None: no files.
-        resume: Continue from the checkpoint in the directory, exactly as the run would have.
-        reseed: Continue with new randomness, and pay again for the steps since the checkpoint.
-        settings: Publishable choices that are not in the plan (e.g. the data set), as plain data for
-            settings.json. A run is resumed with the same ones.
+        directory: Folder for the run's plan, ledger, metrics, checkpoint and weights; None for no files.
+        resume: Continue from the checkpoint in the directory, with bitwise identical results.
+        reseed: Continue with new randomness; steps after the checkpoint are charged again.
+        settings: Publishable options outside the plan (e.g. the data set), as plain data for
+            settings.json. They must be equal when the run resumes.
     """
 
     directory: str | os.PathLike[str] | None = None
@@ -114,16 +104,17 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Logging:
-    """Metrics of a run: how often, and who receives them. See docs/logging.md.
+    """Interval of evaluations and checkpoints, callbacks and progress. See docs/logging.md.
 
     Args:
-        every: Number of steps between evaluations, which also write metrics and a checkpoint; None:
-            about an epoch.
-        callbacks: Functions on_step(step, metrics) of `StepMetrics`, called after each step by rank 0.
-            A resumed run calls again for the steps that it repeats.
-        progress: Show a progress bar.
+        every: Number of steps between evaluations, each of which also writes metrics and a checkpoint;
+            by default about an epoch.
+        callbacks: Functions `on_step(step, metrics)` with `StepMetrics`, called by rank 0 after each
+            step, also after repeated steps of a resumed run. If one returns True, the run ends, and all
+            planned steps stay charged.
+        progress: Show a progress bar; by default on a terminal.
     """
 
     every: int | None = None
     callbacks: "Sequence[OnStep]" = ()
-    progress: bool = False
+    progress: bool | None = None

@@ -1,4 +1,4 @@
-"""Per-instance Rényi charges and Fisher information loss of the records of a run (sensitive)."""
+"""Per-instance Rényi divergences and Fisher information loss of the records of a run (sensitive)."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vjp, vmap
 
-from hush.accounting.epsilon import checked_orders
+from hush.accounting.epsilon import checked_orders, rdp, upper_epsilon
 from hush.accounting.filters import RenyiFilter, individual_gaussian_rdp
 from hush.accounting.numerics import Array
 from hush.accounting.per_instance import check_always_released, fisher, individual_rdp, unit_law
@@ -21,33 +21,38 @@ from hush.clipping import L2, L2Linf, Linf
 from hush.core.errors import CheckpointError, DataError, InvalidValue, Unproved, Unsupported
 from hush.core.guarantee import Guarantee
 from hush.core.parts import Clipping
+from hush.core.plan import Plan
 from hush.core.value import check_count
 from hush.gradients.precision import full_precision
 from hush.gradients.tree import tree_map
 from hush.training.data import Batch
 from hush.training.step import PrivateStep
 
-_ROUNDING = 1e-4  # relative distance of two sums of the same records beyond which forward passes draw
-_ORDERS = (2.0, 4.0, 8.0, 16.0, 32.0)
-_FAILURE = 1e-6  # probability that an eigenvalue exceeds the number added for it
-_ENTRIES = 2**20  # entries of clipped gradients that are held at a time
+_ROUNDING = (
+    1e-4  # relative difference of two sums of the same records above which forward passes are random
+)
+_ORDERS = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 256.0)
+_FAILURE = 1e-6  # probability that an eigenvalue exceeds its bound
+_ENTRIES = 2**20  # entries of clipped gradients in memory at a time
 
 
 class PerInstance:
     """Per-instance costs of records, accumulated over the steps of a full-batch plan (sensitive).
 
-    `observe` recomputes the clipped sum of a batch and each record's clipped gradient g_i, a few at a
-    time. With the sum as location t it adds, for each order a:
+    `observe` recomputes the clipped sum t of a batch and each record's clipped gradient g_i. For each
+    order a, it adds:
 
-    - to `charges[i]`, the larger of D_a(P_t || P_{t - g_i}) and D_a(P_{t - g_i} || P_t): record i;
-    - to `any_record`, the bound for any one record that is added or removed (Algorithm 1 of Hu et al.
-      2024, with both signs and directions);
-    - to `information[i]`, the largest eigenvalue of J_i^T diag(eta^2) J_i, J_i the Jacobian of g_i with
-      respect to the record's inputs.
+    - to `charges[i]` the larger of D_a(P_t || P_{t - g_i}) and D_a(P_{t - g_i} || P_t): record i is
+      present or absent;
+    - to `any_record`, the bound for any one record that is added or removed, the per-instance RDP "for
+      all" of Algorithm 1 of Hu et al. (2024), with both signs and directions;
+    - to `worst_case`, the divergence for any data set, `hush.rdp`;
+    - to `information[i]`, an upper bound on the largest eigenvalue of J_i^T diag(eta^2) J_i, J_i the
+      Jacobian of g_i with respect to the record's inputs.
 
-    **Guarantee** (per-instance, of one step given the steps before it). docs/guarantees/bounded.md and
-    fisher.md. A sum over steps is an odometer of one run, whose guarantee is `step.spent`:
-    docs/guarantees/filter.md. Every number is private.
+    **Guarantee** (per-instance, for one step given the previous steps). docs/guarantees/bounded.md and
+    fisher.md. A sum over steps is an odometer, not a guarantee; the guarantee of the run is
+    `step.spent`: docs/guarantees/filter.md. All numbers are sensitive.
 
         watched = hush.PerInstance(orders=[2.0, 8.0])
         for batch in step.batches(data, steps=100):
@@ -56,10 +61,12 @@ class PerInstance:
 
     Args:
         orders: Rényi orders, each above 1.
-        slots: Slots of the data to watch, chosen without looking at the records; None: all.
-        iterations: Power iterations of the information; 0: no information is computed.
-        guard: Filter of as many records as the data has slots. A record takes part only while its own
-            Gaussian cost fits the filter's budget, so `guarantee` holds for every record.
+        slots: Slots to watch, chosen independently of the records; by default all.
+        iterations: Lanczos iterations for the Fisher information, exact from the number of inputs on;
+            0 to skip it. `eigenvalue_error` is the relative error of fewer, which fails with
+            probability 1e-6 for each record and step.
+        guard: Filter with one record per slot. A record takes part while its Gaussian cost fits the
+            filter's budget, so `guarantee` holds for every record.
     """
 
     def __init__(
@@ -72,42 +79,80 @@ class PerInstance:
     ) -> None:
         self.orders = checked_orders(orders)
         self.slots = None if slots is None else np.unique(np.asarray(slots, dtype=np.int64))
-        self.iterations = check_count("iterations", iterations, "they are counted", at_least=0)
+        self.iterations = check_count(
+            "iterations", iterations, "it is a number of iterations", at_least=0
+        )
         self.guard = guard
         self.steps = 0
         self.any_record: Array = np.zeros(len(self.orders))
+        self.worst_case: Array = np.zeros(len(self.orders))
+        self.eigenvalue_error = 0.0
+        self._run: tuple[Plan, int] | None = None
         self.charges: Array = np.zeros((0, len(self.orders)))
         self.information: Array = np.zeros(0)
 
     def epsilons(self, delta: float) -> Array:
-        """Epsilon of each watched record's accumulated charge (sensitive; an odometer, no guarantee).
+        """Epsilon of each watched record, present or absent (sensitive; an odometer, not a guarantee).
+
+        At most the epsilon of the observed steps for any records.
 
         Args:
             delta: Delta of the conversion from Rényi divergences.
         """
-        return np.array([rdp_to_epsilon(charge, self.orders, delta) for charge in self.charges])
+        return self._epsilons(self.charges, delta)
+
+    def any_record_epsilon(self, delta: float) -> float:
+        """Epsilon for any one record beside the actual ones, the paper's "for all" (sensitive).
+
+        Args:
+            delta: Delta of the conversion from Rényi divergences.
+        """
+        return float(self._epsilons(self.any_record[None], delta)[0])
+
+    def _epsilons(self, charges: Array, delta: float) -> Array:
+        # an accountant with more orders bounds the cost for any records
+        plan, size = self._run or (None, 0)
+        most = math.inf if plan is None else upper_epsilon({plan: self.steps}, delta, size)
+        return np.array([min(most, rdp_to_epsilon(each, self.orders, delta)) for each in charges])
 
     def losses(self) -> Array:
-        """Fisher information loss of each watched record: the root of its information (sensitive)."""
+        """Upper bound on the Fisher information loss of each watched record: the square root of its
+        information (sensitive)."""
         return np.sqrt(self.information)
 
+    def numbers(self, delta: float) -> dict[str, npt.ArrayLike]:
+        """The numbers of `private/per_instance.npz` (sensitive), with epsilons at `delta`.
+
+        Args:
+            delta: Delta of the conversion from Rényi divergences.
+        """
+        watched = np.arange(len(self.charges)) if self.slots is None else self.slots
+        return {
+            **{name: value.numpy() for name, value in self.state().items()},
+            "slots": watched,
+            "delta": delta,
+            "epsilon": self.epsilons(delta),
+            "any_record_epsilon": self.any_record_epsilon(delta),
+            "eta": self.losses(),
+        }
+
     def guarantee(self, delta: float) -> Guarantee:
-        """Guarantee of the guard's budget, for every record; it may be published.
+        """Guarantee of the guard's budget, for every record; may be published.
 
         Args:
             delta: Delta of the guarantee.
         """
         if self.guard is None:
             raise Unproved(
-                "charges that depend on the records add up to no guarantee. Pass "
-                "guard=hush.RenyiFilter(...), or report step.spent(delta)."
+                "per-instance costs are not a guarantee. Pass guard=hush.RenyiFilter(...), or report "
+                "step.spent(delta)."
             )
-        # rounding of a sum is a share of the clipping norm, and not of a record's own gradient
+        # the rounding of a sum is relative to the clipping norm, not to the record's gradient
         return dataclasses.replace(self.guard.guarantee(delta), arithmetic="assumed")
 
     def state(self) -> dict[str, Tensor]:
-        """The accumulated numbers (sensitive), to continue a run."""
-        names = ("steps", "orders", "charges", "any_record", "information")
+        """The accumulated numbers (sensitive), for a checkpoint."""
+        names = ("steps", "orders", "charges", "any_record", "worst_case", "information")
         numbers = {name: getattr(self, name) for name in names} | {
             "slots": np.zeros(0, dtype=np.int64) if self.slots is None else self.slots,
             "spent": np.zeros(0) if self.guard is None else self.guard.odometer(),
@@ -115,41 +160,43 @@ class PerInstance:
         return {name: torch.from_numpy(np.array(value)) for name, value in numbers.items()}
 
     def restore(self, state: Mapping[str, Tensor] | None, steps: int) -> None:
-        """Continue from the numbers of an interrupted run.
+        """Restore the numbers of an interrupted run.
 
         Args:
-            state: Result of `state` of an object with the same arguments; None: none was stored.
+            state: Output of `state` of an object with the same arguments; None if none was stored.
             steps: Number of steps of the run.
         """
         stored = {name: value.numpy() for name, value in (state or {}).items()}
         mine = {name: value.numpy() for name, value in self.state().items()}
-        same = all(np.array_equal(mine[name], stored.get(name, 0)) for name in ("orders", "slots"))
+        same = mine.keys() == stored.keys()
+        same &= all(np.array_equal(mine[name], stored.get(name, 0)) for name in ("orders", "slots"))
         done = int(stored.get("steps", 0))
         if not same or done != steps or mine["spent"].shape != stored["spent"].shape:
             raise CheckpointError(
-                f"the stored per-instance charges cover {done} steps, and the run has done "
-                f"{steps}; or orders, slots or guard differ. Pass the arguments of the interrupted run, "
-                "or leave out per_instance=."
+                f"the stored per-instance costs cover {done} steps and the run has {steps}, or orders, "
+                "slots or guard differ. Pass the arguments of the interrupted run, or leave out "
+                "per_instance=."
             )
         self.steps = steps
-        for name in ("charges", "any_record", "information"):
+        for name in ("charges", "any_record", "worst_case", "information"):
             setattr(self, name, stored[name].copy())
         if self.guard is not None:
             self.guard.restore(stored["spent"])
 
     def check(self, step: PrivateStep, slots: int) -> None:
-        """Raise if the charges of a step cannot be computed.
+        """Raise if the per-instance costs of a step cannot be computed.
 
         Args:
             step: Step to observe.
             slots: Number of slots of its data.
         """
-        individual_rdp(step.plan, [0.0], self.orders)  # raises if it is not proved
+        individual_rdp(step.plan, [0.0], self.orders)  # raises if there is no proof
         check_always_released(step.plan)
+        self._run = step.plan, step.size
         if step.reducer.size > 1 or step.units is not None or step.gradients.views is not None:
             raise Unsupported(
-                "per-instance charges are computed for single records, in one process. Leave out units= "
-                "and views=, and pass distributed=hush.Distributed(processes=False)."
+                "per-instance costs are for single records in one process. Leave out units= and views=, "
+                "and pass distributed=hush.Distributed(processes=False)."
             )
         if self.slots is not None and len(self.slots) and not 0 <= self.slots[-1] < slots:
             raise InvalidValue(
@@ -157,10 +204,10 @@ class PerInstance:
                 f"slots=range({min(100, slots)}).",
                 key="slots",
             )
-        if self.guard is not None and (self.guard.records != slots or self.guard.knows != "record"):
+        if self.guard is not None and self.guard.records != slots:
             raise InvalidValue(
                 f"guard of {self.guard.records} records must have one for each of the {slots} slots, "
-                'and knows="record": otherwise the admission of a record depends on others. Pass '
+                "because each record has a separate budget. Pass "
                 f"guard=hush.RenyiFilter(orders=..., budget=..., records={slots}).",
                 key="guard",
             )
@@ -171,10 +218,10 @@ class PerInstance:
         Args:
             step: Step of a plan with full batches, `L2`, `Linf` or `L2Linf` clipping, and noise of
                 bounded support or Gaussian; of one process, without units or views.
-            batch: Batch just drawn by `step.batches`.
+            batch: Current batch of `step.batches`.
 
         Returns:
-            The batch to pass to the step: without the records that the guard does not admit.
+            Batch for the step, without the records that the guard does not admit.
         """
         if batch is not step.pending_batch:
             raise DataError("this batch is not the next one of the step. Observe it before step(batch).")
@@ -211,17 +258,18 @@ class PerInstance:
                 self.information[places] += self._eigenvalues(step, *some, eta)
         if np.linalg.norm(again - location) > _ROUNDING * max(1e-12, float(np.linalg.norm(location))):
             raise Unsupported(
-                "two passes over the records gave other gradients: forward passes draw at random, and "
+                "two passes over the records gave different gradients, so forward passes are random and "
                 "the location of the step is unknown. Set dropout to 0, or call model.eval()."
             )
         self.any_record += individual_rdp(plan, location, self.orders)
+        self.worst_case += rdp(plan, self.orders, step.size)
         self.steps += 1
         return batch
 
     def _clipped(
         self, step: PrivateStep, batch: Batch
     ) -> Iterator[tuple[Array, npt.NDArray[np.int64], Any, Tensor]]:
-        """Clipped gradients of a few records, a row each, their places in the batch, and the records."""
+        """Chunks of records: clipped gradients, positions in the batch, inputs and targets."""
         names, clipping, first = list(step.trainable()), step.plan.clipping, 0
         for part in batch.physical_batches():
             inputs, targets, present, _ = tree_map(part, step.gradients.to_device)
@@ -257,21 +305,32 @@ class PerInstance:
         with full_precision(inputs.device, autograd=True):
             recorded: Any = vjp(lambda values: vmap(clipped)(values, targets), inputs)
             gradients, transposed = recorded
-            # J v is the transpose of a map that is linear in the cotangent: no forward mode is needed
+            # J v as a transpose of the vector-Jacobian product, without forward mode
             zero = torch.zeros_like(gradients)
             forward: Any = vjp(lambda cotangent: transposed(cotangent)[0], zero)[1]
             vectors = torch.randn_like(inputs).flatten(1)
-            for _ in range(self.iterations + 1):
-                vectors = torch.nn.functional.normalize(vectors, dim=1)
+            size = min(self.iterations, vectors.shape[1])
+            basis, images = (vectors.new_zeros(len(vectors), size, vectors.shape[1]) for _ in range(2))
+            for k in range(size):
+                for attempt in range(3):  # once more, because the first time rounds
+                    vectors = torch.nn.functional.normalize(vectors, dim=1)
+                    shares = basis @ vectors[:, :, None]
+                    vectors = vectors - (shares * basis).sum(1)
+                    if not attempt:  # the span is invariant: the rest is rounding, so begin anew
+                        rest = vectors.norm(dim=1, keepdim=True)
+                        vectors = torch.where(rest < 1e-5, torch.randn_like(vectors), vectors)
+                basis[:, k] = vectors = torch.nn.functional.normalize(vectors, dim=1)
                 products = transposed(eta * forward(vectors.view_as(inputs))[0])[0].flatten(1)
-                quotients = (vectors * products).sum(1).clamp(min=0)
-                vectors = products
-        error = power_iteration_error(vectors.shape[1], self.iterations, _FAILURE)
-        return np.asarray(quotients.double().cpu()) / (1 - error)
+                images[:, k] = vectors = products
+        # Rayleigh and Ritz: the matrix on the span of the vectors
+        projected = (basis @ images.mT).double().cpu()
+        largest = torch.linalg.eigvalsh((projected + projected.mT) / 2)[:, -1].clamp(min=0)
+        self.eigenvalue_error = lanczos_error(vectors.shape[1], size, _FAILURE)
+        return np.asarray(largest) / (1 - self.eigenvalue_error)
 
 
 def clip_rows(clipping: Clipping, rows: Tensor) -> Tensor:
-    """Finite gradients clipped by `L2`, `Linf` or `L2Linf`, a row each."""
+    """Finite gradients (rows) clipped by `L2`, `Linf` or `L2Linf`."""
     if isinstance(clipping, L2 | L2Linf):
         norm = clipping.norm if isinstance(clipping, L2) else clipping.l2
         rows = rows * (norm / rows.norm(dim=1, keepdim=True).clamp(min=norm))
@@ -281,13 +340,14 @@ def clip_rows(clipping: Clipping, rows: Tensor) -> Tensor:
     return rows
 
 
-def power_iteration_error(dimension: int, iterations: int, failure: float) -> float:
-    """Relative error that a random start of the power method exceeds with probability `failure`."""
-    if dimension == 1:
+def lanczos_error(dimension: int, iterations: int, failure: float) -> float:
+    """Relative error that `iterations` of Lanczos exceed with probability `failure` (random start)."""
+    if iterations >= dimension:
         return 0.0
-    start, power = math.log(2 * dimension / math.pi) / 2, iterations + 0.5
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
-        chance = start + (power * math.log1p(-middle) - math.log(middle * 2 * power) / 2)
+        degree, root = 2 * (iterations - 1) * math.atanh(math.sqrt(middle)), (1 - middle) / middle
+        # log of 1 / cosh(degree), an upper bound
+        chance = math.log(2 * dimension / math.pi * root) / 2 + math.log(2) - degree
         low, high = (middle, high) if chance > math.log(failure) else (low, middle)
     return high

@@ -21,8 +21,12 @@ class Progress:
     """Context manager that shows the progress of one task: `done` of `total` items, named by `unit`.
 
     On a terminal it is a bar with the latest metrics and the time left, elsewhere a line every ten
-    seconds. A thread prints the lines: some tasks are a single call.
+    seconds. A thread prints the lines, because some tasks are a single call. A task within another one
+    shows nothing, also if the other one is not visible.
     """
+
+    _open = 0
+    """Number of tasks that have begun and not ended."""
 
     def __init__(
         self,
@@ -56,6 +60,11 @@ class Progress:
         )
         self._bar.add_task(task, total=total, completed=done, facts="")
 
+    @staticmethod
+    def on_terminal() -> bool:
+        """Whether standard error is a terminal."""
+        return sys.stderr.isatty()
+
     def advance(self) -> None:
         """Count one more item."""
         self._done += 1
@@ -78,11 +87,15 @@ class Progress:
             print(f"hush: {self._task}: {facts}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
+        if Progress._open:
+            self._bar = self._lines = None
+        Progress._open += 1
         if shown := self._bar or self._lines:
             shown.start()
         return self
 
     def __exit__(self, *error: object) -> None:
+        Progress._open -= 1
         self._over.set()
         if self._bar is not None:
             self._bar.stop()

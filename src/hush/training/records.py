@@ -1,6 +1,7 @@
-"""Records of a data set, arrays or a table as rows of tensors: structure, columns and padding.
+"""Conversion of data sets, arrays and tables to rows of tensors: structure, columns and padding.
 
-A row is a tree of tensors with one row each, independent of other records: docs/guarantees/tape.md, 12.
+A record becomes a tree of tensors with one row each, independent of other records:
+docs/guarantees/tape.md, 12.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,16 +19,16 @@ from hush.core.errors import DataError
 from hush.core.value import with_article
 
 Columns = str | list[str] | dict[str, Any] | Callable[[Any], Any] | None
-"""Columns to read: a name, a list of names (one vector of numbers), a dictionary of arguments by name,
-or a function of the record."""
+"""Columns to read: a name, a list of names (stacked to a vector), a dictionary from argument names to
+columns, or a function of the record."""
 
 LONGEST = "longest"
-"""Value of `pad_to` that pads to the longest record of a physical batch."""
+"""`pad_to` for padding to the longest record of a physical batch."""
 
 
 @runtime_checkable
 class MapStyle(Protocol):
-    """Data set with numbered records: item i is record i, independent of earlier reads."""
+    """Map-style data set: item i is record i, independent of earlier reads."""
 
     def __len__(self) -> int: ...
 
@@ -36,15 +37,15 @@ class MapStyle(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ArrayRecords:
-    """Rows of tensors or arrays; of memory-mapped arrays only the requested rows are read."""
+    """Rows of tensors or arrays; only the requested rows of memory-mapped arrays are read."""
 
     inputs: Any
     targets: Any
     order: npt.NDArray[np.int64] | None = None
-    """Row of each slot; None: slot i is row i."""
+    """Row of each slot; None if slot i is row i."""
 
     def __post_init__(self) -> None:
-        """Raise unless every tensor or array has a row of numbers for each record."""
+        """Raise unless every tensor or array has a row per record."""
         inputs, targets = list(leaves(self.inputs)), list(leaves(self.targets))
         if not all(value.ndim for value in inputs + targets):
             raise DataError("a tensor of the data has shape (). Pass tensors with a row per record.")
@@ -72,7 +73,7 @@ class ArrayRecords:
         return map_leaves(self.rows([index]), lambda rows: rows[0])
 
     def rows(self, slots: Sequence[int]) -> tuple[Any, Any]:
-        """Inputs and targets of some slots, a row each."""
+        """Inputs and targets of these slots, a row per slot."""
         chosen = torch.as_tensor(slots, dtype=torch.int64)
         if self.order is not None:
             chosen = torch.from_numpy(self.order)[chosen]
@@ -81,11 +82,11 @@ class ArrayRecords:
 
 
 def rows_at(rows: Any, slots: Tensor) -> Tensor:
-    """Rows of a tensor or array by their numbers."""
-    if not isinstance(rows, Tensor):  # in the machine's byte order
+    """Rows of a tensor or array by index."""
+    if not isinstance(rows, Tensor):  # native byte order
         chosen = np.asarray(rows[slots.numpy()])
         return torch.from_numpy(np.require(chosen, chosen.dtype.newbyteorder("="), ["C", "W"]))
-    if rows.device != slots.device:  # does not wait for numbers on their way to a GPU
+    if rows.device != slots.device:  # asynchronous copy
         slots = slots.to(rows.device, non_blocking=rows.is_cuda)
     return rows[slots]
 
@@ -104,46 +105,45 @@ class TableRecords:
         return {name: row[name].to_numpy()[0] for name in row.columns}
 
     def arrays(self, inputs: Columns, targets: Columns) -> ArrayRecords:
-        """Columns given by name as arrays."""
+        """Named columns as arrays."""
         return ArrayRecords(*_choose(self.table, _number, inputs, targets))
 
 
 def numbered(data: Any) -> MapStyle:
-    """Records of the data by number; raise if they have none."""
+    """The data as a map-style data set; raise if it is not one."""
     pair = data.tensors if type(data) is TensorDataset else data
     if isinstance(pair, (tuple, list)) and len(pair) == 2 and has_leaves(pair, Tensor, np.ndarray):
         return ArrayRecords(*pair)
     if isinstance(data, tuple):
         raise DataError(
-            f"data of the kinds {', '.join(type(part).__name__ for part in data)}: pass a pair (inputs, "
-            "targets) of tensors or arrays with a row per record; of a tokenizer those of "
-            'padding="max_length", return_tensors="pt"; or a whole table, hush.Source(frame, '
+            f"the data is a tuple of {', '.join(type(part).__name__ for part in data)}. Pass a pair "
+            "(inputs, targets) of tensors or arrays with a row per record (from a tokenizer: "
+            'padding="max_length", return_tensors="pt"), or a whole table: hush.Source(frame, '
             'inputs=["age", "hours"], targets="income").'
         )
     kind = with_article(type(data).__name__)
     if isinstance(data, dict):
         raise DataError(
-            f"{kind} with {', '.join(map(repr, data))} has no numbered records. Pass the part with the "
+            f"{kind} with {', '.join(map(repr, data))} has no numbered records. Pass the split with the "
             "private records, e.g. data['train'], or a pair (inputs, targets)."
         )
     if hasattr(data, "iloc") and hasattr(data, "columns"):
         return TableRecords(data)
-    if type(data) is Subset:  # as from random_split: rows are read all at once
+    if type(data) is Subset:  # e.g. from random_split: read all rows at once
         whole, order = base_dataset(data)
         if type(whole) is TensorDataset and len(whole.tensors) == 2:
             return ArrayRecords(*whole.tensors, np.asarray(order, np.int64))
     if isinstance(data, (IterableDataset, tuple, list, Tensor)) or not isinstance(data, MapStyle):
         raise DataError(
-            f"{kind} has no numbered records, and each step includes every record by an independent "
-            "coin. Pass two tensors (inputs, targets) or a map-style data set, e.g. "
-            "hush.Source(loader.dataset, collate_fn=loader.collate_fn, workers=loader.num_workers); "
-            "write a stream to disk once."
+            f"{kind} has no numbered records, which Poisson sampling needs. Pass two tensors (inputs, "
+            "targets) or a map-style data set, e.g. hush.Source(loader.dataset, "
+            "collate_fn=loader.collate_fn, workers=loader.num_workers); write a stream to disk first."
         )
     return data
 
 
 def base_dataset(data: "Subset[Any]") -> tuple[Any, list[int]]:
-    """Data set that nested subsets refer to, and the numbers of their records in it."""
+    """Underlying data set of nested subsets, and the indices of their records."""
     base: Any = data.dataset
     indices = list(data.indices)
     while isinstance(base, Subset):
@@ -152,22 +152,27 @@ def base_dataset(data: "Subset[Any]") -> tuple[Any, list[int]]:
 
 
 def check_numbers(rows: Any) -> None:
-    """Raise unless a tensor or array is dense and has a number in each row."""
+    """Raise unless a tensor or array is dense and its rows are not empty."""
     if isinstance(rows, Tensor) and (rows.layout != torch.strided or rows.is_quantized or rows.is_meta):
         raise DataError(
             "the data has a sparse, quantized or meta tensor. Use .to_dense() or .dequantize()."
         )
+    if np.ma.is_masked(rows):
+        raise DataError(
+            "an array has masked entries, whose hidden values would be used. Pass e.g. "
+            "array.filled(0.0), or drop such rows, each independently."
+        )
     if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biufc":
-        raise DataError(f"an array of type {rows.dtype} has no numbers. Convert it by a public rule.")
+        raise DataError(f"an array of type {rows.dtype} is not numeric. Convert it by a public rule.")
     if 0 in rows.shape[1:]:
         raise DataError(
-            f"a record has a tensor of shape {tuple(rows.shape[1:])}, without a number in it. Leave it "
-            "out, or check how its columns were selected."
+            f"a record has an empty tensor of shape {tuple(rows.shape[1:])}. Leave it out, or check how "
+            "its columns were selected."
         )
 
 
 def check_present(present: object, slots: int) -> Tensor | None:
-    """`present` if it is a mask of the slots that hold a record; raise otherwise."""
+    """Validate the mask of non-empty slots."""
     if present is None or (
         isinstance(present, Tensor) and present.dtype == torch.bool and present.shape == (slots,)
     ):
@@ -181,7 +186,7 @@ def check_present(present: object, slots: int) -> Tensor | None:
 def row_of(
     record: Any, collate_fn: Callable[[list[Any]], Any] | None, inputs: Columns, targets: Columns
 ) -> tuple[Any, Any]:
-    """Inputs and targets of one record of a data set, a row each."""
+    """Inputs and targets of one record of a data set, as rows."""
     rows = record if collate_fn is None else collate_fn([record])
     if isinstance(rows, Mapping):
         alone = collate_fn is None
@@ -191,20 +196,20 @@ def row_of(
     else:
         if inputs is not None or targets is not None:
             raise DataError(
-                "inputs= and targets= choose columns, and these records have none. Leave both out, or "
-                "pass a collate_fn of [record] that returns (inputs, targets)."
+                "inputs= and targets= select columns, and these records have no columns. Leave both "
+                "out, or pass a collate_fn of [record] that returns (inputs, targets)."
             )
         try:
             rows = default_collate([record]) if collate_fn is None else rows
         except (TypeError, RuntimeError):
             raise DataError(
-                "a record of this data set is not made of dense tensors, arrays and numbers (private, "
-                "not shown). Make tensors of it (a sparse one: .to_dense()) there or in a collate_fn."
+                "a record of this data set does not consist of dense tensors, arrays and numbers "
+                "(private, not shown). Convert it (sparse: .to_dense()) there or in a collate_fn."
             ) from None
     if not isinstance(rows, (tuple, list)) or len(rows) != 2 or not has_leaves(rows, object):
         raise DataError(
             "a record of this data set is not a pair (input, target) of tensors but "
-            f"{type(rows).__name__}. Wrap the data set, or pass a collate_fn that makes one of [record]."
+            f"{type(rows).__name__}. Wrap the data set, or pass a collate_fn that converts [record]."
         )
     for value in leaves(rows):
         if not isinstance(value, Tensor):
@@ -214,8 +219,8 @@ def row_of(
             )
         if not value.dim() or len(value) != 1:
             raise DataError(
-                "collate_fn gave a tensor with a first dimension other than 1 for [record], which is "
-                "one record. Return tensors with a row per record."
+                "collate_fn returned a tensor with a first dimension other than 1 for one record. "
+                "Return tensors with a row per record."
             )
     return map_leaves(rows[0], lambda value: value), map_leaves(rows[1], lambda value: value)
 
@@ -223,7 +228,7 @@ def row_of(
 def _choose(
     record: Any, convert: Callable[[str, Any], Any], inputs: Columns, targets: Columns
 ) -> tuple[Any, Any]:
-    """Inputs (by default all other columns) and targets by columns; `convert` makes tensors of them."""
+    """Inputs (by default all other columns) and targets by column; `convert` returns tensors."""
     names = list(record)
 
     def pick(columns: Any) -> Any:
@@ -240,8 +245,8 @@ def _choose(
         parts = [pick(name) for name in columns]
         if any(part.dim() != 1 for part in parts):
             raise DataError(
-                f"a column of {columns} holds several numbers per record, and a list is a vector of one "
-                "number a column. Pass a dictionary of arguments by name."
+                f"a column of {columns} has several numbers per record, and a list of columns needs one "
+                "number each. Pass a dictionary from argument names to columns."
             )
         return torch.stack([part.to(torch.get_default_dtype()) for part in parts], 1)
 
@@ -263,13 +268,13 @@ def _number(name: str, value: Any) -> Tensor:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
         array = np.asarray(None)
-    # missing integers of a table make another type
+    # missing integers change the dtype of a table's column
     same = array.dtype.kind == getattr(getattr(value, "dtype", None), "kind", array.dtype.kind)
     if array.dtype.kind not in "biuf" or not same:
         raise DataError(
-            f"column {name!r} does not hold a number, or numbers, in every record. Encode words, dates "
-            "and missing values by a public list (not by the values that are present), leave the column "
-            "out, or pass a function of the record."
+            f"column {name!r} is not numeric in every record. Encode words, dates and missing values by "
+            "a public list (not by the observed values), leave the column out, or pass a function of "
+            "the record."
         )
     kinds = {"b": np.bool_, "f": np.float64}
     tensor = torch.from_numpy(array.astype(kinds.get(array.dtype.kind, np.int64), "C"))
@@ -286,7 +291,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def map_leaves(value: Any, function: Callable[[Any], Any], *, lists: bool = True) -> Any:
-    """The tree, with plain dictionaries, and a function applied to each leaf (or list)."""
+    """Apply a function to each leaf (or list) of a tree; mappings become plain dictionaries."""
     if isinstance(value, tuple) or (lists and isinstance(value, list)):
         return type(value)(map_leaves(part, function, lists=lists) for part in value)
     if isinstance(value, Mapping):
@@ -295,42 +300,43 @@ def map_leaves(value: Any, function: Callable[[Any], Any], *, lists: bool = True
 
 
 def has_leaves(parts: Sequence[Any], *kinds: type) -> bool:
-    """Whether each part is a tree of values of some kinds alone, and not an empty one."""
+    """Whether each part is a non-empty tree with leaves of these types."""
     trees = [[part] if isinstance(part, Tensor) else list(leaves(part)) for part in parts]
     return all(tree and all(isinstance(value, kinds) for value in tree) for tree in trees)
 
 
 def check_alike(row: Any, template: Any, *, any_length: bool) -> None:
-    """Raise unless a row has the structure, types and shapes of the first one, or all but its length."""
+    """Raise unless a row has the structure, types and shapes (or all but the length) of the first
+    row."""
     both = row, template
     kind, first = (
         map_leaves(each, lambda part: (part.dtype, part.dim(), part.shape[2:])) for each in both
     )
     if kind != first:
         raise DataError(
-            "a record has another structure, type or shape than the first one (private, not shown). "
-            "Make records alike in the data set or in collate_fn: only their first dimension is padded."
+            "a record differs from the first one in structure, type or shape (private, not shown). "
+            "Fix this in the data set or in collate_fn: only the first dimension is padded."
         )
     length, expected = (map_leaves(each, lambda part: part.shape[1:2]) for each in both)
     if not any_length and length != expected:
         raise DataError(
-            "a record has another length than the first one (private, not shown). Pass pad_to= a public "
-            f'length, or pad_to="{LONGEST}" for a model that ignores padding.'
+            "a record differs from the first one in length (private, not shown). Pass a public length "
+            f'as pad_to=, or pad_to="{LONGEST}" for a model that ignores padding.'
         )
 
 
 def pad(rows: Any, length: Any, value: Any) -> Any:
-    """The tree with the second dimension of its tensors padded, or cut, to public lengths, if any."""
+    """Pad or cut the second dimension of each tensor to public lengths, if any."""
     return rows if length is None or length == LONGEST else _map_with(_padded, rows, length, value)
 
 
 def lengthened(rows: Any, value: Any) -> Any:
-    """The tree with one more position of padding in tensors that have positions."""
+    """Add one position of padding to each tensor that has positions."""
     return _map_with(lambda part, fill: _padded(part, (*part.shape, 0)[1] + 1, fill), rows, value)
 
 
 def stack(parts: Sequence[Any], value: Any, *, pinned: bool = False) -> Any:
-    """Rows of the same structure, one below the other, padded to the longest of them."""
+    """Concatenate rows of the same structure, padded to the longest."""
 
     def join(first: Tensor, fill: Any, *others: Tensor) -> Tensor:
         longest = max(part.shape[1] for part in (first, *others)) if first.dim() > 1 else None
@@ -344,7 +350,7 @@ def stack(parts: Sequence[Any], value: Any, *, pinned: bool = False) -> Any:
 
 
 def _map_with(function: Callable[..., Tensor], rows: Any, *choices: Any) -> Any:
-    """The tree with a function applied to each tensor and to its part of each choice.
+    """Apply a function to each tensor of a tree and the corresponding part of each choice.
 
     A choice is one value for all tensors, or a tree of values; a missing part is None.
     """
@@ -359,7 +365,7 @@ def _map_with(function: Callable[..., Tensor], rows: Any, *choices: Any) -> Any:
 
 
 def _padded(rows: Tensor, length: int | None, value: Any) -> Tensor:
-    """Rows of a length; padded by 0 for None."""
+    """Rows padded or cut to a length; `value` None pads with 0."""
     if length is None or rows.dim() < 2 or rows.shape[1] == length:
         return rows
     if rows.shape[1] > length:

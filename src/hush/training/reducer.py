@@ -1,10 +1,9 @@
-"""Reducers: the parts of a step that differ between one process (`Local`) and several.
+"""Reducers: the operations of a step that differ between one process and several.
 
-`distributed.process_group.ProcessGroup` sums over ranks, and `distributed.sharded.Sharded` also over
-parameters that are split over ranks.
+`Local` is for one process. `distributed.process_group.ProcessGroup` sums over ranks, and
+`distributed.sharded.Sharded` supports parameters that are sharded over ranks.
 """
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from hush.accounting.ledger import Ledger
+from hush.accounting.ledger import Ledger, LedgerOrPath
 from hush.core.guarantee import Adjacency
 from hush.core.plan import Plan
-from hush.core.randomness import RandomSource, Stream, substream
+from hush.core.randomness import Stream, substream
 from hush.gradients.models import WHOLE
 from hush.training.data import Batch, Data, count
 from hush.training.fingerprint import fingerprint
@@ -27,50 +26,35 @@ if TYPE_CHECKING:
 
     from hush.training.step import PrivateStep
 
-LedgerOrPath = Ledger | str | os.PathLike[str] | None
-
 
 @dataclass(frozen=True)
 class StepStreams:
-    """Random sources of one rank in one step, except for the draw of slots."""
+    """Random sources of one rank in one step, other than for drawing slots."""
 
     masks: Stream  # dropout, views and coins of a clipping
-    coordinates: RandomSource  # sampling of coordinates
-    noise: RandomSource
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Slots that a rank can read, numbered over the data of all ranks."""
-
-    first: int
-    """Number of this rank's first slot."""
-    held: int
-    slots: int
-    """Number of slots of all ranks."""
+    coordinates: Stream  # sampling of coordinates
+    noise: Stream
 
 
 class Local:
-    """Reducer of one process. Its subclasses override the work of several ranks."""
+    """Reducer of one process; subclasses are for several ranks."""
 
     processes: Any = False
-    """Ranks, as an option of a step or a run (`hush.Distributed.processes`)."""
+    """Ranks, as in `hush.Distributed.processes`."""
     rank = 0
     size = 1
-    shard = False
-    """Whether each rank holds its own part of the data."""
     modules = WHOLE
-    """Modules, whose parameters may be split over ranks."""
-    _placed: tuple[Data, Placement] | None = None
+    """Modules; their parameters may be sharded over ranks."""
+    _compared: tuple[Data, int] | None = None
 
     @property
     def description(self) -> str:
-        """Ranks that draw the noise; a resumed run with the same description repeats it."""
+        """Description of the ranks that draw the noise; equal descriptions draw equal noise."""
         sharded = " with sharded parameters" * self.modules.sharded
         return f"{self.size} process{'es' * (self.size > 1)}{sharded}"
 
     def propagate_errors(self) -> AbstractContextManager[None]:
-        """Context that raises its errors on all ranks."""
+        """Context that propagates its errors to all ranks."""
         return nullcontext()
 
     def exchange(self, phase: str, content: Any = None) -> list[Any]:
@@ -78,7 +62,7 @@ class Local:
         return [content]
 
     def agree(self, phase: str, facts: dict[str, Any], content: Any = None) -> list[Any]:
-        """Like `exchange`, after a check that facts, by name, are equal on all ranks."""
+        """Like `exchange`, after verifying that the facts are equal on all ranks."""
         return [content]
 
     def gather(self, phase: str, content: Any) -> list[Any]:
@@ -86,94 +70,100 @@ class Local:
         return [content]
 
     def broadcast(self, phase: str, make: Callable[[], Any], *, short: bool = False) -> Any:
-        """Object that rank 0 makes; `short` plain data take one collective less."""
+        """Object created by rank 0; `short` plain data save one collective."""
         return make()
 
     def copy_of_first(self, phase: str, tensors: list[Tensor]) -> None:
-        """Overwrite tensors with rank 0's."""
+        """Overwrite tensors with those of rank 0."""
 
     def joined(self, step: "PrivateStep", generator: "torch.Generator | None") -> "Local":
-        """Reducer of a new step, after the ranks have compared their steps."""
+        """Reducer of a new step, after a handshake of the ranks."""
         return self
 
-    def open_ledger(self, ledger: LedgerOrPath, plan: Plan, adjacency: Adjacency) -> Ledger:
+    def open_ledger(self, ledger: LedgerOrPath | None, plan: Plan, adjacency: Adjacency) -> Ledger:
         """Ledger of rank 0; a copy in memory on the other ranks."""
         return open_ledger(ledger, plan, adjacency)
 
-    def shared_source(self, source: RandomSource) -> RandomSource:
-        """Source that gives every rank the numbers of rank 0."""
+    def shared_source(self, source: Stream) -> Stream:
+        """Source with the same numbers on every rank."""
         return source
 
     def adopt_weights(self) -> None:
-        """Compare the weights of all ranks before the next sum: they were set outside of the step."""
+        """Compare the weights of all ranks before the next sum, because they were set outside of the
+        step."""
 
     def check_whole(self, what: str) -> None:
-        """Raise if `what` needs all weights, and a rank holds a part of them."""
+        """Raise if `what` needs all weights, and they are sharded."""
+
+    def whole_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state of a step with whole tensors, for a checkpoint."""
+        return state
+
+    def own_state(self, step: "PrivateStep", state: dict[str, Any]) -> dict[str, Any]:
+        """The state of a checkpoint with this rank's shards in place of whole tensors."""
+        return state
 
     def free_whole_weights(self) -> None:
-        """Keep only this rank's shards of sharded weights: evaluation leaves some of them whole."""
+        """Free gathered weights after evaluation, except this rank's shards."""
 
     def begin(self, step: "PrivateStep", data: Data, present: Tensor | None, steps: int | None) -> int:
-        """Number of slots of all ranks, after they have compared weights, data and steps to come."""
-        self._placed = None
-        return self.place(data).slots
+        """Number of slots, after the ranks have compared weights, data and steps to come."""
+        self._compared = None
+        return self.slots(data)
 
-    def place(self, data: Data) -> Placement:
-        """Place of this rank's data among the slots of all ranks; the ranks compare new data."""
-        if self._placed is None or self._placed[0] is not data:
-            self._placed = data, self._compare(data)
-        return self._placed[1]
+    def slots(self, data: Data) -> int:
+        """Number of slots; the ranks compare new data."""
+        if self._compared is None or self._compared[0] is not data:
+            self._compared = data, self._compare(data)
+        return self._compared[1]
 
-    def _compare(self, data: Data) -> Placement:
-        slots = count(data)
-        return Placement(0, slots, slots)
+    def _compare(self, data: Data) -> int:
+        return count(data)
 
     def share(self, batch: Batch) -> Batch:
-        """Slots of a batch that this rank processes, numbered as in its own data (sensitive)."""
+        """Slots of a batch that this rank processes (sensitive)."""
         return batch
 
-    def streams(self, source: RandomSource) -> StepStreams:
-        """Sources of the next step; the step's source advances equally on every rank."""
+    def streams(self, source: Stream) -> StepStreams:
+        """Random sources of the next step; the step's source advances equally on every rank."""
         return StepStreams(substream(source), source, source)
 
-    def own_source(self, source: RandomSource, use: str) -> RandomSource:
-        """Source of one rank's own numbers for one use in a step."""
+    def own_source(self, source: Stream, use: str) -> Stream:
+        """Random source of this rank for one purpose in a step."""
         return source
 
     def probing(self, data: Data) -> AbstractContextManager[None]:
-        """Context of the probe; it gathers weights that are split over ranks."""
+        """Context of the probe; it gathers sharded weights."""
         return nullcontext()
 
     def block_sizes(self, parameters: dict[str, nn.Parameter], sizes: list[int]) -> list[int]:
-        """Sizes of the blocks of a clipped sum that this rank holds."""
+        """Sizes of this rank's part of each block of a clipped sum."""
         return sizes
 
     def tape(self, tape: Any) -> Any:
-        """Tape that sums over this rank's parameters."""
+        """Tape that returns sums for this rank's parameters."""
         return tape
 
     def sum_share(
         self, step: "PrivateStep", batch: Batch, compute: Callable[[Batch, int | None], Tensor]
     ) -> Tensor:
-        """Clipped sum of this rank's share of a batch, in a number of passes or None (sensitive)."""
+        """Clipped sum of this rank's share of a batch (sensitive)."""
         return compute(batch, None)
 
     def whole_sum(self, total: Tensor) -> Tensor:
-        """Sum of the shares of all ranks (sensitive)."""
+        """Sum over all ranks (sensitive)."""
         return total
 
     def noisy_mean(self, compute: Callable[[], Tensor], mean: NoisyMean) -> Tensor:
-        """Noisy mean of the shares of all ranks; noise is drawn during the computation if that pays."""
-        with mean.early() as drawn:
-            total, ready = compute(), drawn()
-        return mean(total, ready)
+        """Noisy mean of the shares of all ranks."""
+        return mean(compute())
 
     def privatize(self, total: Tensor, mean: NoisyMean) -> Tensor:
-        """Noisy mean of the sum over all ranks, which every rank has; `total` is overwritten."""
+        """Noisy mean of the sum over all ranks, on every rank; `total` is overwritten."""
         return mean(total)
 
     def charge(self, ledger: Ledger, plan: Plan, **details: Any) -> None:
-        """Charge a step on disk; returns only if every rank has the release that is charged."""
+        """Charge a step; returns only if every rank has the charged release."""
         ledger.charge(plan, **details)
 
     def set_gradients(self, parameters: list[nn.Parameter], update: Tensor) -> None:
@@ -185,5 +175,5 @@ class Local:
         return fingerprint([update])
 
     def trial_name(self, update: Tensor, name: str) -> str:
-        """Name of a trial, of the records of the test on all ranks."""
+        """Label of a trial, from the test records of all ranks."""
         return name

@@ -1,4 +1,4 @@
-"""Snapshots of a model and its optimizer, and private steps with all effects undone."""
+"""Snapshots of a model and its optimizer, and private steps without lasting effects."""
 
 import copy
 from collections.abc import Iterator
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-
-from hush.core.randomness import SystemSource
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
@@ -20,7 +18,7 @@ class Snapshot:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._parameters = [(value, _copied(value), _copied(value.grad)) for value in model.parameters()]
-        # by place: a forward pass may replace the tensor
+        # by name: a forward pass may replace the tensor
         self._buffers = [
             (module, name, value, _copied(value))
             for module in model.modules()
@@ -34,7 +32,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore the model and the optimizer; the snapshot may be used again."""
+        """Restore the model and the optimizer; may be called again."""
         for parameter, value, gradient in self._parameters:
             parameter.copy_(value)
             parameter.grad = _copied(gradient)
@@ -51,7 +49,7 @@ class Snapshot:
 
 
 def _copied(value: Any) -> Any:
-    """Deep copy; tensors without their graph."""
+    """Deep copy, with detached tensors."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -61,18 +59,18 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def rehearsal(step: "PrivateStep") -> Iterator[None]:
-    """Context of private steps on a ledger in memory; all state is restored bit for bit at the end.
+    """Context for private steps on a ledger in memory; restores all state bit for bit.
 
-    Attributes of modules are the same objects. Noise that is drawn inside is drawn again afterwards:
-    **no result of a step inside may be released**.
+    Attributes of modules remain the same objects. Later steps draw the same noise again: **no result of
+    a step inside may be released**.
     """
     before = Snapshot(step.model, step.optimizer)
     tables = [table for module in step.model.modules() for table in (vars(module), module._buffers)]
     tables += [vars(step), vars(step.gradients)]
     contents = [dict(table) for table in tables]
     source, schedule = step.generator, step.basis_schedule
-    state = None if isinstance(source, SystemSource) else source.get_state()
-    update = None if step.update is None else step.update.clone()  # its memory is used again
+    state = source.get_state()
+    update = None if step.update is None else step.update.clone()  # its memory is reused
     basis = None if schedule is None else schedule.state_dict()
     step.ledger = step.reducer.open_ledger(None, step.plan, step.adjacency)
     step.pending_batch = None
@@ -85,8 +83,7 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
             table.update(content)
         before.restore()
         step.update = update
-        if not isinstance(source, SystemSource) and state is not None:
-            source.set_state(state)
+        source.set_state(state)
         if schedule is not None and basis is not None and schedule.state_dict() is not basis:
             schedule.load_state_dict(basis)
         step.adopt_weights()

@@ -1,7 +1,7 @@
-"""Release rules of a step: run its proposal, charge it, and apply or revert it.
+"""Release rules of a step: propose an update, charge it, and apply or revert it.
 
-A release rule is a frozen part of the plan in `hush.core` that names the class that runs it
-(`Release.runner`), here or in `methods/selective.py`.
+A release rule in a plan (`hush.core`) names the class that executes it (`Release.runner`), here or in
+`methods/selective.py`.
 """
 
 from importlib import import_module
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 class EveryUpdate:
-    """Runs `hush.Always`: every update is charged, and then applied. Other rules override it."""
+    """`hush.Always`: charge and apply every update. Base class of the other rules."""
 
     def __init__(self, step: "PrivateStep") -> None:
         self.step = step
 
     def run(self, batch: Batch) -> bool:
-        """Propose the update of a batch, charge it, and apply or revert it; whether the model moved."""
+        """Propose the update of a batch, charge it, and apply or revert it; return whether it was
+        applied."""
         step = self.step
         update = step.private_gradient(batch)
         step.charge(step.reducer.release_name(update))
@@ -30,29 +31,29 @@ class EveryUpdate:
         return True
 
     def probe(self, inputs: Any, targets: Any) -> None:
-        """Raise if the rule cannot be run on the model; two synthetic records are given."""
+        """Raise if the rule does not support the model, tested with two synthetic records."""
 
     def check_possible(self, steps: int) -> None:
-        """Raise if a run of so many steps would most likely release nothing."""
+        """Raise if a run of this length would most likely release no update."""
 
     def describe(self) -> dict[str, int]:
-        """Metrics of the rule that are public."""
+        """Public metrics of the rule."""
         return {}
 
 
 class WholeSelection(EveryUpdate):
-    """Refuses `hush.BestOf` in a step: it is a rule of several runs."""
+    """Raises for `hush.BestOf`, which is a rule for several runs."""
 
     def __init__(self, step: "PrivateStep") -> None:
         raise Unsupported(
-            "release=BestOf is of a whole selection of runs, and this is a step of one of them. Call "
-            "hush.tune, and train each trial with its own plan, trial.plan."
+            "release=BestOf selects among several runs, and this is a step of one run. Call "
+            "hush.tune, and train each trial with trial.plan."
         )
 
 
 def rule_of(step: "PrivateStep") -> EveryUpdate:
-    """Rule that runs the release of a step's plan."""
+    """Release rule of a step's plan."""
     module, _, name = step.plan.release.runner.partition(":")
-    # the step stores its rule: a strong reference back would keep finished models in memory
+    # the step stores its rule; a proxy avoids a reference cycle that keeps models in memory
     rule: EveryUpdate = getattr(import_module(module), name)(proxy(step))
     return rule

@@ -1,4 +1,4 @@
-"""Files of a run, and their consistency with its ledger; imports no torch."""
+"""Files of a run, and their consistency with the ledger; imports without torch."""
 
 import json
 import math
@@ -22,34 +22,41 @@ from hush.core.value import finite_or_none
 
 ANCHOR = "anchor.json"
 SETTINGS = "settings.json"
-_LEDGER, _PLAN, _CHECKPOINT = "ledger.jsonl", "plan.toml", "checkpoint.safetensors"
+TUNED = "tuned.json"
+_LEDGER, _PLAN, _CHECKPOINT = "ledger.jsonl", "plan.toml", "private/checkpoint.safetensors"
+_PER_INSTANCE = "private/per_instance.npz"
 _OF_TRAINING = _PLAN, ANCHOR, _CHECKPOINT
 _ALONE = (
-    "only the ledger is here, no checkpoint to compare it with: in an old copy, the newest charges may "
+    "there is no checkpoint to compare the ledger with: if it is an old copy, the newest charges may "
     "be missing"
 )
-_PATE = "of a PATE run, whose answers are on the ledger alone, so that the newest charges may be missing"
+_PATE = "a PATE run has no checkpoint to compare the ledger with, so the newest charges may be missing"
 
 
 def step_file(ledger: Path) -> Path:
-    """File of secret step states for another library's checkpoints; uploads leave out such names."""
+    """File of secret step states for other libraries' checkpoints; its name is excluded from uploads."""
     return ledger.with_name(f"_{ledger.name}.secret")
 
 
-class RunFolder:
-    """The files of one run; raises if the run may not begin or continue there.
+def _checkpoint_in(folder: Path) -> Path:
+    """Checkpoint of a run; earlier versions wrote it beside the files to publish."""
+    earlier = folder / Path(_CHECKPOINT).name
+    return earlier if earlier.exists() else folder / _CHECKPOINT
 
-    `plan.toml`, `settings.json` (choices that are in no plan), `ledger.jsonl`, `anchor.json` (identity
-    of the run's ledger) and `metrics.jsonl` may be read by anyone who may see the model;
-    `checkpoint.safetensors` (with the generator) and `per_instance.npz` are secret;
-    `model.safetensors` is the result.
+
+class RunFolder:
+    """The files of one run; raises if the run cannot start or continue there.
+
+    `plan.toml`, `settings.json` (options outside the plan), `ledger.jsonl`, `anchor.json` (identity of
+    the run's ledger), `metrics.jsonl` and `model.safetensors` may be published. The folder `private`,
+    for the owner alone, has `checkpoint.safetensors` (with the generator) and `per_instance.npz`.
     """
 
     def __init__(
         self, path: Path, plan: Plan, *, resume: bool, settings: dict[str, Any] | None = None
     ) -> None:
         self.path, self.weights = path, path / "model.safetensors"
-        self.ledger, self.checkpoint = path / _LEDGER, path / _CHECKPOINT
+        self.ledger, self.checkpoint = path / _LEDGER, _checkpoint_in(path)
         self._metrics, self._plan = path / "metrics.jsonl", path / _PLAN
         self._anchor, self._settings = path / ANCHOR, path / SETTINGS
         self._chosen = json.loads(json.dumps(settings))
@@ -64,18 +71,18 @@ class RunFolder:
             return
         if not resume:
             raise CheckpointError(
-                f"{path} already holds a run: starting over would spend its budget a second time. "
-                "Resume it (--resume), or name another directory (--run-dir)."
+                f"{path} already holds a run: starting again would spend its budget a second time. "
+                "Resume it (--resume), or use another directory (--run-dir)."
             )
         if self._chosen is not None:
             check_settings(path, self._chosen)
         stored = read_plan(self._plan)
         if stored != plan:
             raise InvalidPlan(
-                f"{self._plan} is another plan than the one to resume with "
-                f"({differing_settings(stored.to_plain(), plan.to_plain())}): a run keeps its plan, and "
+                f"{self._plan} differs from the plan to resume with "
+                f"({differing_settings(stored.to_plain(), plan.to_plain())}): a run has one plan, and "
                 "calibrated noise depends on the budget and the steps. Resume with that plan file "
-                f"(--plan {self._plan}), or name another directory."
+                f"(--plan {self._plan}), or use another directory."
             )
         if not self.ledger.exists():
             raise LedgerError(
@@ -86,21 +93,20 @@ class RunFolder:
     def check_ledger(self, ledger: Ledger, *, reseed: bool = False) -> None:
         """Raise if the ledger was replaced, or the checkpoint of its charges is missing.
 
-        With `reseed` a run may begin again without its checkpoint, with new noise and new charges.
+        With `reseed` a run may start again without its checkpoint, with new noise and new charges.
         """
         if self._plan.exists():
             check_anchor(self._anchor, ledger.identity)
         if ledger.counts and not self.checkpoint.exists() and not reseed:
             raise CheckpointError(
-                f"{self.ledger} has charges of {sum(ledger.counts.values())} steps and there is no "
-                f"{self.checkpoint.name} to resume from: repeated steps would need its noise. Restore "
-                "it, or pass reseed=True (--reseed) to begin again with new noise: the charges are kept "
-                "and new ones are added."
+                f"{self.ledger} has charges of {sum(ledger.counts.values())} steps, and "
+                f"{self.checkpoint.name} is missing: repeated steps would need its noise. Restore it, "
+                "or pass reseed=True (--reseed) to start again with new noise and additional charges."
             )
 
     @contextmanager
     def cleanup_on_failure(self) -> Iterator[None]:
-        """Remove the locked ledger, which has no charge, if a run fails before its plan is written."""
+        """Remove the empty ledger if a run fails before its plan is written."""
         try:
             yield
         except BaseException:
@@ -113,47 +119,49 @@ class RunFolder:
             raise
 
     def begin(self, plan: Plan, ledger: Ledger) -> None:
-        """Write the anchor, the settings and last the plan, which marks a run."""
-        self._metrics.unlink(missing_ok=True)  # of steps that are taken again, after a lost checkpoint
+        """Write the anchor, the settings and, last, the plan, which marks a run."""
+        self._metrics.unlink(
+            missing_ok=True
+        )  # metrics of steps that are repeated after a lost checkpoint
         replace_file(self._anchor, (json.dumps({"ledger": ledger.identity}) + "\n").encode())
         if self._chosen is not None:
             replace_file(self._settings, (json.dumps(self._chosen) + "\n").encode())
         write_plan(plan, self._plan)
 
     def metrics(self, up_to: int) -> list[dict[str, Any]]:
-        """Metrics up to a step; later ones are removed from the file."""
+        """Metrics up to a step; later metrics are removed from the file."""
         stored = [entry for entry in read_metrics(self._metrics) if entry["step"] <= up_to]
         if self._metrics.exists():
             replace_file(self._metrics, "".join(map(metrics_line, stored)).encode())
         return stored
 
     def write_per_instance(self, numbers: Mapping[str, npt.ArrayLike]) -> None:
-        """Write the per-instance costs of the records, for the owner of the file alone."""
+        """Write the per-instance costs of the records, readable by the file's owner only."""
         content = BytesIO()
         np.savez(content, allow_pickle=False, **{name: np.asarray(numbers[name]) for name in numbers})
-        replace_file(self.path / "per_instance.npz", content.getvalue(), secret=True)
+        replace_file(self.path / _PER_INSTANCE, content.getvalue(), secret=True)
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
         """Append one line."""
-        torn = "its last line may be cut short, and a resumed run writes it again"
+        torn = "its last line may be incomplete, and a resumed run writes it again"
         with file_named(self._metrics, torn), self._metrics.open("a") as file:
             file.write(metrics_line(entry))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Metrics of each evaluation in a file, without a torn last line; empty if there is no file."""
+    """Metrics in a file, without an incomplete last line; empty if there is no file."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     try:
         entries = [json.loads(line) for line in lines]
     except ValueError as error:
         raise CheckpointError(
-            f"{path} has a line that no run writes ({error}). Delete the line, or the file, and resume."
+            f"{path} has an invalid line ({error}). Delete the line, or the file, and resume."
         ) from None
     return [{name: math.nan if value is None else value for name, value in e.items()} for e in entries]
 
 
 def metrics_of(step: int, guarantee: Guarantee, **measured: Any) -> dict[str, Any]:
-    """Entry of `metrics.jsonl`: an epsilon with its context, and measured public values."""
+    """Entry of `metrics.jsonl`: epsilon with its context, and public metrics."""
     return {
         "step": step,
         "epsilon": guarantee.epsilon.upper,
@@ -165,12 +173,12 @@ def metrics_of(step: int, guarantee: Guarantee, **measured: Any) -> dict[str, An
 
 
 def metrics_line(entry: dict[str, Any]) -> str:
-    """One line of metrics; a number that is not finite is null there and NaN when read back."""
+    """One line of metrics; numbers that are not finite are written as null and read as NaN."""
     return json.dumps(finite_or_none(entry)) + "\n"
 
 
 def check_settings(folder: Path, requested: dict[str, Any]) -> None:
-    """Raise unless the run in a folder began with these settings, as plain data."""
+    """Raise unless the run in a folder has these settings (plain data)."""
     path = folder / SETTINGS
     try:
         stored = json.loads(path.read_bytes())
@@ -180,14 +188,14 @@ def check_settings(folder: Path, requested: dict[str, Any]) -> None:
         ) from None
     if stored != requested:
         raise CheckpointError(
-            f"{path} is of a run with other settings ({differing_settings(stored, requested)}). Resume "
-            "with the same ones, or name another directory. If a setting of an earlier version no "
+            f"the run in {path} has other settings ({differing_settings(stored, requested)}). Resume "
+            "with the same settings, or use another directory. If a setting of an earlier version no "
             "longer exists, and the run does not depend on it, delete it from the file."
         )
 
 
 def differing_settings(stored: Any, present: Any, place: str = "") -> str:
-    """Settings that differ between a stored run and the present one, with both values."""
+    """Settings that differ between a stored run and the current one, with both values."""
     if not isinstance(stored, dict) or not isinstance(present, dict):
         return "" if stored == present else f"{place} is {stored} there and {present} here"
     pairs = {
@@ -198,74 +206,74 @@ def differing_settings(stored: Any, present: Any, place: str = "") -> str:
 
 
 def check_anchor(anchor: Path, identity: str) -> None:
-    """Raise unless the ledger of that identity is the one that the run began with."""
+    """Raise unless this is the identity of the run's original ledger."""
     try:
         began_with = json.loads(anchor.read_bytes())["ledger"]
     except (OSError, ValueError, KeyError) as error:
         raise LedgerError(
-            f"{anchor} cannot be read ({error}), and a replaced ledger would go unnoticed. Restore it, "
-            "or start a new run in a new directory."
+            f"{anchor} cannot be read ({error}), so a replaced ledger would not be detected. Restore "
+            "it, or start a new run in a new directory."
         ) from None
     if began_with != identity:
         raise LedgerError(
-            f"the ledger beside {anchor} begins with {identity} and the run with {began_with}: it was "
-            "replaced, and the charges of the run are not on it. Restore ledger.jsonl."
+            f"the ledger beside {anchor} has the identity {identity} instead of {began_with}: it was "
+            "replaced, and does not have the charges of the run. Restore ledger.jsonl."
         )
 
 
 def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
-    """Ledger of a run, read-only, and notes on its comparison with the other files of the run.
+    """Ledger of a run, read-only, and notes from comparing it with the other files of the run.
 
-    `path` is a folder or the file of a ledger. Raises if the ledger is missing or inconsistent.
+    `path` is a folder or a ledger file. Raises if the ledger is missing or inconsistent.
     """
     folder, file = (path, path / _LEDGER) if path.is_dir() else (path.parent, path)
     if not file.is_file():
         runs = ", ".join(sorted(str(each.parent) for each in path.glob(f"*/{_LEDGER}")))
         raise LedgerError(
-            f"there is no ledger at {file}: the privacy cost is unknown. Name a run's folder"
+            f"there is no ledger at {file}: the privacy cost is unknown. Pass a run's folder"
             f"{f' ({runs})' if runs else ''} or a ledger, or restore the file."
         )
     if path.is_dir() and not any((folder / each).exists() for each in (*_OF_TRAINING, SETTINGS)):
         raise LedgerError(
-            f"{folder} has a {_LEDGER} and no other file of a run of hush.train: the newest charges may "
-            f"be missing. Restore the files; or name the ledger of another loop alone: --ledger {file}"
+            f"{folder} has a {_LEDGER} and no other files of hush.train: the newest charges may be "
+            f"missing. Restore the files; for the ledger of your own loop, pass --ledger {file}"
         )
     ledger = Ledger(file, read_only=True)
     if file.name == _LEDGER and holds_pate(folder):
         return ledger, [_PATE]
     if not path.is_dir() and (file.name != _LEDGER or not (folder / ANCHOR).exists()):
         return ledger, [_ALONE]
-    stored = folder / _CHECKPOINT
+    stored = _checkpoint_in(folder)
     try:
         plan = read_plan(folder / _PLAN)
         check_anchor(folder / ANCHOR, ledger.identity)
-        stored.open("rb").close()  # safetensors' own errors have no reason
+        stored.open("rb").close()  # safetensors' errors do not contain the reason
         with safetensors.safe_open(stored, framework="numpy") as tensors:
             state = dict(dict(json.loads(tensors.metadata()["state"])["dict"])["step"]["dict"])
         if state["plan"] != plan.digest:
-            raise LedgerError(
-                f"{stored} is of a run of another plan than plan.toml, {plan}. Restore it."
-            )
+            raise LedgerError(f"{stored} has another plan than plan.toml, {plan}. Restore it.")
         ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
         if state["steps"] and plan not in ledger.counts:
             raise LedgerError(f"{file} has no charge of plan.toml, {plan}. Restore plan.toml.")
     except HushError as error:
         raise LedgerError(f"the files of the run in {folder} are inconsistent: {error}") from None
     except (FileNotFoundError, PermissionError) as error:
+        if (folder / TUNED).exists():
+            return ledger, ["fits its plan and anchor (a selection has one charge and no checkpoint)"]
         return ledger, [
             f"fits its plan and anchor; not compared with the checkpoint ({error.strerror}), so the "
             "newest charges may be missing"
         ]
     except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
         raise LedgerError(
-            f"{stored} is damaged ({error}), and the newest charges may be missing. Restore it, or move "
+            f"{stored} is damaged ({error}), so the newest charges may be missing. Restore it, or move "
             "it away to account for the ledger alone."
         ) from None
     return ledger, [f"fits its plan, anchor and checkpoint (of step {state['steps']})"]
 
 
 def holds_pate(folder: Path) -> bool:
-    """Whether a folder is of a PATE run, with no plan, anchor or checkpoint."""
+    """Whether a folder has a PATE run, which has no plan, anchor or checkpoint."""
     if any((folder / name).exists() for name in _OF_TRAINING) or not (folder / SETTINGS).exists():
         return False
     return {"teachers", "query"} <= set(json.loads((folder / SETTINGS).read_bytes()))
@@ -274,14 +282,14 @@ def holds_pate(folder: Path) -> bool:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, adjacency: Adjacency
 ) -> Ledger:
-    """Ledger to charge for these neighbours; one opened by its path must be of this plan alone."""
+    """Ledger to charge under this adjacency; a ledger opened by path must have no other plan."""
     opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
     charged = [] if opened is ledger else [each for each in opened.counts if each != plan]
     try:
         if charged:
             raise LedgerError(
-                f"the ledger {ledger} was charged for another plan, {charged[0]}. To add up several "
-                "plans, open it yourself: ledger=hush.Ledger(path)."
+                f"the ledger {ledger} has charges of another plan, {charged[0]}. To combine several "
+                "plans, pass ledger=hush.Ledger(path)."
             )
         opened.check_adjacency(adjacency)
     except LedgerError:

@@ -5,7 +5,7 @@ import hashlib
 import random
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from hush.core.errors import DataError, HushError, InvalidValue
 from hush.core.randomness import Stream, fill_state
 from hush.core.value import check_count
+from hush.schema import Column
 from hush.training.records import (
     LONGEST,
     ArrayRecords,
@@ -37,6 +38,7 @@ from hush.training.records import (
     row_of,
     stack,
 )
+from hush.training.tables import EncodedTable, open_table
 
 CollateFn = Callable[[list[Any]], Any]
 """Function of a list of records that returns a batch, as for a DataLoader."""
@@ -52,29 +54,32 @@ Rows = tuple[Any, Any]
 class Source:
     """Stored private records, and their conversion to inputs and targets.
 
-    Only the current physical batches are in memory: two per worker, and the one that is processed.
+    Memory contains only the current physical batch and two per worker.
 
-    **Guarantee.** A record's row is a function of the record, of public options and of random numbers
-    of its own: it is read and collated alone. Assumes that the data set's item i does not depend on
-    earlier reads: docs/guarantees/tape.md, 12. With `pad_to="longest"`, it also assumes that the
-    model ignores padding: `arithmetic: assumed`.
+    **Guarantee.** A record's row depends on the record, public options and separate random numbers
+    alone, because each record is read and collated separately. This assumes that item i of the data set
+    does not depend on earlier reads: docs/guarantees/tape.md, 12. `pad_to="longest"` also assumes that
+    the model ignores padding, and gives `arithmetic: assumed`.
 
     Args:
         dataset: map-style data set (of torch, or of Hugging Face), pandas DataFrame, or a pair of
             arrays (also numpy.memmap) or tensors.
-        collate_fn: function that makes a batch of a list of records, as for a DataLoader; called with
-            one record at a time.
-        workers: number of processes that read ahead; 0: read in this process.
-        inputs: columns of records that are dictionaries or rows of a table: a name, a list of names (one
-            vector of numbers), a dictionary of arguments by name, or a function of the record. None: all
-            other columns, as arguments by name.
-        targets: columns of the targets, likewise. Both refer to a dictionary that `collate_fn` returns.
-        pad_to: public length that a record's first dimension is padded or cut to, in all tensors that
-            have one; or a tuple (inputs, targets), or dictionaries by name, of lengths and None.
-            "longest": the longest record of a physical batch, for a model and a loss that ignore padding
-            (tested on synthetic records). None: all records have one length.
-        pad_value: number to pad with, likewise.
-        present: mask of the slots that hold a record, as in `step.batches`; an empty one is not read.
+        collate_fn: function from a list of records to a batch, as for a DataLoader; called with one
+            record at a time.
+        workers: number of worker processes; 0 to read in this process.
+        inputs: input columns, for records that are dictionaries or table rows: a name, a list of names
+            (stacked to a vector), a dictionary from argument names to columns, or a function of the
+            record. By default all other columns, as arguments by name.
+        targets: target columns, likewise. With `collate_fn`, columns are those of its result.
+        pad_to: public length to which the first dimension of a record is padded or cut; or a tuple
+            (inputs, targets) or dictionaries of lengths (None: unchanged). "longest": pad to the longest
+            record of a physical batch, for a model and a loss that ignore padding (tested on synthetic
+            records). By default all records have the same length.
+        pad_value: padding value, with the same structure.
+        present: mask of non-empty slots, as in `step.batches`; empty slots are not read.
+        schema: public declaration of the columns of a DataFrame, or of the path of a file (CSV, JSON
+            lines, Parquet, `.npz`, a folder of images): `hush.schema`. Rows are encoded when they are
+            read; `targets` names the target columns, and all other columns are inputs.
 
     Example:
         source = hush.Source(dataset, collate_fn=pad_and_mask, pad_to=128, workers=4)
@@ -91,17 +96,29 @@ class Source:
     pad_to: Any = None
     pad_value: Any = 0
     present: Tensor | None = None
+    schema: Mapping[str, Column] | None = None
 
     def __post_init__(self) -> None:
-        check_count("workers", self.workers, "they are processes that read records", example=4)
+        if self.schema is not None and not isinstance(self.dataset, EncodedTable):
+            if self.collate_fn is not None or self.inputs is not None or not self.targets:
+                raise InvalidValue(
+                    "schema= needs targets=, and declares the inputs. Leave out inputs= and "
+                    "collate_fn=, and declare other columns as Ignored().",
+                    key="schema",
+                )
+            names = [self.targets] if isinstance(self.targets, str) else list(self.targets)  # type: ignore
+            encoded = EncodedTable(open_table(self.dataset), self.schema, names)
+            object.__setattr__(self, "dataset", encoded)
+            object.__setattr__(self, "targets", None)
+        check_count("workers", self.workers, "it is a number of processes", example=4)
         for length in leaves(self.pad_to):
             if isinstance(length, str) and self.pad_to != LONGEST:
-                text = f'pad_to={self.pad_to!r} is no length. Pass a public number, or "{LONGEST}".'
+                text = f'pad_to={self.pad_to!r} is not a length. Pass a public number, or "{LONGEST}".'
                 raise InvalidValue(text, key="pad_to")
             if length is not None and not self.ragged:
-                check_count("pad_to", length, "it is the public length of every record", at_least=1)
+                check_count("pad_to", length, "it is the padded length of every record", at_least=1)
         present = check_present(self.present, len(self))
-        # workers of a fork may not touch a GPU
+        # forked workers must not use a GPU
         object.__setattr__(self, "present", None if present is None else present.cpu())
 
     @cached_property
@@ -113,21 +130,21 @@ class Source:
         return len(self._records)
 
     def __getitem__(self, slot: int) -> tuple[Any, Any]:
-        """Inputs and targets of one slot, under random numbers of the program's."""
+        """Inputs and targets of one slot, with the global generators."""
         inputs, targets = map_leaves(self.take([slot]), lambda rows: rows[0])
         return inputs, targets
 
     @property
     def ragged(self) -> bool:
-        """Whether shapes depend on the records: a public option."""
+        """Whether shapes depend on the records (`pad_to="longest"`)."""
         return isinstance(self.pad_to, str)
 
     def take(self, slots: list[int], key: bytes | None = None) -> Rows:
-        """Inputs and targets of some slots.
+        """Inputs and targets of these slots.
 
         Args:
-            slots: their numbers.
-            key: key of the records' random numbers; None: the program's own.
+            slots: slot numbers.
+            key: key of the records' random numbers; None for the global generators.
         """
         return _checked(self._read(slots, self._key(key), self._template))
 
@@ -138,13 +155,16 @@ class Source:
             parts: slots of each physical batch.
             key: as for `take`.
         """
-        if parts:  # a rank's own part may have no record to read shapes from
+        if parts:  # a rank may have no record
             yield from self.loader.read(parts, self._key(key))
 
     @cached_property
-    def _arrays(self) -> ArrayRecords | None:
-        """Rows of arrays or of a table, read by no code of the user's; None: records are read alone."""
+    def _arrays(self) -> ArrayRecords | EncodedTable | None:
+        """Arrays or table columns that need no user code, read together; None if records are read
+        separately."""
         records = self._records
+        if isinstance(records, EncodedTable):
+            return records
         if self.collate_fn is not None or callable(self.inputs) or callable(self.targets):
             return None
         if isinstance(records, TableRecords):
@@ -154,7 +174,7 @@ class Source:
 
     @cached_property
     def _template(self) -> Rows | None:
-        """Row of the first slot that holds a record: structure, types and shapes of all rows."""
+        """Row of the first non-empty slot: structure, types and shapes of all rows."""
         if self._arrays is not None:
             return None
         filled = [] if self.present is None else self.present.nonzero().flatten().tolist()
@@ -165,19 +185,21 @@ class Source:
 
     @cached_property
     def loader(self) -> "SlotLoader":
-        """Reader of physical batches, and its workers."""
+        """Reader of physical batches, with its workers."""
         return SlotLoader(self)
 
     def _key(self, key: bytes | None) -> bytes | None:
-        """The key, or one of the program's randomness, which advances alike for any draws of records."""
+        """The key, or a key from the global generator, which advances independently of the records'
+        draws."""
         if key is not None or self._arrays is not None:
             return key
         return bytes(torch.randint(256, (32,)).tolist())
 
     def _read(self, slots: list[int], key: bytes | None, template: Rows | None) -> Rows | str:
-        """Rows of some slots, each read alone under its own random numbers; or the reason of a failure.
+        """Rows of these slots, read separately with separate random numbers, or the reason of a failure.
 
-        A reason has no contents of the record. It is returned, as errors lose their text in a worker.
+        The reason does not show the record. It is returned because workers do not preserve error
+        messages.
         """
         try:
             if self._arrays is not None:
@@ -201,20 +223,21 @@ class Source:
             return stack(rows, self.pad_value)  # type: ignore[no-any-return]
         except HushError as error:
             return str(error)
-        except Exception as error:  # its text may hold a private value
+        except Exception as error:  # its text may contain a private value
             frames = traceback.extract_tb(error.__traceback__)
             own = [each for each in frames if not any(part in each.filename for part in _LIBRARIES)]
             place = f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
             return (
-                f"a record could not be read: {type(error).__name__}{place} (it and the text of the "
-                "error are private and not shown). The step was not charged. Read and collate the "
-                "records one by one to see the error; a missing record leaves its slot empty (present=)."
+                f"a record could not be read: {type(error).__name__}{place} (the record and the "
+                "error text are private and not shown). The step was not charged. Read and collate the "
+                "records one by one to see the error; exclude a missing record by present=."
             )
 
 
 @contextmanager
 def global_randomness() -> Iterator[Callable[[bytes], None]]:
-    """Context that restores the generators of torch (CPU), numpy and Python; yields their seeding."""
+    """Context that restores the generators of torch (CPU), NumPy and Python; yields a seeding
+    function."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
     def seed(key: bytes) -> None:
@@ -236,43 +259,44 @@ def _subkey(key: bytes, use: str) -> bytes:
 
 
 def _checked(rows: Rows | str) -> Rows:
-    """The rows; raise the reason if they could not be read."""
+    """The rows, or raise the reason of the failure."""
     if isinstance(rows, str):
         raise DataError(rows)
     inputs, targets = rows
-    # torch's pinning turns a tuple into a list
+    # pin_memory converts a tuple to a list
     return tuple(inputs) if isinstance(inputs, list) else inputs, targets
 
 
 class SlotLoader:
-    """Reader of physical batches of drawn slots, ahead of time by workers of one `DataLoader`."""
+    """Reader of physical batches, with workers of a `DataLoader` that read ahead."""
 
     def __init__(self, source: Source) -> None:
         self._slots = _Slots(source)
         self._workers, self._pad_value = source.workers, source.pad_value
         self._pin_memory = torch.cuda.is_initialized()  # the model may be on a GPU
         self._at_rest = False
-        """Whether the loader has nothing left to read."""
+        """Whether all requests of the loader were read."""
         self._kept: list[DataLoader[Any]] = []
-        """The loader, outside of any cycle: torch waits 5 seconds for each worker whose queues a
-        collection may have ended."""
-        weakref.finalize(self, self._kept.clear).atexit = False  # torch ends them then
+        """The loader, outside of reference cycles: if garbage collection closes a worker's queues first,
+        torch waits 5 seconds for the worker."""
+        weakref.finalize(self, self._kept.clear).atexit = False  # torch stops the workers at exit
 
     def start(self) -> None:
-        """Start the workers now: forks of a process with busy threads may inherit a held lock."""
+        """Start the workers now, because forks of a process with busy threads may inherit a held
+        lock."""
         if self._workers and not self._at_rest:
-            next(iter(self._renewed()), None)  # of no requests
+            next(iter(self._renewed()), None)  # without requests
             self._at_rest = True
 
     def stop(self) -> None:
-        """End the workers now, before cycles are collected."""
+        """Stop the workers now, before garbage collection."""
         self._at_rest = False
         self._kept.clear()
 
     def read(self, parts: Sequence[Tensor], key: bytes | None) -> Iterator[Rows]:
         """Rows of each physical batch, at least one."""
-        number = max(1, -(-self._workers // len(parts)))  # all workers have something to read
-        # a loader that was left unfinished is replaced
+        number = max(1, -(-self._workers // len(parts)))  # enough requests for all workers
+        # replace an unfinished loader
         loader = self._kept[0] if self._at_rest else self._renewed()
         self._at_rest = False
         requests = [[(piece.tolist(), key) for piece in part.chunk(number)] for part in parts]
@@ -281,14 +305,16 @@ class SlotLoader:
         for pieces in requests:
             try:
                 rows = [_checked(next(batches)) for _ in pieces]
-            except RuntimeError as error:  # of the loader: an error of a data set comes as a reason
+            except (
+                RuntimeError
+            ) as error:  # from the loader; errors of a data set are returned as reasons
                 raise DataError(
                     f"records could not be read, as a worker process failed ({error}); the step was not "
                     "charged. If memory ran out, pass fewer workers, or workers=0."
                 ) from None
             yield rows[0] if len(rows) == 1 else stack(rows, self._pad_value, pinned=self._pin_memory)
-        next(batches, None)  # the loader reaches the end, and its workers wait for more
-        self._kept[:] = [loader]  # another list may have begun meanwhile
+        next(batches, None)  # exhaust the loader; its workers wait for new requests
+        self._kept[:] = [loader]  # another read may have replaced it
         self._at_rest = True
 
     def _renewed(self) -> "DataLoader[Any]":
@@ -296,12 +322,12 @@ class SlotLoader:
         loader: DataLoader[Any] = DataLoader(
             self._slots,  # type: ignore[arg-type]
             batch_sampler=[],
-            collate_fn=copy.copy,  # of tuples and strings: unchanged
+            collate_fn=copy.copy,  # keeps tuples and strings unchanged
             num_workers=self._workers,
             persistent_workers=self._workers > 0,
             prefetch_factor=2 if self._workers else None,
             pin_memory=self._pin_memory,
-            generator=torch.Generator(),  # the program's own does not move
+            generator=torch.Generator(),  # the global generator does not advance
         )
         self._kept[:] = [loader]
         return loader
@@ -311,7 +337,7 @@ class _Slots:
     """Data set of a `DataLoader` that reads the requests of the current step."""
 
     def __init__(self, source: Source) -> None:
-        # read here, once; without the loader, which does not cross processes
+        # read once here; the loader itself cannot be sent to workers
         self._template, self._source = source._template, copy.copy(source)
 
     def __getitems__(self, request: tuple[list[int], bytes | None]) -> Rows | str:

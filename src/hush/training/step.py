@@ -1,4 +1,4 @@
-"""One step of differentially private training: draw, clip, add noise, charge on disk, move the model."""
+"""One step of differentially private training: draw, clip, add noise, charge, update the model."""
 
 import os
 import secrets
@@ -10,23 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hush.accounting.epsilon import rdp
+from hush.accounting.epsilon import check_relation, rdp
 from hush.accounting.ledger import Ledger
 from hush.accounting.mechanism import grows_with_dimension
-from hush.core.errors import DataError, PrivacyWarning, ProcessFailed, Unsupported
-from hush.core.guarantee import Arithmetic, Guarantee, Neighbours, Secrecy, check_delta
+from hush.clipping import Quantile
+from hush.core.errors import DataError, InvalidValue, PrivacyWarning, ProcessFailed, Unsupported
+from hush.core.guarantee import Arithmetic, Budget, Guarantee, Neighbours, Secrecy, check_delta
 from hush.core.parts import ClippedSum, CoordinateMask, Sampling
 from hush.core.plan import Plan
-from hush.core.randomness import SystemSource, cryptographic, derive_source, source_for
+from hush.core.randomness import derive_source, source_for
 from hush.core.value import check_count, check_kind, with_article
 from hush.gradients.models import check_model, check_optimizer, is_sharded, trainable
 from hush.gradients.public_basis import PublicBasis
 from hush.gradients.tree import Views
 from hush.training.checkpoint import load_state, settings_of, state_of
 from hush.training.clipped_gradients import ClippedGradients
-from hush.training.data import Batch, Data, held_slots, occupied, prepare, ragged, same_slots
+from hush.training.data import Batch, Data, occupied, prepare, ragged, same_slots
 from hush.training.disjoint import check_alone, check_distinct, check_public
 from hush.training.distributed.process_group import reducer_of
+from hush.training.end import last_step
 from hush.training.methods.public_bases import basis_schedule
 from hush.training.noisy_mean import NoisyMean
 from hush.training.options import Distributed, Execution, Randomness, Units
@@ -38,28 +40,28 @@ from hush.training.units import adjacency_of, check_length, public_count, units_
 from hush.training.weights_guard import WeightsGuard
 
 _RECOVERY = (
-    "The step stopped before it was charged. Its batch comes next: leaving it out would make the "
-    "sampling depend on the records. If a record stopped it (which is private), fix each invalid record "
-    "independently and loop over step.batches(fixed), or resume a run of hush.train."
+    "The step stopped before it was charged, and its batch comes again: skipping it would make the "
+    "sampling depend on the records. If a record caused the error (which is private), fix each invalid "
+    "record independently and loop over step.batches(fixed), or resume the run of hush.train."
 )
 _RANDOMNESS, _EXECUTION, _DISTRIBUTED = Randomness(), Execution(), Distributed()
 
 
 class PrivateStep:
-    """Runs the steps of a plan on a model and charges each one.
+    """Trains a model by private steps of a plan and charges each step to a ledger.
 
-    **Guarantee.** All releases on its ledger (the weights, the optimizer's state, the ledger itself)
+    **Guarantee.** All releases on the ledger (the weights, the optimizer state, the ledger itself)
     satisfy `spent(delta)` under zero-out adjacency: one record is replaced by an empty slot, and
-    `records`, the number of slots, is public. Other relations are in docs/guarantees/neighbours.md,
-    user-level privacy in units.md. Assumes that the model, the loss, the plan and the number of steps do
-    not depend on the data, and that a kernel's result for one record is a function of that record and of
-    shapes (docs/guarantees/tape.md). Noise is exact, from a cryptographic stream, and covers the
-    rounding of sums (docs/guarantees/sampling.md); otherwise the guarantee has `arithmetic: assumed`.
-    Proofs: docs/guarantees/poisson-gaussian.md and ledger.md. Two steps on one model must share a
-    ledger; training the result of a run on another ledger gives a `PrivacyWarning`.
+    `records`, the number of slots, is public. See docs/guarantees/neighbours.md for other relations and
+    units.md for user-level privacy. The guarantee assumes that the model, the loss, the plan and the
+    number of steps do not depend on the data, and that a kernel's result for a record depends on that
+    record and on shapes alone (docs/guarantees/tape.md). Noise is exact, from a cryptographic stream,
+    and covers the rounding of sums (docs/guarantees/sampling.md); otherwise the guarantee has
+    `arithmetic: assumed`. Proofs: docs/guarantees/poisson-gaussian.md and ledger.md. All steps on one
+    model must share a ledger; weights from a run on another ledger give a `PrivacyWarning`.
 
-    `step(batch)` runs five phases, which can be called and overridden one by one: `draw`, `clipped_sum`
-    (with `clip_physical_batch`), `privatize`, `charge` and `apply`.
+    A step has five phases, which can be called and overridden: `draw`, `clipped_sum` (with
+    `clip_physical_batch`), `privatize`, `charge` and `apply`.
 
         step = hush.PrivateStep(model, loss, optimizer, plan, records=len(inputs))
         for batch in step.batches((inputs, targets), steps=100):
@@ -84,38 +86,37 @@ class PrivateStep:
         execution: Execution = _EXECUTION,
         distributed: Distributed = _DISTRIBUTED,
     ) -> None:
-        """A step on a model, before its first draw.
+        """Make a step; the model is probed before the first draw.
 
         Args:
             model: Module to train, in place; parameters may be frozen between steps.
             loss: Loss module or function of outputs and targets, one value per record.
-            optimizer: Optimizer of the noisy gradients; it must hold the model's parameters alone.
+            optimizer: Optimizer of exactly the model's parameters; it receives the noisy gradients.
             plan: Sampling, clipping, noise and release.
-            records: Number of slots of the data, which is public: the divisor of the update. Under
-                `ADD_REMOVE` a public constant near it. With `units`, the number of units; None: as many
-                as own the records.
-            units: Owners of the records, for user-level privacy; None: each record is a unit of privacy.
-            neighbours: Adjacency relation that is charged: docs/guarantees/neighbours.md.
-            ledger: Ledger to charge, or the path of one of this plan alone; None: one in memory. Earlier
-                charges on a path give a `PrivacyWarning`, unless a checkpoint is loaded.
-            views: Function from the inputs of one record to several views of it, along a new first
-                dimension; the record's gradient is their mean, before it is clipped.
-            public: Records that need no protection, for `Subspaces(bases=Principal(...))`; no private
-                ones among them.
+            records: Public number of slots, by which the update is divided; a public estimate under
+                `ADD_REMOVE`. With `units`, the number of users, by default the number of distinct user
+                ids.
+            units: User ids of the records, for user-level privacy; None for record-level privacy.
+            neighbours: Adjacency relation: docs/guarantees/neighbours.md.
+            ledger: Ledger to charge, or the path of a ledger for this plan alone; by default a ledger in
+                memory. Earlier charges on a path give a `PrivacyWarning`, unless a checkpoint is loaded.
+            views: Function that returns several augmented views of a record's inputs, along a new first
+                dimension. Their mean gradient is clipped.
+            public: Public records for `Subspaces(bases=Principal(...))`, disjoint from the private ones.
             randomness: Source of sampling and noise.
             execution: Size of physical batches and use of CUDA graphs.
-            distributed: Process group whose ranks run the step together.
+            distributed: Process group that runs the step.
         """
         check_kind("model", model, nn.Module)
         check_kind("distributed", distributed, Distributed)
-        self.reducer: Local = reducer_of(distributed, sharded=is_sharded(model), users=units is not None)
-        """This process alone, or the ranks that run the step together."""
+        self.reducer: Local = reducer_of(distributed, sharded=is_sharded(model))
+        """Sums and noise over one or several ranks."""
         with self.reducer.propagate_errors():
             self.plan = check_kind("plan", plan, Plan)
             generator = check_kind("randomness", randomness, Randomness).generator
             relation = Neighbours(neighbours)
             self.units = units_of(units, relation)
-            """Owners of the records; None: each record is a unit of privacy."""
+            """Table of users and their records; None for record-level privacy."""
             reduction = None if self.units is None else self.units.reduction
             self.gradients = ClippedGradients(
                 model, loss, views, plan, execution, self.reducer, reduction
@@ -125,45 +126,49 @@ class PrivateStep:
             self.optimizer = check_kind("optimizer", optimizer, torch.optim.Optimizer)
             check_optimizer(optimizer, model)
             self.optimizer_settings = settings_of(optimizer)
-            """Settings of the optimizer when the step was made; a resumed run begins with the same."""
+            """Initial settings of the optimizer; they must be equal when a run resumes."""
             self.adjacency = adjacency_of(self.units, relation)
             self.records = public_count(records, self.units, relation)
-            """Number of units of privacy, or a public constant near it."""
-            # raise for blocks of another model, and for a plan that cannot be charged
+            """Public number of records or users, or a public estimate."""
+            # raise if the blocks do not fit the model, or the plan has no proof
             plan.clipping.sensitivity(self.dimension)
             rdp(plan, [2.0], self.dimension if grows_with_dimension(plan) else None)
+            check_relation(plan, relation)
+            plan.sampling.check_slots(self.records)
             self.rule = rule_of(self)
             self.basis_schedule = basis_schedule(model, self.gradients.loss, public, plan.clipping)
-            """Public bases in which gradients are clipped; None: the basis of the parameters."""
-            self.generator = source_for(
-                self.device, generator, secure=randomness.secure, arithmetic=randomness.arithmetic
-            )
+            """Public bases for clipping; None for the parameters' own basis."""
+            self.generator = source_for(self.device, generator)
             check_replay(self)
             self.reducer = self.gradients.reducer = self.reducer.joined(self, generator)
             self.ledger = self.reducer.open_ledger(ledger, plan, self.adjacency)
             self.earlier = 0 if isinstance(ledger, Ledger) else sum(self.ledger.counts.values())
-            """Number of earlier charges on a ledger passed as a path, until they are reported."""
+            """Number of earlier charges on a ledger passed as a path, until the warning about them."""
             self.generator = derive_source(self.generator, self.ledger.stream_label())
             self.secrecy: Secrecy = "secret" if generator is None else "seeded"
-            """Whether the key of the stream came from the operating system or from a given seed."""
+            """`seeded` if the key of the stream came from a given seed."""
             self.run = self._share_randomness()
             self.charged_run = self.run
-            """Run of the last charge: another one right after `reseed`."""
+            """Run of the last charge, which differs from `run` after `reseed`."""
             self._expected = self.records, plan.sampling.expected(self.records)
             self._coordinates = plan.sampling.coordinate_participation < 1
             self.steps = 0
             """Number of charged steps."""
+            self.planned: int | None = None
+            """Last step of the current `batches`; None without a limit."""
             self.accepted = 0
-            """Number of steps that moved the model."""
+            """Number of accepted updates."""
             self.update: Tensor | None = None
-            """Private gradient of the last step; valid until the next step."""
+            """Noisy gradient of the last step; valid until the next step."""
             self.pending_batch: Batch | None = None
-            """Batch that was drawn and not yet used (sensitive)."""
+            """Drawn batch that was not yet used (sensitive)."""
             self.rounding_bounded = False
-            """Whether rounding is within its slack, from public shapes: known after `probe`."""
+            """Whether rounding is within its slack for the public shapes, known after `probe`."""
             self._streams: StepStreams | None = None
             self._checked: tuple[Any, ...] | None = None
-            gradients = self.gradients  # a guard that referred to the step would keep it in memory
+            gradients = (
+                self.gradients
+            )  # the guard must not reference the step, which would keep it in memory
             self._guard = WeightsGuard(
                 model, optimizer, self.ledger, lambda: gradients.probed.changing_buffers
             )
@@ -176,13 +181,19 @@ class PrivateStep:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """Whether all steps so far rounded within their slack, under noise that was drawn exactly."""
+        """`proved` if all steps so far had exact noise and rounding within the slack."""
         if self.pending_batch is not None and ragged(self.pending_batch.data):
             return "assumed"
-        exact = self.rounding_bounded and self.plan.noise.exact and cryptographic(self.generator)
-        # with one record less, others are computed at other places, and may round otherwise
+        exact = self.rounding_bounded and self.plan.noise.exact
+        # removing a record moves others to other positions, where they may round differently
         placed = self.adjacency.neighbours is not Neighbours.ADD_REMOVE
         return "proved" if exact and placed else "assumed"
+
+    @property
+    def clip_norm(self) -> float | None:
+        """Current clipping norm of `Quantile`, which is public; None for other clippings."""
+        current = self.gradients.clip_norm
+        return None if current is None else float(current)
 
     @property
     def rounding(self) -> float:
@@ -191,16 +202,16 @@ class PrivateStep:
 
     @property
     def skipped(self) -> int:
-        """Number of records left out because their gradient was not finite, so far (sensitive)."""
+        """Number of skipped records with a gradient that is not finite, so far (sensitive)."""
         return self.gradients.skipped
 
     @property
     def size(self) -> int:
-        """Number of parameters that are trainable now, entry by entry."""
+        """Current number of trainable parameters (entries)."""
         return sum(parameter.numel() for parameter in self.trainable().values())
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Parameters to train, by name; they may change between steps."""
+        """Current trainable parameters by name."""
         return trainable(self.model)
 
     def spent(
@@ -209,15 +220,15 @@ class PrivateStep:
         """(epsilon, delta) guarantee of all charges on the ledger.
 
         Args:
-            delta: Delta of the guarantee; None: the one stored on the ledger, as `train` does.
-            group: Number of units of privacy that change together.
-            neighbours: Adjacency relation; None: the one that is charged.
+            delta: Delta of the guarantee; by default the one that `train` stored on the ledger.
+            group: Group size, for group privacy.
+            neighbours: Adjacency relation; by default the charged one.
 
         Raises:
             LedgerError: Weights or buffers were changed outside of the step.
 
         Warns:
-            PrivacyWarning: Some of the weights were also trained on another ledger.
+            PrivacyWarning: Some weights were also trained on another ledger.
         """
         self.check_weights()
         self._guard.warn_of_other_ledgers()
@@ -230,65 +241,68 @@ class PrivateStep:
         self._guard.check(self.ledger)
 
     def adopt_weights(self) -> None:
-        """Declare that weights or buffers were set outside of this step without looking at the records.
+        """Declare that weights or buffers were changed outside of the step, independently of the
+        records.
 
-        This holds for all steps on the model that share the ledger. For weights that were loaded,
-        averaged or clamped: functions of earlier releases, or of public data.
+        Call it after loading, averaging or clamping weights, as functions of earlier releases or public
+        data. It applies to all steps on the model that share the ledger.
         """
         self.reducer.free_whole_weights()
         self._guard.adopt(self.ledger)
         self.reducer.adopt_weights()
 
     def reseed(self) -> None:
-        """Draw new randomness from here on; steps taken again are then charged again.
+        """Draw new randomness from now on; repeated steps are charged again.
 
-        In a process group, all ranks call it.
+        In a process group, all ranks must call it.
         """
-        if not isinstance(self.generator, SystemSource):
-            kind: Arithmetic = "proved" if cryptographic(self.generator) else "assumed"
-            self.generator = source_for(self.generator.device, arithmetic=kind)
+        self.generator = source_for(self.device)
         self.secrecy = "secret"
         self.run = self._share_randomness()
 
     def _share_randomness(self) -> str:
-        """Name of a new run, after every rank has rank 0's source of shared draws."""
+        """Give all ranks the shared random source of rank 0; return the name of the new run."""
         self.generator = self.reducer.shared_source(self.generator)
         run: str = self.reducer.broadcast("the name of the run", partial(secrets.token_hex, 8))
         return run
 
     def state_dict(self) -> dict[str, Any]:
-        """Checkpoint to continue from exactly (secret)."""
-        self.check_nothing_pending()
-        self.reducer.check_whole("state_dict()")
-        return state_of(self)
+        """Checkpoint to continue from exactly (secret).
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint, on the ledger that was charged for it.
-
-        Args:
-            state: Result of `state_dict` for the same plan, data, optimizer, views and kind of
-                randomness. In a process group the one of rank 0 is loaded on all ranks.
+        Of sharded parameters rank 0 has the whole state, and the other ranks have an empty one.
         """
         with self.reducer.propagate_errors():
             self.check_nothing_pending()
-            self.reducer.check_whole("load_state_dict()")
+            self.reducer.free_whole_weights()
+            return self.reducer.whole_state(state_of(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint, with the ledger of its run.
+
+        Args:
+            state: Output of `state_dict` for the same plan, data, optimizer, views and source of
+                randomness. In a process group, all ranks load the state of rank 0.
+        """
+        with self.reducer.propagate_errors():
+            self.check_nothing_pending()
+            self.reducer.free_whole_weights()
             load_state(self, self.reducer.broadcast("the checkpoint", lambda: state))
             self.adopt_weights()
 
     def check_nothing_pending(self) -> None:
-        """Raise if a batch was drawn and not used."""
+        """Raise if there is a pending batch."""
         if self.pending_batch is not None:
             raise DataError(
-                "a batch was drawn and not used: leaving out a draw after seeing it would make the "
-                "sampling depend on the records. Pass every batch to the step; one whose step "
-                "raised comes again, first of a new step.batches(data)."
+                "a batch was drawn and not used: skipping a draw would make the sampling depend on "
+                "the records. Pass every batch to the step. If a step raised, its batch comes first in "
+                "the next step.batches(data)."
             )
 
     def overrides(self, *phases: str) -> bool:
-        """Whether the class of this step overrides one of the phases.
+        """Whether a subclass overrides one of the phases.
 
         Args:
-            phases: Names of methods.
+            phases: Method names.
         """
         own = type(self)
         return own is not PrivateStep and any(
@@ -298,59 +312,55 @@ class PrivateStep:
     # before the first draw
 
     def probe(self, data: Data) -> int:
-        """Physical batch size, after a probe of the model on synthetic records.
+        """Probe the model on synthetic records and return the physical batch size.
 
         Args:
-            data: Only shapes and types count, unless the model does not accept synthetic records.
+            data: Only shapes and types are used, unless the model rejects synthetic records.
 
         Raises:
             Unsupported: The model cannot be trained privately.
         """
         unchanged = self._guard.unchanged()
         with self.reducer.propagate_errors(), self.reducer.probing(data):
-            # a rank without records neither probes nor processes any
-            physical, bounded, held = 1, True, held_slots(data) > 0
-            if held:
-                per_unit = 1 if self.units is None else self.units.per_unit
-                slots = self.reducer.place(data).slots
-                physical, bounded = self.gradients.probe(data, slots, per_unit, self.rule.probe)
-            changing = held and bool(self.gradients.probed.changing_buffers)
-            said = self.reducer.exchange("the probe", [bounded, held, changing])
-            all_bounded, all_held, all_changing = zip(*said, strict=True)
-            self.rounding_bounded = all(all_bounded)
-            if any(all_changing) and not all(all_held):
-                raise DataError(
-                    f"rank {all_held.index(False)} has no records, and forward passes change buffers: a "
-                    "pass over a synthetic record advances them in every step, and needs a record's "
-                    "shapes. Give every rank some records, or keep no state in the model."
-                )
-        if unchanged:  # the probe restored all values
+            per_unit = 1 if self.units is None else self.units.per_unit
+            slots = self.reducer.slots(data)
+            physical, bounded = self.gradients.probe(data, slots, per_unit, self.rule.probe)
+            self.rounding_bounded = all(self.reducer.exchange("the probe", bounded))
+        if unchanged:  # the probe has restored all values
             self._guard.accept_writes(self.ledger)
         return physical
 
     def batches(
-        self, data: Data, steps: int | None = None, present: Tensor | None = None
+        self,
+        data: Data,
+        steps: int | None = None,
+        present: Tensor | None = None,
+        *,
+        budget: Budget | None = None,
     ) -> Iterator[Batch]:
-        """Draw batches, each to be passed to this step once.
+        """Draw batches; pass each batch to this step once.
 
-        Invalid data raise here, before the first draw. A batch whose step raised or was not run comes
-        first, with the present content of its slots.
+        Invalid data raise an error before the first draw. A pending batch (of a step that raised or did
+        not run) comes first, with the current content of its slots.
 
         Args:
-            data: Inputs and targets, a row per slot, a map-style data set of such pairs, or a
+            data: Inputs and targets with a row per slot, a map-style data set of pairs, or a
                 `hush.Source`: docs/data.md.
-            steps: Number of batches; None: no end. After a step that raised, the number that is left.
-            present: Whether each slot holds a record; the content of an empty slot is ignored.
+            steps: Number of batches, including a pending one; by default as many as the budget allows,
+                or unlimited.
+            present: Mask of non-empty slots; the content of empty slots is ignored.
+            budget: Maximum cost of all charges on the ledger. Batches end before a step that would
+                exceed it; `planned` is the last step. Its delta is stored for `spent()`.
 
         Returns:
-            Subsampled slots (sensitive); none may be left out.
+            Iterator over batches of subsampled slots (sensitive); no batch may be skipped.
         """
         with self.reducer.propagate_errors():
             if self.earlier and self.ledger.path is not None:
                 warnings.warn(
-                    f"the ledger {self.ledger.path} already holds {self.earlier} charges, and they "
-                    "count. Pass another path for an unrelated run, call load_state_dict() to resume "
-                    "one, or pass ledger=hush.Ledger(path) to add runs up.",
+                    f"the ledger {self.ledger.path} already has {self.earlier} charges, which the "
+                    "guarantee includes. Pass another path for an unrelated run, call "
+                    "load_state_dict() to resume, or pass ledger=hush.Ledger(path) to combine runs.",
                     PrivacyWarning,
                     stacklevel=2,
                 )
@@ -359,29 +369,53 @@ class PrivateStep:
             self.ledger.check_adjacency(self.adjacency)
             self._checked = None
             self._check_model()
+            if steps is not None:
+                steps = check_count("steps", steps, "steps are counted")
+            if budget is not None:
+                check_delta(
+                    check_kind("budget", budget, Budget).delta, self.records, self.adjacency.unit
+                )
+                wanted = None if steps is None else self.steps + steps
+                steps = last_step(self, budget, wanted)[0] - self.steps
             data = prepare(data, present)
-            filled, held = occupied(data, present), held_slots(data) > 0
+            filled = occupied(data, present)
             slots = self.reducer.begin(self, data, filled, steps)
             check_length(slots, self.records, self.units, self.adjacency.neighbours)
-            if isinstance(data, Source) and held:
+            if isinstance(data, Source):
                 check_alone(data)
                 if self.units is None:
                     check_distinct(data)
-            last = None
-            if steps is not None:
-                last = self.steps + check_count("steps", steps, "steps are counted")
-            if self.basis_schedule is not None and held:
+            if self.basis_schedule is not None:
                 check_public(self.basis_schedule.public, data)
             physical_batch = self.probe(data)
             self.gradients.replay = choose_replay(self, data, physical_batch, steps)
-            if isinstance(data, Source) and held:
+            if isinstance(data, Source):
                 data.loader.start()
+            if budget is not None:
+                self.ledger.store_delta(budget.delta)
+            self.planned = last = None if steps is None else self.steps + steps
         return self._draw_until(last, Batch(torch.arange(0), data, physical_batch, filled))
+
+    def stop(self) -> None:
+        """Charge all planned steps of `batches`, before leaving its loop because of results.
+
+        **Guarantee.** `spent()` then covers a stop that depends on releases in any way, e.g. on the
+        accuracy of the weights: docs/guarantees/ledger.md, 13. Further steps use up this charge.
+
+        Raises:
+            InvalidValue: `batches` has neither `steps` nor a budget, so no number of steps was planned.
+        """
+        if self.planned is None:
+            raise InvalidValue(
+                "the run has no planned number of steps: a stop that depends on results has no finite "
+                "cost. Pass steps= or budget= to step.batches."
+            )
+        self.ledger.charge_planned(self.plan, self.run, self.planned)
 
     def _draw_until(self, last: int | None, empty: Batch) -> Iterator[Batch]:
         if self.pending_batch is not None and (last is None or self.steps < last):
             with self.reducer.propagate_errors():
-                # the same slots: with others, the draw would depend on what was wrong with a record
+                # the same slots; otherwise the draw would depend on the invalid record
                 self.pending_batch = same_slots(self.pending_batch, empty)
             yield self.pending_batch
         while last is None or self.steps < last:
@@ -391,7 +425,7 @@ class PrivateStep:
             yield self.pending_batch
 
     def _check_model(self) -> None:
-        """Check the model and the optimizer, if modules, modes or trained parameters have changed."""
+        """Check the model and the optimizer if modules, modes or trainable parameters have changed."""
         groups: list[int] = []
         for group in self.optimizer.param_groups:
             groups += map(id, group["params"])
@@ -404,15 +438,14 @@ class PrivateStep:
     # one step
 
     def __call__(self, batch: Batch) -> bool:
-        """Update the model from a batch that `batches` has just drawn.
+        """Run one step on the current batch of `batches`.
 
         Args:
-            batch: Last batch drawn. A step that raised has made no charge and takes the same batch
-                again; `batches` begins with it.
+            batch: Current batch. A step that raised is not charged; `batches` returns its batch again.
 
         Returns:
-            Whether the model moved: not if a selective plan rejected the proposal. A learning-rate
-            schedule should move only when the model did.
+            Whether the update was applied: False if a selective plan rejected it. Advance a
+            learning-rate scheduler only if True.
         """
         with self.reducer.propagate_errors():
             if batch is None or batch is not self.pending_batch:
@@ -420,14 +453,14 @@ class PrivateStep:
                 if not isinstance(batch, Batch):
                     what = f"{with_article(type(batch).__name__)} is not a batch of `step.batches`"
                 raise DataError(
-                    f"{what}: the charge is for a fresh draw. Loop `for batch in step.batches(data): "
+                    f"{what}: each step needs a new draw. Loop `for batch in step.batches(data): "
                     "step(batch)`."
                 )
-            self.update = None  # its memory holds the bare clipped sum until noise is added
+            self.update = None  # its memory has the clipped sum without noise during the step
             self.reducer.free_whole_weights()
             self._check_model()
             self._guard.check(self.ledger)
-            self.ledger.check_adjacency(self.adjacency)  # another run may have been charged since
+            self.ledger.check_adjacency(self.adjacency)  # another run may have charged the ledger
             try:
                 moved = self.rule.run(batch)
             except Exception as error:
@@ -439,15 +472,15 @@ class PrivateStep:
             return moved
 
     def draw(self, like: Batch, sampling: Sampling | None = None) -> Batch:
-        """Fresh subsample of the slots, or of the units that own them (sensitive).
+        """Subsample the slots or users (sensitive).
 
-        An override must draw each unit as charged: coin i belongs to unit i.
+        An override must draw each record or user independently at the plan's rate.
 
         Args:
             like: Batch of the same data.
-            sampling: Sampling; None: the plan's.
+            sampling: Sampling; by default the plan's.
         """
-        slots = self.reducer.place(like.data).slots if self.units is None else len(self.units)
+        slots = self.reducer.slots(like.data) if self.units is None else len(self.units)
         indices = (sampling or self.plan.sampling).draw(slots, self.generator)
         counts = None
         if self.units is not None:
@@ -457,27 +490,27 @@ class PrivateStep:
     def clipped_sum(self, batch: Batch) -> Tensor:
         """Sum of the clipped per-sample gradients of a batch (sensitive).
 
-        One record moves it by (1 + `rounding`) times its sensitivity set at most. The charge assumes
-        that, and an override must keep it.
+        One record changes it by at most (1 + `rounding`) times the sensitivity set. An override must
+        preserve this bound.
 
         Args:
             batch: Slots drawn under the plan.
 
         Returns:
             Flat vector in double precision, block after block; the next sum overwrites it. In a process
-            group the sum over the shares of all ranks; of sharded parameters, this rank's shards of it.
+            group it is the sum over all ranks; with sharded parameters, it has this rank's shards.
         """
         with self.reducer.propagate_errors():
             return self.reducer.whole_sum(self._share_sum(batch, self._mean(begin=True)))
 
     def _mean(self, *, begin: bool = False) -> NoisyMean:
-        """Noise of a step; `begin` makes its sources of masks and noise."""
+        """Noise of a step; `begin` creates its random sources."""
         schedule, basis = self.basis_schedule, None
         if schedule is not None:
             before = schedule.current
             basis = schedule.at(self.steps, self.generator)
             if basis is not before:
-                # computed by other kernels it may round differently, and weights would part
+                # other kernels may round the basis differently, and weights would diverge
                 self.reducer.copy_of_first("the public basis", [group.basis for group in basis.groups])
         if begin or (self.reducer.processes and self._streams is None):
             self._streams = self.reducer.streams(self.generator)
@@ -485,7 +518,7 @@ class PrivateStep:
         if self._expected[0] != self.records:
             self._expected = self.records, self.plan.sampling.expected(self.records)
         layout, expected = self.gradients.layout(), self._expected[1]
-        return NoisyMean(self.plan, layout, basis, expected, self._coordinates, source, self.device)
+        return NoisyMean(self.plan, layout, basis, expected, source)
 
     def _share_sum(self, batch: Batch, mean: NoisyMean) -> Tensor:
         """Clipped sum of this rank's share of a batch."""
@@ -509,32 +542,26 @@ class PrivateStep:
     ) -> ClippedSum:
         """Clipped sum of one physical batch, on the model's device (sensitive).
 
-        A subclass may override it, as the audit does to insert canaries. Its contribution of a slot, or
-        of all slots of a unit together, must depend on these, the weights and its own randomness alone,
-        lie in the plan's sensitivity set, and be exactly zero if they are empty.
+        A subclass may override it, as the audit does to insert canaries. The contribution of a slot (or
+        of all slots of a user) must depend on these slots, the weights and independent randomness alone,
+        lie in the plan's sensitivity set, and be exactly zero if the slots are empty.
 
         Args:
-            inputs: Inputs of the slots drawn, a row per slot.
-            targets: Their targets.
-            basis: Public basis in which gradients are clipped; None: the basis of the parameters.
-            present: Whether each slot holds a record; None: all do.
-            counts: Number of slots of each unit, one after another; None: one each.
+            inputs: Inputs, a row per drawn slot.
+                targets: Targets, a row per drawn slot.
+                basis: Public basis for clipping; None for the parameters' own basis.
+                present: Mask of non-empty slots; None if no slot is empty.
+                counts: Number of consecutive slots of each user; None for record-level privacy.
 
         Returns:
-            Sum by parameter or block, and the number of records (or units) skipped.
+            Sum by parameter or block, and the number of skipped records (or users).
         """
         assert self._streams is not None
-        mask = self.coordinate_mask()
-        generator = self.generator if mask and isinstance(self.generator, torch.Generator) else None
-        return self.gradients.clip(
-            *(inputs, targets, basis, present, counts),
-            masks=self._streams.masks,
-            mask=mask,
-            generator=generator,
-        )
+        parts = inputs, targets, basis, present, counts
+        return self.gradients.clip(*parts, masks=self._streams.masks, mask=self.coordinate_mask())
 
     def coordinate_mask(self) -> CoordinateMask | None:
-        """Mask of the coordinates that take part, fresh at every call; None: all of them do."""
+        """New mask for coordinate sampling; None without coordinate sampling."""
         if not self._coordinates:
             return None
         local = self._streams is None or not self.reducer.processes
@@ -542,10 +569,9 @@ class PrivateStep:
         return partial(self.plan.sampling.mask_coordinates, generator=source)
 
     def private_gradient(self, batch: Batch) -> Tensor:
-        """Noisy mean of the clipped per-sample gradients of a batch, to be charged before it is used.
+        """Noisy mean of the clipped per-sample gradients of a batch; charge it before using it.
 
-        It equals `privatize(clipped_sum(batch))`; the noise is drawn during the computation of gradients
-        if that is faster and neither is overridden. An override must release no more.
+        It equals `privatize(clipped_sum(batch))`. An override must release no more.
 
         Args:
             batch: Slots drawn under the plan.
@@ -565,10 +591,10 @@ class PrivateStep:
         return self.gradients.verified_later(replay, self._streams.masks, compute)
 
     def privatize(self, total: Tensor) -> Tensor:
-        """Noisy mean from a clipped sum; not to be used before it is charged.
+        """Noisy mean from a clipped sum; charge it before using it.
 
         Args:
-            total: Result of `clipped_sum`; it is overwritten.
+            total: Output of `clipped_sum`, which is overwritten.
 
         Returns:
             Flat vector in double precision, the trainable parameters one after another.
@@ -576,12 +602,12 @@ class PrivateStep:
         return self.reducer.privatize(total, self._mean())
 
     def charge(self, release: str) -> None:
-        """Put the step on the ledger, on disk; its release may be used only afterwards.
+        """Charge the step to the ledger; its release may be used only afterwards.
 
-        Not to be overridden: once a step, after its draws and before its release.
+        Called once per step, after the draws and before the release. Do not override it.
 
         Args:
-            release: Name or fingerprint of the release; it must not tell more than the release.
+            release: Label or fingerprint of the release; it must be a function of the release.
         """
         self.reducer.charge(
             self.ledger,
@@ -600,16 +626,19 @@ class PrivateStep:
         self.pending_batch = None
 
     def apply(self, update: Tensor) -> None:
-        """Move the model by the optimizer's rule for a private gradient that was charged.
+        """Update the model by an optimizer step with a charged private gradient.
 
-        No gradient is left behind: the next caller of the optimizer would apply it again. An override
-        may look at released values alone.
+        Gradients are cleared afterwards, so a further optimizer step does not apply them again. An
+        override may use released values only.
 
         Args:
-            update: Result of `private_gradient` or `privatize`.
+            update: Output of `private_gradient` or `privatize`.
         """
-        parameters = self.gradients.laid_out
-        self.reducer.set_gradients(parameters, update)
+        parameters, clipping, gradient = self.gradients.laid_out, self.plan.clipping, update
+        if isinstance(clipping, Quantile) and self.gradients.clip_norm is not None:
+            gradient, self.gradients.clip_norm = clipping.update_of(update, self.gradients.clip_norm)
+            self.reducer.copy_of_first("the clipping norm", [self.gradients.clip_norm])
+        self.reducer.set_gradients(parameters, gradient)
         self.optimizer.step()
         for parameter in parameters:
             parameter.grad = None
@@ -617,10 +646,10 @@ class PrivateStep:
         self._guard.adopt(self.ledger, parameters)
 
     def advance(self, data: Data) -> None:
-        """Advance the buffers that forward passes change by one pass, once a step for any draw.
+        """Update the buffers that forward passes change, once per step and independently of the draw.
 
         Args:
-            data: Data of the step, for the shapes and types of a synthetic record.
+            data: Data of the step, for the shapes and types of the synthetic record.
         """
         if self._streams is not None:
             self.gradients.advance(data, self._streams.masks)

@@ -25,7 +25,7 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Uniform:
-    """Numbers between two ends, uniform: a range of `hush.tune`.
+    """Uniformly distributed numbers, for a search space of `hush.tune`.
 
     Args:
         low: Smallest number.
@@ -42,8 +42,8 @@ class Uniform:
         if not (self.least < low <= high < math.inf):
             kind = type(self).__name__
             raise InvalidValue(
-                f"{kind}({short_repr(self.low)}, {short_repr(self.high)}) must be from a finite number "
-                f"above {self.least:g} to one no smaller. Pass e.g. {kind}(0.1, 10.0)."
+                f"{kind}({short_repr(self.low)}, {short_repr(self.high)}) must be finite numbers "
+                f"above {self.least:g} in increasing order. Pass e.g. {kind}(0.1, 10.0)."
             )
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
@@ -59,7 +59,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogUniform(Uniform):
-    """Positive numbers between two ends, uniform in their logarithm: for learning rates and norms.
+    """Log-uniformly distributed numbers, for learning rates and norms.
 
     Args:
         low: Smallest number, above 0.
@@ -75,10 +75,10 @@ class LogUniform(Uniform):
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values, each as likely as the other.
+    """One of several values with equal probability.
 
     Args:
-        values: The values, as numbers or strings.
+        values: Numbers or strings.
     """
 
     values: tuple[Any, ...]
@@ -101,40 +101,41 @@ Dimension = Uniform | Choice
 
 
 def check_space(space: object) -> Mapping[str, Dimension]:
-    """The space; raise unless it is a dictionary of declared ranges."""
+    """Validate a search space."""
     if not isinstance(space, Mapping) or not space:
         raise InvalidValue(
-            f"space={short_repr(space)} is no declared space: only independent trials are proved, and "
-            "no search by earlier scores (Bayesian optimisation, successive halving, a study of "
-            'Optuna). Pass a dictionary, e.g. space={"learning_rate": hush.LogUniform(0.1, 10.0)}.',
+            f"space={short_repr(space)} must be a dictionary of ranges: the proof is for independent "
+            "trials, and not for adaptive searches (Bayesian optimisation, successive halving, "
+            'Optuna). Pass e.g. space={"learning_rate": hush.LogUniform(0.1, 10.0)}.',
             key="space",
         )
     for name, dimension in space.items():
         if not isinstance(name, str) or not isinstance(dimension, Dimension):
             raise InvalidValue(
-                f"space[{short_repr(name)}]={short_repr(dimension)} must be a range under a name. Pass "
-                "hush.Uniform, hush.LogUniform or hush.Choice.",
+                f"space[{short_repr(name)}]={short_repr(dimension)} must be a range with a string name. "
+                "Pass hush.Uniform, hush.LogUniform or hush.Choice.",
                 key="space",
             )
     return space
 
 
 def draw_settings(space: Mapping[str, Dimension], pick: Random) -> Settings:
-    """Independent draws of the settings of one trial."""
+    """Draw the hyperparameters of one trial."""
     return {name: dimension._draw(pick) for name, dimension in space.items()}
 
 
 @dataclass(kw_only=True, eq=False)
 class TuningTrial:
-    """Trial of a selection, passed to the training function with its hyperparameters.
+    """Trial of a private selection, passed to the training function with its hyperparameters.
 
     Args:
-        plan: Plan to train under, with the calibrated noise.
+        plan: Plan with the calibrated noise.
         steps: Number of training steps.
-        budget: Epsilon and delta of one trial on its own.
-        ledger: Ledger to charge the training steps to; a new one for each trial.
-        score_noise: Noise multiplier of the score on held-out records; None: scores are public.
-        generator: Seed of the noise of scores, and of training if it is passed on, for tests.
+        budget: Epsilon and delta of one trial alone.
+        ledger: New ledger for the training steps of this trial.
+        score_noise: Noise multiplier of the score on held-out records; None for scores on public
+            records.
+        generator: Seed for scores, and for training if passed on; for tests.
     """
 
     plan: Plan
@@ -144,19 +145,18 @@ class TuningTrial:
     generator: torch.Generator | None = None
     ledger: Ledger = field(default_factory=Ledger)
     noisy_score: float | None = None
-    """Result of `score`; None before it is called."""
+    """Result of `score`; None before the call."""
 
     def score(self, values: npt.ArrayLike) -> float:
-        """Noisy mean of a number in [0, 1] for each held-out private record, 0 for an empty slot.
+        """Noisy mean of a number in [0, 1] per held-out private record (0 for an empty slot).
 
-        Call it once a trial; a record that is held out must take part in no training step. The result is
-        the score to return with the model.
+        Call it once per trial and return the result with the model. Held-out records must not take part
+        in training.
         """
         if self.score_noise is None:
             raise InvalidValue(
-                "trial.score is for held-out private records, and this selection was declared with "
-                "public scores. Pass score_noise= to hush.tune, or return a score of records that need "
-                "no protection.",
+                "trial.score needs score_noise, because held-out private records are charged. Pass "
+                "score_noise= to hush.tune, or return a score on records that need no protection.",
                 key="score",
             )
         if self.noisy_score is not None:
@@ -170,7 +170,7 @@ class TuningTrial:
                 "values of trial.score must be numbers in [0, 1], one for each held-out record. Pass "
                 "e.g. (predicted == labels)."
             )
-        # the sum has sensitivity 1; another seed, or the score would have the noise of training
+        # the sum has sensitivity 1; a different seed, so that scores and training have different noise
         seed = None if self.generator is None else self.generator.initial_seed() ^ 1
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         noise = Gaussian(multiplier=self.score_noise)
@@ -187,18 +187,18 @@ class Outcome:
     settings: Settings
     model: Any
     score: float
-    """Minus infinity for NaN."""
+    """Score, with NaN replaced by minus infinity."""
     charged: dict[str, Any]
-    """Facts of the trial's ledger that the charge of the selection repeats."""
+    """Arguments of the selection's charge that come from the trial's ledger."""
 
 
 def outcome(settings: Settings, trial: TuningTrial, returned: tuple[Any, float]) -> Outcome:
-    """Outcome of a trial; raise if it is not covered by the selection's charge."""
+    """Outcome of a trial; raise if the selection's charge does not cover it."""
     (model, score), ledger, counts = returned, trial.ledger, trial.ledger.counts
     if trial.score_noise is not None and (trial.noisy_score is None or score != trial.noisy_score):
         raise LedgerError(
-            "the score of a trial is not the one that trial.score returned, and held-out private "
-            "records were declared. Return trial.score(...), or leave out score_noise and score with "
+            "the score of a trial is not the result of trial.score, and score_noise was passed for "
+            "held-out private records. Return trial.score(...), or leave out score_noise and use "
             "records that need no protection."
         )
     if ledger.voided is not None:
@@ -214,8 +214,8 @@ def outcome(settings: Settings, trial: TuningTrial, returned: tuple[Any, float])
     for plan in counts:
         if mechanism(plan) != mechanism(trial.plan):
             raise LedgerError(
-                f"a trial was charged for {short_repr(plan)}, another mechanism than its own plan. "
-                "Train under trial.plan; only its clipping norm may be replaced."
+                f"a trial was charged for {short_repr(plan)}, which differs from its plan. Train with "
+                "trial.plan; only its clipping norm may be replaced."
             )
     if (taken := sum(counts.values())) > trial.steps:
         raise LedgerError(
@@ -223,20 +223,20 @@ def outcome(settings: Settings, trial: TuningTrial, returned: tuple[Any, float])
         )
     if ledger.adjacency.slots > 1:
         raise Unproved(
-            f"the training of a trial protects {ledger.adjacency}, and a selection is proved for one "
-            "unit that is there or not. Train under zero-out."
+            f"the adjacency of a trial is {ledger.adjacency}, and private selection is proved for "
+            "zero-out and add/remove. Train under zero-out."
         )
     if trial.score_noise is not None and ledger.adjacency != RECORD:
         raise InvalidValue(
-            f"held-out scores are charged for one record, zero-out, and the training protects "
-            f"{ledger.adjacency}: an owner may have several held-out records, and their number would "
-            "show. Use scores of records that need no protection."
+            f"held-out scores are charged for one record (zero-out), and the adjacency of training is "
+            f"{ledger.adjacency}: a user may have several held-out records. Use scores on records that "
+            "need no protection."
         )
     guarantee, number = ledger.epsilon(trial.budget.delta), as_float(score)
     charged = {
         "adjacency": ledger.adjacency,
         "arithmetic": guarantee.arithmetic,
-        # a seed discloses the number of trials
+        # a seed reveals the number of trials
         "randomness": guarantee.randomness if trial.generator is None else "seeded",
         "records": guarantee.records,
     }

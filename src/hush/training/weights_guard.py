@@ -1,8 +1,7 @@
-"""Guard of released weights and buffers: changed outside of a step, or trained on another ledger.
+"""Detection of weights and buffers that were changed outside of a step, or trained on another ledger.
 
-A raw `optimizer.step()` beside the private one, or batch norm running in training mode between two
-steps, changes the released model without a charge. torch counts the writes to each tensor; writes
-through `.data` are not counted.
+An additional `optimizer.step()`, or batch norm in training mode between two steps, changes the released
+model without a charge. torch counts the writes to each tensor, except writes through `.data`.
 """
 
 import warnings
@@ -21,25 +20,25 @@ from hush.gradients.tree import submodules
 
 @dataclass(eq=False)
 class _Accepted:
-    """Weights and buffers of a model after a step or an adoption on one ledger."""
+    """State of the weights and buffers of a model after a step or `adopt_weights` on one ledger."""
 
     ledger: str
     """Identity of the ledger."""
     writes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Address and number of writes of each tensor, by its `id`."""
     trained: set[int] = field(default_factory=set)
-    """Parameters that steps on the ledger have trained, by `id`."""
+    """`id` of the parameters that steps on the ledger have trained."""
 
     def has(self, value: Tensor) -> bool:
         return self.writes.get(id(value)) == _writes(value)
 
 
 _ACCEPTED: Any = WeakIdKeyDictionary()
-"""By tensor: the `_Accepted` of each model and ledger, because models may share parameters."""
+"""Tensor to the `_Accepted` of each model and ledger; models may share parameters."""
 
 
 class WeightsGuard:
-    """Detects weights and buffers that no private step has changed."""
+    """Detects changes of weights and buffers outside of private steps."""
 
     def __init__(
         self,
@@ -48,22 +47,22 @@ class WeightsGuard:
         ledger: Ledger,
         may_change: Callable[[], Collection[str]],
     ) -> None:
-        """Guard of the model as it is now.
+        """Guard of the model in its current state.
 
         Args:
             model: Trained model.
-            optimizer: Its optimizer.
+            optimizer: Optimizer of the model.
             ledger: Ledger of the steps.
             may_change: Names of buffers that forward passes change independently of the records.
         """
         self._model = model
         self._may_change = may_change
         self._accepted: dict[str, _Accepted] = {}
-        """By ledger."""
+        """Accepted state by ledger."""
         self._writes = _all_writes(self._model)
         """Address and number of writes of each tensor, by its `id`, when it was last accepted."""
         self._others = self._trained_elsewhere(ledger)
-        """Other ledgers whose runs have trained some of the parameters."""
+        """Other ledgers with charges for some of the parameters."""
         if any(group.get("fused") for group in optimizer.param_groups):
             optimizer.register_step_post_hook(_count_writes)
         self.warn_of_other_ledgers(stacklevel=4)
@@ -73,7 +72,7 @@ class WeightsGuard:
 
         Args:
             ledger: Ledger of the steps.
-            trained: Parameters that a step charged to it has just moved; empty: none was.
+            trained: Parameters that a charged step has updated, if any.
         """
         writes = self._writes = _all_writes(self._model)
         accepted = self._accepted.setdefault(ledger.identity, _Accepted(ledger.identity))
@@ -89,19 +88,19 @@ class WeightsGuard:
             self._others |= self._trained_elsewhere(ledger)
 
     def unchanged(self) -> bool:
-        """Whether torch has counted no write since the last step or adoption."""
+        """Whether torch counted no write since the last step or `adopt_weights`."""
         return _all_writes(self._model) == self._writes
 
     def accept_writes(self, ledger: Ledger) -> None:
-        """Accept counted writes that have left all values as they were."""
+        """Accept counted writes that did not change values."""
         self._writes = _all_writes(self._model)
         if ledger.identity in self._accepted:
             self._accepted[ledger.identity].writes = self._writes
 
     def check(self, ledger: Ledger) -> None:
-        """Raise unless a step on the ledger made all writes to weights and buffers.
+        """Raise if weights or buffers were changed outside of steps on the ledger.
 
-        Changed weights void a ledger that has charges.
+        Changed weights void a ledger with charges.
         """
         now = _all_writes(self._model)
         if now == self._writes:
@@ -123,26 +122,26 @@ class WeightsGuard:
             several = f" and {len(buffers) - 3} others" if len(buffers) > 3 else ""
             raise LedgerError(
                 f"the model's buffers {', '.join(buffers[:3])}{several} were changed outside of the "
-                "private step: statistics of records there, such as those of a batch norm in training "
-                "mode, would be released without noise. Restore them; if the change did not depend on "
-                "the records, call step.adopt_weights() right after it."
+                "private step: statistics of records, e.g. of a batch norm in training mode, would be "
+                "released without noise. Restore the buffers; if the change did not depend on the "
+                "records, call step.adopt_weights() after it."
             )
         self._writes = now
 
     def warn_of_other_ledgers(self, stacklevel: int = 3) -> None:
-        """Warn if some of the weights are the result of a private run on another ledger."""
+        """Warn if some weights come from a private run on another ledger."""
         if self._others:
             warnings.warn(
-                "some of the model's weights came out of an earlier private run on another ledger "
-                f"({', '.join(sorted(self._others))}): if any record was in both, the two charges add "
-                "up. Make one ledger = hush.Ledger(), pass ledger=ledger to both, and report "
-                "ledger.epsilon(delta); or begin with fresh weights.",
+                "some of the model's weights come from a private run on another ledger "
+                f"({', '.join(sorted(self._others))}): if a record was in both runs, the two costs add "
+                "up. Pass the same ledger = hush.Ledger() to both and report ledger.epsilon(delta), or "
+                "start with new weights.",
                 EarlierRun,
                 stacklevel=stacklevel,
             )
 
     def _trained_elsewhere(self, ledger: Ledger) -> set[str]:
-        """Other ledgers under which a parameter was trained to its present value."""
+        """Other ledgers with charges for the current values of parameters."""
         return {
             other.ledger
             for value in _values(self._model)
@@ -171,14 +170,14 @@ def _all_writes(model: nn.Module) -> dict[int, tuple[int, int]]:
 def _writes(value: Tensor) -> tuple[int, int]:
     """Address and number of writes of a tensor."""
     if type(value) is not nn.Parameter:
-        value = getattr(value, "_local_tensor", value)  # shard of a parameter split over ranks
+        value = getattr(value, "_local_tensor", value)  # shard of a sharded parameter
         if value.is_meta or value.layout is not torch.strided:
             return id(value), value._version
     return value.data_ptr(), -1 if value.is_inference() else value._version
 
 
 def _count_writes(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Count the writes of a fused optimizer, which torch does not count."""
+    """Count the writes of a fused optimizer, because torch does not count them."""
     for group in optimizer.param_groups:
         for value in group["params"]:
             if value.grad is not None:
@@ -187,11 +186,11 @@ def _count_writes(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 def _void(ledger: Ledger) -> NoReturn:
     """Void a ledger that has charges, and raise."""
-    reason = "the model's weights were changed outside of the private step, where nothing is charged"
-    if ledger.counts:  # otherwise no release is on it
+    reason = "the model's weights were changed outside of the private step, without a charge"
+    if ledger.counts:  # otherwise the ledger has no release
         ledger.void(reason)
     raise LedgerError(
-        f"{reason}: no guarantee holds for the model. Only step(batch) may train it: leave out other "
-        "calls of optimizer.step(). If the change did not depend on the records (weights that were "
-        "loaded, averaged or clamped), call step.adopt_weights() right after it."
+        f"{reason}: the model has no guarantee. Only step(batch) may train it: remove other calls of "
+        "optimizer.step(). If the change did not depend on the records (weights were loaded, averaged "
+        "or clamped), call step.adopt_weights() after it."
     )

@@ -9,6 +9,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as peer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from scipy.stats import binom
 
 from hush.accounting.numerics import Array
@@ -89,6 +90,16 @@ def test_one_step_against_quadrature(one: One, size: int, replaced: bool) -> Non
         lower, upper = one_sided({step: 1}, direction, 3.0)
         assert contains(Bound(lower=lower, upper=upper), exact)
         assert upper <= 1.02 * exact + 1e-10
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("multiplier", [0.7, 5.0, 28.0])
+def test_one_step_of_a_replaced_record_at_high_rates_is_tight(rate: float, multiplier: float) -> None:
+    one = SampledGaussian(rate, multiplier)
+    bound = accountant.epsilon({group_of(one, 1, True): 1}, 1e-5)
+    exact = brentq(lambda x: quadrature(one, 1, True, Direction.REMOVE, x) - 1e-5, 0.0, 60.0)
+    assert bound.lower - 2e-4 <= exact <= bound.upper + 2e-4
+    assert bound.upper - bound.lower <= 2e-3 + 2e-3 * exact
 
 
 BROKEN: dict[str, Callable[[SampledGaussian, int], Step]] = {

@@ -22,9 +22,7 @@ UNIT = Numeric(low=-1, high=1)
 SGD: dict[str, Any] = {"solver": "sgd", "steps": 20}
 SETTINGS: list[dict[str, Any]] = [
     {"solver": "least_squares"},
-    {"solver": "least_squares", "scaling": "paid"},
     SGD,
-    {**SGD, "scaling": "paid"},
     {**SGD, "hidden_layer_sizes": (8,)},
 ]
 
@@ -65,11 +63,6 @@ def check_charges(model: Any, settings: dict[str, Any]) -> None:
     assert model.guarantee_.randomness == "seeded"
     assert model.guarantee_.records == 3000
     counts = dict(model.ledger_.counts)
-    if settings.get("scaling") == "paid":
-        moments = next(plan for plan in counts if plan.clipping == hush.L2(1.0))
-        assert counts.pop(moments) == 2
-        spent = hush.epsilon(moments, 2, 3e-5).epsilon.upper
-        assert 0.19 < spent <= 0.2
     ((plan, steps),) = counts.items()
     expected = hush.Poisson if settings["solver"] == "sgd" else hush.FullBatch
     assert (type(plan.sampling), steps) == (expected, settings.get("steps", 1))
@@ -111,21 +104,6 @@ def test_rows_beyond_the_bounds_are_clamped(solver: Any, without_noise: None) ->
     assert np.array_equal(fits[0][1], fits[1][1])
 
 
-def test_paid_scaling_finds_narrow_columns_within_wide_bounds() -> None:
-    draw = np.random.default_rng(4)
-    rows = 40 + draw.normal(size=(20_000, 2))
-    target = rows @ [1.0, -1.0] + 0.1 * draw.normal(size=20_000)
-    wide = Numeric(low=-100, high=100)
-    scores = [
-        PrivateRegressor(wide, wide, solver="least_squares", scaling=scaling, random_state=2)
-        .fit(rows, target)
-        .score(rows, target)
-        for scaling in ("bounds", "paid")
-    ]
-    assert scores[1] > 0.9
-    assert scores[0] < scores[1]
-
-
 def test_without_a_seed_fits_differ_and_the_guarantee_is_secret() -> None:
     rows, _, labels = numbers(500)
     model = PrivateClassifier(UNIT, (0, 1, 7), epsilon=5.0, solver="least_squares")
@@ -153,16 +131,6 @@ def test_fits_with_one_ledger_file_add_up(tmp_path: Path) -> None:
         assert ledger.epsilon(2e-4).epsilon == more.guarantee_.epsilon
 
 
-def test_paid_scaling_keeps_to_what_a_ledger_leaves(tmp_path: Path) -> None:
-    """A tenth of the whole epsilon is more than is left here."""
-    rows, target, _ = numbers(2000)
-    first = PrivateRegressor(UNIT, UNIT, solver="least_squares", ledger=tmp_path / "ledger.jsonl")
-    first.fit(rows, target)
-    more = clone(first).set_params(epsilon=1.007, scaling="paid").fit(rows, target)
-    assert sum(more.ledger_.counts.values()) == 4
-    assert more.guarantee_.epsilon.upper <= 1.007
-
-
 def test_clones_pipelines_and_searches() -> None:
     rows, target, labels = numbers(600)
     model = PrivateRegressor(UNIT, UNIT, epsilon=3.0, solver="least_squares", random_state=0)
@@ -173,13 +141,37 @@ def test_clones_pipelines_and_searches() -> None:
         FunctionTransformer(np.tanh),
         PrivateClassifier(UNIT, (0, 1), epsilon=5.0, solver="least_squares"),
     )
-    with pytest.warns(hush.PrivacyWarning, match=r"epsilon=5\.0 covers one of them, not their sum"):
+    with pytest.warns(hush.PrivacyWarning, match=r"epsilon=5\.0 covers one fit, not their sum"):
         assert cross_val_score(pipeline, rows, labels, cv=3).mean() > 0.8
     with pytest.warns(hush.PrivacyWarning, match=r"sklearn\.model_selection.*hush\.tune"):
         search = GridSearchCV(model, {"epsilon": [0.01, 100.0]}, cv=2).fit(rows, target)
     assert search.best_params_ == {"epsilon": 100.0}
     pipeline.set_params(privateclassifier__epsilon=1.0)
     assert pipeline[-1].epsilon == 1.0
+
+
+@pytest.mark.parametrize("solver", ["sgd", "least_squares"])
+def test_the_fits_of_a_search_share_the_budget(tmp_path: Path, solver: Any) -> None:
+    rows, target, _ = numbers(600)
+    file, epsilon = tmp_path / "ledger.jsonl", 4.0
+    options: dict[str, Any] = {"epsilon": epsilon, "delta": 1e-4, "solver": solver, "steps": 5}
+    model = PrivateRegressor(UNIT, UNIT, ledger=file, **options)
+    grid = {"learning_rate": [0.1, 0.2]}
+    with pytest.raises(InvalidValue, match=r"the first fit would spend all of epsilon=4"):
+        GridSearchCV(model, grid, cv=3, error_score="raise").fit(rows, target)
+    with hush.Ledger(file) as ledger:
+        assert not ledger.counts, "refused before the first fit"
+    search = GridSearchCV(model.set_params(fits=7), grid, cv=3, error_score="raise").fit(rows, target)
+    with hush.Ledger(file, read_only=True) as ledger:
+        assert ledger.runs == 7
+        assert 0.98 * epsilon < ledger.epsilon(1e-4).epsilon.upper <= epsilon
+        noise = [plan.noise.to_plain()["multiplier"] for plan in ledger.counts]
+    assert max(noise) < 1.1 * min(noise), "equal shares"
+    assert search.best_estimator_.guarantee_.epsilon.upper <= epsilon
+    with pytest.raises(BudgetExceeded, match=r"fits=7 were planned, and the ledger .* has 7"):
+        clone(model).fit(rows, target)
+    with pytest.raises(InvalidValue, match="fits=7 needs the ledger"):
+        PrivateRegressor(UNIT, UNIT, fits=7, **options).fit(rows, target)
 
 
 @pytest.mark.parametrize("jobs", [None, 2])
@@ -192,7 +184,7 @@ def test_an_ensemble_that_draws_records_several_times_is_refused(
         BaggingClassifier(make_pipeline(model), 2, n_jobs=jobs).fit(rows, labels)
     with pytest.raises(Unsupported, match="_weight_boosting draws records with replacement"):
         AdaBoostRegressor(PrivateRegressor(UNIT, UNIT, ledger=tmp_path / "l")).fit(rows, target)
-    model.set_params(ledger=tmp_path / "ledger.jsonl", epsilon=6.0)
+    model.set_params(ledger=tmp_path / "ledger.jsonl", epsilon=6.0, fits=1)
     halves = BaggingClassifier(model, 1, bootstrap=False, max_samples=0.5, n_jobs=jobs)
     assert halves.fit(rows, labels).score(rows, labels) > 0.8
 
@@ -215,7 +207,7 @@ def test_labels_outside_the_classes_are_refused_without_being_shown(tmp_path: Pa
     assert "secret-name" not in str(refused.value)
     assert not (tmp_path / "ledger.jsonl").exists(), "nothing is charged"
     target[3] = math.inf
-    with pytest.raises(DataError, match="y holds NaN"):
+    with pytest.raises(DataError, match="y holds infinity"):
         PrivateRegressor(UNIT, UNIT).fit(rows, target)
 
 
@@ -239,7 +231,6 @@ def test_classes_and_bounds_of_the_target_are_declared(declared: Any) -> None:
         *(("learning_rate", each) for each in (0.0, math.nan)),
         *(("hidden_layer_sizes", each) for each in (8, "8", (0,))),
         ("solver", "lbfgs"),
-        ("scaling", "standard"),
     ],
 )
 def test_parameters_out_of_range_are_named(name: str, value: Any) -> None:
@@ -282,10 +273,9 @@ def test_settings_of_an_estimator_are_tuned() -> None:
 
     def fit(settings: dict[str, Any], trial: Any) -> tuple[Any, float]:
         model = PrivateClassifier(UNIT, (0, 1), learning_rate=settings["learning_rate"])
-        for refused in (model.set_params(scaling="paid"), model.set_params(solver="least_squares")):
-            with pytest.raises(Unsupported, match="for its steps of DP-SGD"):
-                refused.fit(x, y, trial=trial)
-        model.set_params(scaling="bounds", solver="auto").fit(x, y, trial=trial)
+        with pytest.raises(Unsupported, match="for its steps of DP-SGD"):
+            model.set_params(solver="least_squares").fit(x, y, trial=trial)
+        model.set_params(solver="auto").fit(x, y, trial=trial)
         charged.append((trial.plan, dict(trial.ledger.counts)))
         return model, 0.5
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hush
 from hush.training.data import Batch
-from hush.training.per_instance import power_iteration_error
+from hush_recipes.bounded.information import power_iteration_error
 from hush_recipes.bounded.wide_resnet import Training, Watch, passed_on, train
 
 CLIP, WATCHED, STEPS, ITERATIONS = 0.05, 4, 5, 40

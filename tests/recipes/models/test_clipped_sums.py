@@ -12,7 +12,9 @@ from tests.gradients.oracle import flat, one_at_a_time
 
 SHAPES = {
     "logistic": (1, 8, 8),
+    "linear": (20,),
     "mlp": (104,),
+    "cnn": (3, 16, 16),
     "mnist-cnn": (1, 28, 28),
     "cifar-cnn": (3, 32, 32),
     "resnet22": (3, 32, 32),

@@ -103,7 +103,7 @@ def test_features_are_normalised_record_by_record() -> None:
 def test_a_network_takes_token_ids_or_numbers(
     model: str, shape: tuple[int, ...], dtype: torch.dtype, requirement: str
 ) -> None:
-    with pytest.raises(Unsupported, match=f"{model} takes records {requirement}"):
+    with pytest.raises(Unsupported, match=f"{model} needs inputs {requirement}"):
         build(model, classes=2, shape=shape, dtype=dtype)
     supported_dtype = {torch.int64: torch.float32, torch.float32: torch.int64}[dtype]
     build(model, classes=2, shape=shape, dtype=supported_dtype)

@@ -100,6 +100,17 @@ def a_directory_on_rank_0_alone(folder: Path) -> None:
     train(folder, 2, **({"directory": None} if dist.get_rank() else {}))
 
 
+def is_stopped_by_rank_0(folder: Path) -> dict[str, Any]:
+    """A callback of rank 0 alone ends the run on both, on a ledger that is passed by its path."""
+    callbacks = [] if dist.get_rank() else [lambda number, _: number == 3]
+    weights, trained = train(
+        folder, 8, directory=None, ledger=folder / "ledger.jsonl", callbacks=callbacks
+    )
+    dist.barrier()
+    stored = hush.Ledger(folder / "ledger.jsonl", read_only=True).epsilon().epsilon
+    return {"weights": weights, "run": str(trained), "stored": stored == trained.guarantee.epsilon}
+
+
 result = partial(spawned.result, __name__, 2)
 
 
@@ -108,8 +119,16 @@ def test_all_ranks_return_the_same_and_one_directory_is_written() -> None:
     assert torch.equal(first.pop("weights"), second.pop("weights"))
     assert first == second
     assert [entry["step"] for entry in first["metrics"]] == [3, 6, 8]
-    assert "checkpoint.safetensors" in first["files"]
+    assert "private" in first["files"], "the folder of the checkpoint"
     assert "model.safetensors" in first["files"]
+
+
+def test_a_callback_of_rank_0_ends_the_run_of_all() -> None:
+    first, second = result("is_stopped_by_rank_0")
+    assert torch.equal(first.pop("weights"), second.pop("weights"))
+    assert first == second
+    assert "steps=3, stopped='callback'" in first["run"]
+    assert first["stored"], "the planned steps are on the ledger of rank 0"
 
 
 def test_ranks_that_are_called_differently_are_refused() -> None:
@@ -152,6 +171,6 @@ def test_one_process_goes_on_with_the_draws_of_two(tmp_path: Path) -> None:
 
 def test_steps_charged_by_another_number_of_processes_are_paid_again(tmp_path: Path) -> None:
     step, caught = resumed_alone(tmp_path, steps_on_ledger=5)
-    assert "steps were charged by 2 processes" in caught[0]
+    assert "2 processes charged steps" in caught[0]
     run(step, data_of(), 3)
     assert sum(step.ledger.counts.values()) == 8

@@ -62,10 +62,6 @@ def owners(folder: Path) -> dict[str, Any]:
     }
 
 
-def owners_in_parts(folder: Path) -> None:
-    step_of(records=None, units=UNITS, distributed=hush.Distributed(shard=True))
-
-
 def views(folder: Path) -> Tensor:
     return trained(step_of(views=lambda inputs: torch.stack([inputs, inputs.flip(-1)])))
 
@@ -146,12 +142,6 @@ def test_no_owner_is_split_between_ranks() -> None:
     torch.testing.assert_close(ranks[0]["sum"], one.clipped_sum(batch), rtol=1e-6, atol=1e-7)
 
 
-def test_owners_in_parts_are_refused() -> None:
-    for raised in result("owners_in_parts"):
-        assert raised.kind == "Unsupported"
-        assert "an owner with records on two ranks" in raised.text
-
-
 def test_a_verdict_is_one_for_all_ranks() -> None:
     ranks = result("selective")
     assert same([each["weights"] for each in ranks])
@@ -172,7 +162,7 @@ def test_what_one_process_releases_is_released_by_rank_0_alone() -> None:
     assert first is None
     for raised in others:
         assert raised.kind == "Unsupported"
-        assert "Call it on rank 0 alone" in raised.text
+        assert "Call it on rank 0 only" in raised.text
 
 
 def test_a_release_of_rank_0_is_on_every_copy_of_the_ledger() -> None:

@@ -15,7 +15,7 @@ from hush.accounting.ledger import Ledger
 from hush.audit.draws import Check, draws_independent
 from hush.audit.noise import noise_fresh, noise_scale, observe
 from hush.audit.run_self_test import charged
-from hush.core.randomness import RandomSource, Stream
+from hush.core.randomness import Stream
 from hush.training.data import Batch
 from hush.training.distributed.process_group import ProcessGroup
 from hush.training.noisy_mean import NoisyMean
@@ -94,7 +94,7 @@ def shared_noise_stream() -> Iterator[None]:
     """Every rank draws its slice of the noise from one stream, from its beginning."""
     streams = ProcessGroup.streams
 
-    def of_all(self: ProcessGroup, source: RandomSource) -> StepStreams:
+    def of_all(self: ProcessGroup, source: Stream) -> StepStreams:
         with mock.patch.object(self, "rank", 0):
             return streams(self, source)
 

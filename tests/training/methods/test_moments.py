@@ -151,7 +151,7 @@ def test_one_record_more_does_not_make_others_vanish(monkeypatch: pytest.MonkeyP
 
     assert moved() <= 1e-6
 
-    def cut(norm: float, norms: Tensor, **_: bool) -> Tensor:
+    def cut(norm: float, norms: Tensor, *_: object, **__: bool) -> Tensor:
         weights = (norm / norms).clamp(max=1.0)
         return weights.where(weights >= torch.finfo(torch.float32).tiny, 0.0)
 

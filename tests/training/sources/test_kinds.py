@@ -102,10 +102,10 @@ def test_sources_go_with_everything_that_a_step_can_do(options: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("inputs", "targets", "message"),
     [
-        (["age", "city"], "label", "column 'city' does not hold a number"),
+        (["age", "city"], "label", "column 'city' is not numeric"),
         (["age", "town"], "label", "no column 'town'; the columns are age, hours"),
         (["age"], None, "no target was named"),
-        (None, "label", "column 'city' does not hold a number"),
+        (None, "label", "column 'city' is not numeric"),
     ],
 )
 def test_columns_that_are_no_numbers_are_refused(inputs: Any, targets: Any, message: str) -> None:
@@ -125,7 +125,7 @@ def test_a_table_has_missing_values_functions_and_dictionaries_of_columns() -> N
     assert inputs.tolist() == [float(X[3, 0]), 1.0]
     assert int(target) == 1
     table["count"] = pytest.importorskip("pandas").array([1, None] * (RECORDS // 2), dtype="Int64")
-    with pytest.raises(DataError, match="column 'count' does not hold a number"):
+    with pytest.raises(DataError, match="column 'count' is not numeric"):
         hush.Source(table, inputs=["count"], targets="label")[0]
 
 

@@ -61,7 +61,7 @@ def test_a_resumed_run_repeats_the_augmentation(workers: int, tmp_path: Path) ->
 def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> None:
     train(tmp_path, 2, 0)
     other = hush.Source(sentences(first=1), collate_fn=pad_to_longest, pad_to=(5, None))
-    with pytest.raises(CheckpointError, match="first 8 records are not those"):
+    with pytest.raises(CheckpointError, match="first 8 records differ"):
         train(tmp_path, 4, 0, resume=True, data=other)
 
 

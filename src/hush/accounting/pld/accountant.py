@@ -1,4 +1,4 @@
-"""Privacy loss distributions: epsilon and delta of composed steps, certified from both sides.
+"""Privacy loss distributions: certified two-sided bounds on epsilon and delta of composed steps.
 
 **Guarantee.** The true value lies between `lower` and `upper`: docs/guarantees/poisson-gaussian.md and
 scalar-noise.md.
@@ -24,18 +24,18 @@ from hush.core.guarantee import Bound
 Counts = Mapping[Step, int]
 AnyStep = TypeVar("AnyStep", bound=Step)
 
-# Target of the gap between upper and lower. A grid has at most MAX_POINTS; if the gap is larger, finer
-# grids of up to MAX_REFINED_POINTS follow.
+# Target gap between the bounds. If a grid with MAX_POINTS does not reach it, finer grids with up to
+# MAX_REFINED_POINTS follow.
 ACCURACY = 4e-4
 MAX_REFINED_POINTS, MAX_POINTS = 1 << 20, 1 << 21
-# Share of delta for losses beyond the grid.
+# Fraction of delta for losses beyond the grid.
 TRUNCATED_SHARE = 1e-7
-# Number of epsilons of a privacy profile that share one curve.
+# Number of epsilons of a privacy profile per curve.
 _SHARING = 32
 
 
 def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
-    """Bounds on the epsilon at `delta` of a composition; `counts` is how often each step runs."""
+    """Bounds on epsilon at `delta` of a composition; `counts` maps steps to their number."""
     steps, noisier, mu = _prepared(counts)
     if mu is not None:
         return analytic_gaussian.epsilon(mu, delta)
@@ -52,12 +52,12 @@ def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
 
 
 def delta(counts: Mapping[AnyStep, int], epsilon: float) -> Bound:
-    """Bounds on the delta at `epsilon` of a composition; `counts` is how often each step runs."""
+    """Bounds on delta at `epsilon` of a composition; `counts` maps steps to their number."""
     return profile(counts, [epsilon])[0]
 
 
 def profile(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[Bound]:
-    """Bounds on delta at each of the increasing `epsilons` (privacy profile); near ones share work."""
+    """Bounds on delta at increasing `epsilons` (privacy profile)."""
     steps, noisier, mu = _prepared(counts)
     if mu is not None:
         return [analytic_gaussian.delta(mu, epsilon) for epsilon in epsilons]
@@ -76,7 +76,7 @@ def profile(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[Bo
 
 
 def profile_upper(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[float]:
-    """Upper bounds of `profile` at many increasing `epsilons`, a little wider: they share curves."""
+    """Upper bounds of `profile` at many increasing `epsilons`, slightly wider, with shared curves."""
     steps, noisier, mu = _prepared(counts)
     if mu is not None or noisier != steps:
         return [delta(counts, epsilon).upper for epsilon in epsilons]
@@ -99,10 +99,10 @@ def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool
 def _prepared(
     counts: Mapping[AnyStep, int],
 ) -> tuple[dict[Step, int], dict[Step, int], float | None]:
-    """The steps with full-batch Gaussian ones merged, these with losses that fit a grid, and a mu.
+    """The steps with full-batch Gaussian steps merged, the same with losses that fit a grid, and a mu.
 
-    Noise is raised until a grid can hold the losses: no less private. The mu of Gaussian DP is that of
-    full-batch Gaussian steps alone; None if there are others.
+    Losses that are too large for a grid get more noise, which is sound for lower bounds. The mu of
+    Gaussian DP is for full-batch Gaussian steps alone; None if there are other steps.
     """
     merged: Counter[Step] = Counter()
     raised: Counter[Step] = Counter()
@@ -123,7 +123,7 @@ def _prepared(
 def _epsilon(steps: Counts, direction: Direction, delta: float, at_least: float) -> tuple[float, float]:
     """Lower and upper bounds on epsilon in one direction.
 
-    The lower bound is skipped if it cannot exceed `at_least`, the other direction's.
+    The lower bound is skipped if it cannot exceed `at_least`, the bound of the other direction.
     """
     lowest, highest = 0.0, max_composed_loss(steps, direction)
     if highest <= at_least:
@@ -133,7 +133,7 @@ def _epsilon(steps: Counts, direction: Direction, delta: float, at_least: float)
     for width in _grid_widths(steps, direction, window, tail, max(at_least, window.high)):
         if curve := _curve(steps, direction, width, tail, window, upper=True):
             highest = min(highest, max(0.0, curve.epsilon_at(delta, upper=True)))
-        curve = None  # as long as the window, like the one that follows
+        curve = None  # free its memory before the next curve
         if highest <= at_least:
             break
         if curve := _curve(steps, direction, width, tail, window, upper=False):
@@ -148,8 +148,9 @@ def _one_sided_profile(
 ) -> list[tuple[float, float]]:
     """Lower and upper bounds on delta in one direction, at each of the increasing `epsilons`.
 
-    One curve serves the epsilon of its tilt, and those up to a deviation of the tilted loss above it.
-    Below `decisive` the other direction decides, and the delta of a smaller epsilon suffices.
+    A curve is used for the epsilon of its tilt, and for larger ones within a standard deviation of the
+    tilted loss. Below `decisive` the other direction is larger, so the delta of a smaller epsilon
+    suffices.
     """
     bounds: list[tuple[float, float]] = []
     max_loss = max_composed_loss(steps, direction)
@@ -167,10 +168,10 @@ def _one_sided_profile(
 
 
 def _window_at(steps: Counts, direction: Direction, epsilon: float) -> tuple[Window, float]:
-    """The window for an epsilon, and the mass of one step that may lie beyond the grid."""
+    """The window for an epsilon, and the allowed mass of one step beyond the grid."""
     rough = choose_window(Cumulants(steps, direction, 1e-300), log_delta=None, epsilon=epsilon)
     if rough.low > epsilon:
-        # nearly impossible losses are so large that no tilt suits both them and epsilon
+        # nearly impossible losses are too large for the tilt of epsilon
         rough = choose_window(Cumulants(steps, direction, 1e-30), log_delta=None, epsilon=epsilon)
     tail = _step_tail(steps, rough.log_delta)
     return choose_window(Cumulants(steps, direction, tail), log_delta=None, epsilon=epsilon), tail
@@ -186,14 +187,14 @@ def _deltas(
             if curve := _curve(steps, direction, width, tail, window, upper=upper):
                 for k, epsilon in enumerate(epsilons):
                     bounds[k] = tighter(bounds[k], curve.delta_at(epsilon, upper=upper))
-            curve = None  # as long as the window, like the one that follows
+            curve = None  # free its memory before the next curve
         if highest[0] <= 1.01 * lowest[0]:
             break
     return [(min(ends), ends[1]) for ends in zip(lowest, highest, strict=True)]
 
 
 def _deltas_upper(steps: Counts, direction: Direction, epsilons: Sequence[float]) -> list[float]:
-    """Upper bounds on delta in one direction, from the curve in the window of the middle epsilon."""
+    """Upper bounds on delta in one direction, from one curve in the window of the middle epsilon."""
     largest = max_composed_loss(steps, direction)
     middle = epsilons[len(epsilons) // 2]
     if largest <= epsilons[0]:
@@ -211,23 +212,23 @@ def _deltas_upper(steps: Counts, direction: Direction, epsilons: Sequence[float]
 
 
 def _step_tail(steps: Counts, log_delta: float) -> float:
-    """Mass of one step that may lie beyond the grid: a power of ten, to reuse lattices."""
+    """Allowed mass of one step beyond the grid: a power of ten, to reuse lattices."""
     log_tail = log_delta + math.log(TRUNCATED_SHARE / sum(steps.values()))
     return 10.0 ** max(math.floor(log_tail / math.log(10)), -300)
 
 
 def _target_gap(scale: float) -> float:
-    """Target of the gap: relative to `scale` if that is between 1e-4 and 1, or above 40."""
+    """Target gap: relative to `scale` if it is between 1e-4 and 1, or above 40."""
     return ACCURACY * max(1e-4, min(1.0, scale), scale / 40)
 
 
 def _grid_widths(
     steps: Counts, direction: Direction, window: Window, tail: float, scale: float
 ) -> Iterator[float]:
-    """Grid widths to try, the first one usually good enough: powers of 2^(1/4), to be reused.
+    """Grid widths to try, usually only the first: powers of 2^(1/4), to reuse lattices.
 
-    The gap is about (1 + tilt) * steps * width^2 / 8 (docs/guarantees/poisson-gaussian.md) if the
-    grid resolves the loss of one step. With few steps it may not, and finer ones follow.
+    The gap is about (1 + tilt) * steps * width^2 / 8 (docs/guarantees/poisson-gaussian.md) if the grid
+    resolves the loss of one step. Otherwise finer grids follow.
     """
     width = math.sqrt(8 * _target_gap(scale) / (1 + window.tilt) / sum(steps.values()))
     width = min(width, 1 / window.tilt)
@@ -251,20 +252,20 @@ def _grid_widths(
 def _curve(
     steps: Counts, direction: Direction, width: float, tail: float, window: Window, *, upper: bool
 ) -> PrivacyCurve | None:
-    """The privacy curve on a grid; None for a lower bound where rounding exceeds a step's mass."""
+    """The privacy curve on a grid; None for a lower bound if rounding exceeds a step's mass."""
     lattice = pessimistic if upper else optimistic
     parts = [(lattice(step, direction, width, tail), count) for step, count in steps.items()]
     return compose(parts, window) if all(part.masses.any() for part, _ in parts) else None
 
 
-# Distances of a large loss of one step from epsilon plus the logarithm of the number of steps.
+# Candidate distances between a cut and epsilon plus the logarithm of the number of steps.
 _MARGINS = np.array([0.5, 2.0, 8.0, 32.0])
 
 
 def coarse_total_variation(counts: Counts) -> float:
     """Upper bound on the total variation distance, which is delta at epsilon 0.
 
-    Steps coupled one by one all agree with at least the product of their probabilities to agree.
+    Under a coupling of each step, all steps agree with at least the product of the probabilities.
     """
     return probability_of_any((step.total_variation, count) for step, count in counts.items())
 
@@ -279,7 +280,7 @@ def max_composed_loss(counts: Counts, direction: Direction) -> float:
 def coarse_delta_lower(counts: Counts, epsilon: float) -> float:
     """Lower bound on delta at `epsilon`: P(event) - exp(epsilon) Q(event).
 
-    The event is that some step's privacy loss exceeds a cut; Q(event) is at most a union bound.
+    The event is that a step's privacy loss exceeds a cut; Q(event) has a union bound.
     """
     if not epsilon < MAX_LOSS:
         return 0.0
@@ -287,7 +288,7 @@ def coarse_delta_lower(counts: Counts, epsilon: float) -> float:
     log_none, second = np.zeros(len(cuts)), np.zeros(len(cuts))
     for step, count in counts.items():
         cut = step.cell_masses(Direction.REMOVE, cuts)
-        # survival at each cut: sums of positive terms, each with its bounded rounding
+        # survival functions at the cuts: sums of positive terms with bounded rounding
         first = np.cumsum(cut.first[::-1])[::-1][1:] * (1 - 2 * cut.error.max())
         log_none += count * np.log1p(-np.clip(first, 0.0, 1 - 2.0**-53))
         second += count * np.cumsum(cut.second[::-1])[::-1][1:] * (1 + 2 * cut.error.max())
@@ -297,7 +298,7 @@ def coarse_delta_lower(counts: Counts, epsilon: float) -> float:
 
 
 def coarse_epsilon_upper(counts: Counts, delta: float) -> float:
-    """Upper bound on epsilon at `delta`: by Rényi divergence, and quantiles of losses of other steps."""
+    """Upper bound on epsilon at `delta`, by Rényi divergence and by quantiles of losses."""
     gaussian_steps = {step: count for step, count in counts.items() if isinstance(step, SampledGaussian)}
     non_gaussian = {step: count for step, count in counts.items() if step not in gaussian_steps}
     if not non_gaussian:
@@ -310,7 +311,7 @@ def coarse_epsilon_upper(counts: Counts, delta: float) -> float:
 
 
 def _loss_quantile(counts: Counts, direction: Direction, delta: float) -> float:
-    """A composed loss that is exceeded with probability at most `delta`."""
+    """Upper bound on the 1 - `delta` quantile of the composed loss."""
     tail = delta / sum(counts.values())
     total = 0.0
     for step, count in counts.items():
@@ -321,6 +322,6 @@ def _loss_quantile(counts: Counts, direction: Direction, delta: float) -> float:
         beyond = step.cell_masses(direction, np.array([ceiling]))
         if not beyond.first[-1] * (1 + beyond.error[-1]) <= tail:
             return math.inf
-        # mixtures round a loss at this cut by more than the usual units
+        # mixtures have larger rounding errors of losses
         total += count * (ceiling + (step.loss_rounding - 32 * UNIT) * (1 + abs(ceiling)))
     return max(0.0, total)

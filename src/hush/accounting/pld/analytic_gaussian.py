@@ -1,7 +1,7 @@
 """The Gaussian mechanism without subsampling, in closed form (Balle and Wang 2018, Theorem 8).
 
-Composed full-batch steps are one such mechanism. Its `mu` of Gaussian DP is the distance of two unit
-normals; mu^2 adds over the steps.
+A composition of full-batch Gaussian steps is a Gaussian mechanism. Its `mu` of Gaussian DP is the
+distance of two unit normals; mu^2 is additive.
 """
 
 import math
@@ -12,9 +12,9 @@ from scipy.special import erfcx, log_ndtr
 from hush.accounting.numerics import UNIT, Array, bisect
 from hush.core.guarantee import Bound
 
-# Below this mu the two terms of Theorem 8 nearly cancel; their difference is integrated.
+# Below this mu the two terms of Theorem 8 cancel, so their difference is integrated.
 _SMALL_MU = 0.1
-# Beyond this mu epsilon overflows; a smaller mu gives the lower bound.
+# Above this mu epsilon overflows; a smaller mu gives the lower bound.
 _MAX_MU = 1e150
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
@@ -42,7 +42,7 @@ def epsilon(mu: float, delta: float) -> Bound:
 
 
 def _crossing(mu: float, target: float, sign: int) -> float:
-    """The epsilon at which log delta falls to `target`, rounded down or up by `sign`."""
+    """The epsilon with log delta = `target`, rounded down or up by `sign`."""
 
     def exceeds(epsilon: float) -> bool:
         value, error = _log_delta(mu, epsilon)

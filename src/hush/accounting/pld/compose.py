@@ -1,7 +1,7 @@
-"""The privacy curve of a composition: tilted convolution of lattices by fast Fourier transform.
+"""The privacy curve of a composition: tilted convolution of lattices by FFT.
 
-Mass at loss l is weighted by exp(tilt * l) before it is convolved, and weighted back when delta is
-summed. That is exact, and it keeps relative accuracy at any delta.
+Mass at loss l is multiplied by exp(tilt * l) before the convolution and by the inverse in the sum for
+delta. This is exact and preserves relative accuracy at any delta.
 """
 
 import math
@@ -15,15 +15,15 @@ from hush.accounting.numerics import UNIT, Array, log_sum_exp, log_sum_exp_scala
 from hush.accounting.pld.lattice import SNAP, Lattice
 from hush.accounting.pld.privacy_loss import Direction, Step
 
-# exp(-_LOG_OUTSIDE) of the tilted mass may fall outside the window on either side.
+# At most exp(-_LOG_OUTSIDE) of the tilted mass is outside the window on each side.
 _LOG_OUTSIDE = 25.0
-# Above this the window is widened to all losses, if it has most of them.
+# Above this mass outside, the window is extended to all losses if it already has most of them.
 _MAX_OUTSIDE = 1e-3
 
 
 @dataclass(frozen=True)
 class Window:
-    """A tilt, and the losses between which nearly all tilted mass lies."""
+    """A tilt, and an interval of losses with nearly all tilted mass."""
 
     tilt: float
     low: float
@@ -38,7 +38,7 @@ class Window:
 
 
 class Cumulants:
-    """Cumulant generating function log E exp(t L) of the composed privacy loss L, at many t at once."""
+    """Cumulant generating function log E exp(t L) of the composed privacy loss L."""
 
     def __init__(self, counts: Mapping[Step, int], direction: Direction, tail: float) -> None:
         self._parts = [(count, *step.loss_quadrature(direction, tail)) for step, count in counts.items()]
@@ -63,14 +63,14 @@ class Cumulants:
 
 
 def choose_window(cumulants: Cumulants, *, log_delta: float | None, epsilon: float) -> Window:
-    """The window for a target: `log_delta` if given, else `epsilon`."""
-    # Tilts beyond this would overflow; losses that small have no measurable cost.
+    """The window for a target `log_delta`, or `epsilon` if it is None."""
+    # Larger tilts would overflow; such small losses have negligible cost.
     untilted = max(cumulants.moments(0.0)[1], 1e-150)
 
     def objective(tilts: Array) -> Array:
         if log_delta is None:
             return cumulants(tilts) - tilts * epsilon
-        # The improved conversion from Rényi divergence; its best order is close to the saddle point.
+        # The improved conversion from Rényi divergence, whose best order is near the saddle point.
         return (cumulants(tilts) - log_delta - np.log1p(tilts)) / tilts + np.log(tilts) - np.log1p(tilts)
 
     lowest, highest = 1e-6 / untilted, 1e3 / untilted
@@ -82,7 +82,7 @@ def choose_window(cumulants: Cumulants, *, log_delta: float | None, epsilon: flo
     mean, deviation = cumulants.moments(tilt)
     deviation = max(deviation, 1e-6 * untilted)
     log_mass = float(cumulants(np.array([tilt]))[0])
-    # Chernoff bounds: the losses beyond which exp(-_LOG_OUTSIDE) of the tilted mass lies, at most
+    # Chernoff bounds on the losses with at most exp(-_LOG_OUTSIDE) of the tilted mass beyond them
     exponents = np.geomspace(1e-2, 1e3, 80) / deviation
     highs = (cumulants(tilt + exponents) - log_mass + _LOG_OUTSIDE) / exponents
     lows = (log_mass - cumulants(tilt - exponents) - _LOG_OUTSIDE) / exponents
@@ -98,7 +98,7 @@ def choose_window(cumulants: Cumulants, *, log_delta: float | None, epsilon: flo
     )
 
 
-# Fourier coefficients below exp(-NEGLIGIBLE) are taken as zero; their size is added to the error.
+# Fourier coefficients below exp(-NEGLIGIBLE) are set to zero and added to the error.
 NEGLIGIBLE = 60.0
 
 
@@ -115,9 +115,9 @@ class PrivacyCurve:
     log_scale: float
     tilted: Array
     rounding: float
-    """Rounding of the sum, in units of tilted mass."""
+    """Rounding error of the sum, in units of tilted mass."""
     log_rounding: float
-    """Relative rounding of delta, as a logarithm."""
+    """Relative rounding error of delta, as a logarithm."""
     mass_above: float
     """Tilted mass above the window."""
     mass_outside: float
@@ -125,7 +125,7 @@ class PrivacyCurve:
     infinite_mass: float
     """Mass at infinite loss."""
     loss_error: float
-    """Rounding error of the composed loss, and so of an epsilon."""
+    """Rounding error of the composed loss, and so of epsilon."""
 
     def epsilon(self, k: int) -> float:
         """The epsilon of grid point `k`."""
@@ -143,10 +143,10 @@ class PrivacyCurve:
 
     def bound(self, k: int, *, upper: bool) -> float:
         """A bound on delta at grid point `k`."""
-        # einsum, not @: threads of a linear algebra library cost more here than they save
+        # einsum instead of @, whose threads are slower here
         total = float(np.einsum("i,i", self.tilted[k:], self._kernel[: len(self.tilted) - k]))
         if upper:
-            # mass from above the window may have wrapped around to below k
+            # mass above the window may have wrapped around below k
             wrapped = self.mass_above * math.exp(-self.tilt * self.width * (len(self.tilted) - k))
             total, log_error, rest = (
                 total + self.rounding + wrapped,
@@ -161,9 +161,9 @@ class PrivacyCurve:
         return math.exp(min(exponent, 1.0)) + rest
 
     def epsilon_at(self, delta: float, *, upper: bool) -> float:
-        """A bound on epsilon at `delta`: the last epsilon at which the bound on delta falls to it.
+        """A bound on epsilon at `delta`, by inverting the bound on delta.
 
-        Between grid points the bound is linear in exp(epsilon). A lower bound is 0 far below the centre
+        The bound is linear in exp(epsilon) between grid points. A lower bound is 0 far below the centre
         of the window, so the search starts from many points.
         """
         bound, error = partial(self.bound, upper=upper), self.loss_error if upper else -self.loss_error
@@ -172,7 +172,7 @@ class PrivacyCurve:
         starts = sorted({first + (last - first) * part // 16 for part in range(17)})
         exceeding = [place for place, start in enumerate(starts) if bound(start) > delta]
         if not exceeding:
-            # An upper bound stays within delta from here on; a lower one is trivial.
+            # The upper bound is at most delta from here on; the lower bound is trivial.
             return self.epsilon(first) + error if upper else -math.inf
         if exceeding[-1] == len(starts) - 1:
             return math.inf if upper else self.epsilon(last) + error
@@ -198,19 +198,19 @@ class PrivacyCurve:
 
 
 def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurve:
-    """The privacy curve of each lattice composed `count` times; all have the same width."""
+    """Privacy curve of each lattice composed `count` times; all lattices have the same width."""
     width = parts[0][0].width
     origin = sum(count * lattice.origin for lattice, count in parts)
     first = math.floor((window.low - origin) / width)
     points = math.ceil((window.high - window.low) / width) + 2
-    # lengths with a fast Fourier transform
+    # lengths with a fast FFT
     power = 1 << max(points - 1, 1).bit_length()
     size = next(length for length in (power * 5 // 8, power * 3 // 4, power) if length >= points)
     low, high = origin + first * width, origin + (first + size) * width
 
     unit_error = 8 * UNIT * math.log2(size)
     log_scale = log_above = log_below = loss_error = log_rounding = infinite_mass = 0.0
-    # Indices of the Fourier coefficients that are not negligible so far, and sums over the parts.
+    # Indices of the coefficients that are not negligible so far, and sums over the parts.
     indices = np.arange(size // 2 + 1)
     log_modulus, log_bound, relative, angle = (np.zeros(len(indices)) for _ in range(4))
     for lattice, count in parts:
@@ -222,7 +222,7 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
         loss_error += count * (2 * SNAP + lattice.loss_rounding * (1 + max_loss))
         log_rounding += count * UNIT * (64 + 8 * window.tilt * max_loss)
         infinite_mass += count * lattice.infinite_mass
-        # a cyclic convolution sees the masses summed modulo the size
+        # a cyclic convolution uses the masses summed modulo the size
         places = (lattice.first + np.arange(len(tilted))) % size
         wrapped = np.bincount(places, weights=tilted, minlength=size)
         spectrum = np.fft.rfft(wrapped)[indices]
@@ -238,7 +238,7 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
     product = np.zeros(size // 2 + 1, dtype=complex)
     product[indices] = np.exp(log_modulus + 1j * angle)
     bound = np.exp(np.minimum(log_bound, 1.0))
-    # parts after the one that made a coefficient negligible may have raised its bound by this much
+    # later parts may raise the bound on a negligible coefficient by this factor
     raised = 4 * unit_error * sum(count for _, count in parts)
     per_mass = 2 * float(bound @ (relative + unit_error)) / size + 2 * math.exp(raised - NEGLIGIBLE)
     circle = np.fft.irfft(product, size)
@@ -248,8 +248,8 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
     kernel_sum = 1 / -math.expm1(-window.tilt * width) if window.tilt * width * size > 1 else size
     above = math.exp(min(log_above - window.upper_exponent * high, 0.0))
     below = math.exp(min(log_below + window.lower_exponent * low, 0.0))
-    # A large exponent counts losses that were moved onto the grid as mass outside: widen the window to
-    # all losses. Half a width separates grid points inside from those outside, despite rounding.
+    # A large exponent counts losses on the grid as mass outside, so extend the window to all losses.
+    # Half a grid width separates inside from outside, despite rounding.
     bottom = sum(count * float(lattice.losses[0]) for lattice, count in parts) + width / 2
     top = sum(count * float(lattice.losses[-1]) for lattice, count in parts) + width / 2
     if above > _MAX_OUTSIDE:
@@ -276,7 +276,7 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
 
 
 def _tilt(lattice: Lattice, window: Window) -> tuple[Array, float, float, float]:
-    """The tilted masses, the log of their sum, and log-moments for Chernoff bounds above and below."""
+    """Tilted masses, the log of their sum, and log-moments for the two Chernoff bounds."""
     losses = lattice.losses
     positive = lattice.masses > 0
     logs = np.full(len(losses), -np.inf)

@@ -1,8 +1,8 @@
 """Jump diffusions that dominate every coordinate-sampled shift up to a size.
 
 docs/guarantees/twice-sampling-pld.md defines the likelihood ratio L_s of a coordinate that moves by
-sqrt(s) with chance p, and the family N_s of a jump diffusion. If L_s <= N_s in convex order for all s up
-to u^2, a product of L's is below N at the sum of their s, for every split of that sum.
+sqrt(s) with probability p, and the family N_s of a jump diffusion. If L_s <= N_s in convex order for all
+s up to u^2, then every product of L's is below N at the sum of the s.
 """
 
 import math
@@ -24,20 +24,20 @@ from hush.accounting.pld.privacy_loss import (
 )
 
 KILLING = 1e-13
-"""Rate of infinite losses, for tails that the certificate leaves out."""
+"""Rate of infinite losses, for the tails outside of the certificate."""
 
-# Neighbouring sizes at which the order is certified have this ratio: N is taken at s / RATIO.
+# Ratio of neighbouring sizes with a certified order; N is evaluated at s / RATIO.
 _RATIO = 1.005
-# Variance beyond RATIO p^2, for strikes between the evaluated ones.
+# Additional variance above RATIO p^2, for strikes between the evaluated ones.
 _SPARE = 1.001
-# Strikes are the values of L_s at these z. Below the first of them the order follows from a lemma.
+# Strikes are the values of L_s at these z; a lemma covers strikes below the first.
 _STRIKES: Array = np.linspace(0.0, 8.8, 221)
 _MAX_INTENSITY = 1e4
-# Numbers of jumps with a smaller chance are left out of a lower bound on N's call prices.
+# A lower bound on N's call prices omits numbers of jumps with a smaller probability.
 _NEGLIGIBLE = 1e-17
-# Numbers of sizes: certified at a time, to bound the memory, and evaluated by the search.
+# Number of sizes certified at a time (limits memory), and number of sizes in the search.
 _CHUNK, _SEARCHED = 128, 32
-# Rounding of a chance to exceed a strike, relatively: 4 (5 + 2 z^2) units of ndtr and its argument.
+# Relative rounding of survival probabilities: 4 (5 + 2 z^2) units of ndtr and its argument.
 _ROUNDING = 1e-13
 
 
@@ -51,9 +51,9 @@ class JumpDiffusion:
 
 
 def best_jump(coordinate_rate: float, shift: float) -> float:
-    """Jump size of a nearly cheapest dominating diffusion; any size is sound.
+    """Jump size of a nearly optimal dominating diffusion; every size is sound.
 
-    In units of p u it is 2.26 in the limit of small shifts u; the rest of the formula is empirical.
+    In units of p u the limit for small shifts u is 2.26; the other terms are empirical.
     """
     units = 2.2 + min(1.5 / coordinate_rate, 40.0) * shift**2
     return math.log1p(units * coordinate_rate * shift)
@@ -61,9 +61,9 @@ def best_jump(coordinate_rate: float, shift: float) -> float:
 
 @lru_cache(maxsize=256)
 def dominating_diffusion(coordinate_rate: float, shift: float, jump: float) -> JumpDiffusion | None:
-    """A diffusion with this jump size that `dominates` all shifts up to `shift`; None if none is found.
+    """A diffusion with this jump size that `dominates` all shifts up to `shift`, or None.
 
-    Its intensity is about the least one that does.
+    Its intensity is nearly minimal.
     """
     variance = coordinate_rate**2 * _RATIO * _SPARE
     sizes = shift**2 * np.geomspace(1.0, 1e-4, _SEARCHED)[:, None]
@@ -85,11 +85,11 @@ def dominating_diffusion(coordinate_rate: float, shift: float, jump: float) -> J
 
 
 def dominates(diffusion: JumpDiffusion, coordinate_rate: float, shift: float) -> bool:
-    """Whether L_s <= N_s in convex order is certain for every s up to `shift`^2.
+    """Whether L_s <= N_s in convex order is certified for every s up to `shift`^2.
 
-    **Guarantee.** Never true otherwise: docs/guarantees/twice-sampling-pld.md, steps 4 to 6.
+    **Guarantee.** True only if the order holds: docs/guarantees/twice-sampling-pld.md, steps 4 to 6.
     """
-    # the largest size with certain order for any jumps: step 6
+    # the largest size with a certified order for any jumps: step 6
     excess = 8 * (math.sqrt(diffusion.variance) - coordinate_rate)
     if excess <= 0 or diffusion.variance > coordinate_rate:
         return False
@@ -107,26 +107,26 @@ def dominates(diffusion: JumpDiffusion, coordinate_rate: float, shift: float) ->
 
 
 def _ordered(diffusion: JumpDiffusion, rate: float, sizes: Array) -> bool:
-    """Whether L_s <= N_(s / RATIO) in convex order, at each of the falling `sizes` s (a column).
+    """Whether L_s <= N_(s / RATIO) in convex order at each of the decreasing `sizes` s (a column).
 
-    By call prices: steps 4 (strikes below the first) and 5 of the proof.
+    Compares call prices: steps 4 (strikes below the first) and 5 of the proof.
     """
     root, times = np.sqrt(sizes), sizes / _RATIO
     normal, sampled = erf(np.sqrt(diffusion.variance * times / 2)), rate * erf(root / math.sqrt(2))
     ratio = np.exp(root * _STRIKES - sizes / 2)
-    # by their logarithm, or strikes next to 1 would be too few units apart
+    # in logarithms, because strikes near 1 would be too close in double precision
     log_strikes = np.log1p(rate * np.expm1(root * _STRIKES - sizes / 2))
     strikes, tail = np.exp(log_strikes), ndtr(root - _STRIKES)
     calls = rate * (tail - ratio * ndtr(-_STRIKES) + 2 * _ROUNDING * tail)
     first, second = _survival(diffusion, times, log_strikes)
     infinite = -np.expm1(-KILLING * times)
     first += infinite
-    # N's call price is convex, and above its tangents first - K second
+    # N's call price is convex, so above its tangents first - K second
     sure = (1 - 2 * _ROUNDING) * first
     here = sure - strikes * second - calls
     at_next = sure[:, :-1] - strikes[:, 1:] * second[:, :-1] - calls[:, 1:]
     at_last = sure[:, 1:] - strikes[:, :-1] * second[:, 1:] - calls[:, :-1]
-    # the chord of L's call price lies below the larger of the two tangents
+    # the chord of L's call price is below the larger of the two tangents
     ordered = (here[:, :-1] >= 0) & (here[:, 1:] >= 0)
     ordered &= (at_next >= 0) | (at_last >= 0) | (at_next * at_last <= here[:, :-1] * here[:, 1:])
     paid = calls <= infinite
@@ -135,7 +135,7 @@ def _ordered(diffusion: JumpDiffusion, rate: float, sizes: Array) -> bool:
 
 
 def _survival(diffusion: JumpDiffusion, times: Array, log_strikes: Array) -> tuple[Array, Array]:
-    """Chances that the finite part of N exceeds the strikes, with the record and without it."""
+    """Probabilities that the finite part of N exceeds the strikes, with and without the record."""
     deviation, mean = np.sqrt(diffusion.variance * times), diffusion.intensity * times
     drift = -mean * math.expm1(diffusion.jump) - KILLING * times
     place = (drift - log_strikes) / deviation - deviation / 2
@@ -151,15 +151,15 @@ def _survival(diffusion: JumpDiffusion, times: Array, log_strikes: Array) -> tup
 
 
 _NORMAL = GaussianLaw(1.0)
-# Numbers of jumps of a smaller chance in all, under either law, count as infinite losses.
+# Numbers of jumps with a smaller total probability, under either law, count as infinite losses.
 _BEYOND = 1e-25
-# Cells of an estimate of the loss.
+# Number of cells of the quadrature estimate.
 _QUADRATURE = 1201
 
 
 @dataclass(frozen=True)
 class JumpDiffusionLaw(Step):
-    """exp(W) against 1, for a record that takes part with chance `rate`."""
+    """Likelihood ratio exp(W) of a record that takes part with probability `rate`."""
 
     rate: float
     variance: float
@@ -167,25 +167,25 @@ class JumpDiffusionLaw(Step):
     jump: float
     """Unit of the jumps."""
     jumps: tuple[tuple[int, float], ...]
-    """Jump sizes in that unit, and the mean number of each without the record."""
+    """Jump sizes in units of `jump`, and the mean number of each without the record."""
     killed: float
-    """Exponent of the chance of no infinite loss, with the record."""
+    """Negative log of the probability of no infinite loss, with the record."""
 
     @property
     def log_chi_square(self) -> float:
-        """log-moment of order 2 before sampling of records."""
+        """log-moment of order 2, without sampling of records."""
         return self.variance + sum(mean * math.expm1(size * self.jump) ** 2 for size, mean in self.jumps)
 
     @property
     def total_variation(self) -> float:
         below = self._masses(np.zeros(1))
-        # of a sum of positive terms each; the difference of the two has their absolute error
+        # both are sums of positive terms; their difference has their absolute error
         distance = below[0][1] - below[1][1] - math.expm1(-self.killed)
         return min(1.0, self.rate * (float(distance) + 1e-12) * OUTWARD)
 
     @property
     def loss_rounding(self) -> float:
-        # rounding of the components' places, and of the subsampled ratio
+        # rounding of component means and of the subsampled ratio
         return 32 * UNIT * (2 + self.variance + abs(self._drift) + self.jump * len(_components(self)[0]))
 
     @property
@@ -227,12 +227,12 @@ class JumpDiffusionLaw(Step):
         ratios, forward = unsampled_ratio(self.rate, ratios), direction is Direction.REMOVE
         diffused, without = self._masses(ratios)
         with_record = self.rate * diffused + (1 - self.rate) * without
-        # numbers of jumps that are left out count as an infinite loss in either direction
+        # omitted numbers of jumps count as infinite losses in both directions
         if forward:
             with_record[-1] += self.rate * -math.expm1(-self.killed) + _BEYOND
         else:
             without[0] += _BEYOND
-        # The component farthest from a cut has the smallest tail there, and the largest error.
+        # The component farthest from a cut has the smallest tail and the largest error.
         places = _components(self)[0]
         farthest = ratios - places[0] if forward else places[-1] + self.variance - ratios
         survival_error = _NORMAL.survival_error(np.maximum(farthest / math.sqrt(self.variance), 0.0))
@@ -243,7 +243,7 @@ class JumpDiffusionLaw(Step):
         return -self.killed - sum(mean * math.expm1(size * self.jump) for size, mean in self.jumps)
 
     def _masses(self, ratios: Array) -> tuple[Array, Array]:
-        """Masses of W below, between and above the `ratios`, with the record taking part and without."""
+        """Masses of W below, between and above the `ratios`, with and without the record."""
         diffused, without = np.zeros(len(ratios) + 1), np.zeros(len(ratios) + 1)
         deviation = math.sqrt(self.variance)
         for place, first, second in zip(*_components(self), strict=True):
@@ -254,7 +254,8 @@ class JumpDiffusionLaw(Step):
 
 @lru_cache(maxsize=64)
 def _components(law: JumpDiffusionLaw) -> tuple[Array, Array, Array]:
-    """Means of W without the record by the units jumped, and the chances of each with it and without."""
+    """Means of W without the record by total jump, and their probabilities with and without the
+    record."""
     tilted = tuple((size, mean * math.exp(size * law.jump)) for size, mean in law.jumps)
     with_record, without = _compound_poisson(tilted), _compound_poisson(law.jumps)
     length = max(len(with_record), len(without))
@@ -264,7 +265,7 @@ def _components(law: JumpDiffusionLaw) -> tuple[Array, Array, Array]:
 
 
 def _compound_poisson(jumps: tuple[tuple[int, float], ...]) -> Array:
-    """Chances of 0, 1, 2, ... units jumped, but for a chance of `_BEYOND` in all."""
+    """Probabilities of a total jump of 0, 1, 2, ... units, except for a total of `_BEYOND`."""
     law = np.ones(1)
     for size, mean in jumps:
         weight, number, spaced = math.exp(-mean), 0, []
@@ -276,24 +277,24 @@ def _compound_poisson(jumps: tuple[tuple[int, float], ...]) -> Array:
     return law
 
 
-# Shifts are rounded up to powers of 2^(1/8), to reuse certificates. Below the smallest one the cost is
-# negligible, and beyond the largest one Rényi divergence is smaller.
+# Shifts are rounded up to powers of 2^(1/8), to reuse certificates. Below the smallest shift the cost is
+# negligible, and above the largest RDP gives a smaller bound.
 _PER_OCTAVE = 8
 _MIN_SHIFT, _MAX_SHIFT = 0.004, 1.5
-# A smaller total is negligible, and its grid would be slow.
+# A smaller total is negligible and would need a slow grid.
 _MIN_NORM = 1e-5
-# Largest number of units of one jump, if the blocks have different noise.
+# Largest jump in units, if the blocks have different noise.
 _MAX_UNITS = 8
-# Beyond this mean number of jumps their chances would underflow (exp(-745) is 0).
+# Above this mean number of jumps, probabilities would underflow (exp(-745) is 0).
 _MAX_JUMPS = 300.0
 
 
 def dominating_jump_diffusion(
     rate: float, coordinate_rate: float, blocks: Sequence[tuple[float, float]]
 ) -> JumpDiffusionLaw | None:
-    """A step that dominates coordinate-sampled Gaussian noise on `blocks`; None if none is certified.
+    """A step that dominates coordinate-sampled Gaussian noise on `blocks`, or None.
 
-    `blocks` are the largest change of one coordinate and the l2 sensitivity, in units of the noise.
+    `blocks` has the largest change of a coordinate and the l2 sensitivity, in units of the noise.
 
     **Guarantee.** In both directions the step's hockey-stick divergence is at least the mechanism's, at
     every epsilon: docs/guarantees/twice-sampling-pld.md.

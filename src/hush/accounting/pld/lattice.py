@@ -1,6 +1,6 @@
-"""Discretised privacy loss distributions of one step: pessimistic and optimistic, on a grid.
+"""Discretised privacy loss distributions of one step: pessimistic and optimistic.
 
-Only the first law's mass is stored; the second law has exp(-loss) times as much at every point.
+Only the first law's mass is stored; the second law's mass is exp(-loss) times it.
 Both are proved in docs/guarantees/poisson-gaussian.md.
 """
 
@@ -13,15 +13,15 @@ import numpy as np
 from hush.accounting.numerics import UNIT, Array
 from hush.accounting.pld.privacy_loss import Direction, Step
 
-# An atom this close to its grid point, relatively, counts as on it; `compose` adds the error.
+# Relative distance within which an atom counts as on its grid point; `compose` adds the error.
 SNAP = 1e-13
 _MAX_ROUNDS = 60
 
 
 def snap_to_grid(first_law: Array, second_law: Array, points: Array, width: float) -> Array:
-    """The first law's masses on the grid `points`, given bins with an atom near each point.
+    """The first law's masses on the grid `points`, from bins with an atom near each point.
 
-    The kinks of the bins' hockey-stick curve move onto the grid.
+    This moves the kinks of the hockey-stick curve onto the grid.
     """
     bottom, lowest, top, highest = _merge_ends(first_law, second_law, points)
     if bottom < 0 or top - bottom < 2:
@@ -48,10 +48,10 @@ def snap_to_grid(first_law: Array, second_law: Array, points: Array, width: floa
 def _merge_ends(
     first_law: Array, second_law: Array, points: Array
 ) -> tuple[int, tuple[float, float], int, tuple[float, float]]:
-    """First bin and both laws' mass in it, number of bins and both laws' mass in the last one.
+    """First bin with both laws' masses, and last bin with both laws' masses, after merging.
 
-    The outermost bins have no outer neighbour. They are merged until the top atom is not below its point
-    and the bottom atom not above (up to SNAP), unless a value would become negative.
+    The outermost bins are merged until the top atom is not below its point and the bottom atom is not
+    above its point (up to SNAP), unless a value would become negative.
     """
     tops, second_tops = _survival(first_law), _survival(second_law)
     excess = first_law_mass(second_tops, points)
@@ -69,10 +69,10 @@ def _merge_ends(
 
 
 def _convex_minorant(masses: Array, width: float) -> Array | None:
-    """Masses of the greatest convex minorant of the hockey-stick curve: none is negative.
+    """Non-negative masses of the greatest convex minorant of the hockey-stick curve.
 
-    A dropped point's mass goes to the remaining points around it, which preserves both laws' totals.
-    None after too many rounds.
+    The mass of a dropped point moves to the neighbouring points, which preserves both laws' totals. None
+    after too many rounds.
     """
     masses = masses.copy()
     remaining = np.arange(len(masses))
@@ -88,19 +88,19 @@ def _convex_minorant(masses: Array, width: float) -> Array | None:
         share = np.empty(len(dropped))
         span = (right - left)[inner] * width
         share[inner] = np.expm1(-(dropped - left)[inner] * width) / np.expm1(-span)
-        # Left of all remaining points only the second law's mass can be preserved.
+        # To the left of all remaining points only the second law's mass can be preserved.
         share[~inner] = np.exp((right - dropped)[~inner] * width)
         moved = masses[dropped]
         masses[dropped] = 0.0
         np.add.at(masses, right, share * moved)
         np.add.at(masses, left[inner], ((1 - share) * moved)[inner])
-        # Never negative but for rounding: the curve ends at zero and is positive before.
+        # Negative only by rounding: the curve is positive and ends at zero.
         masses[-1] = max(masses[-1], 0.0)
     return None
 
 
 def first_law_mass(second_law: Array, losses: Array) -> Array:
-    """The first law's mass if all of `second_law` had the given losses."""
+    """The first law's masses, from the second law's masses at these losses."""
     # in place: these arrays are as long as the grid
     with np.errstate(divide="ignore"):
         scaled: Array = np.log(second_law)
@@ -110,9 +110,9 @@ def first_law_mass(second_law: Array, losses: Array) -> Array:
 
 
 _MIN_CELLS = 4
-# Number of cached lattices, for searches; each has at most 16 MB.
+# Number of cached lattices, of at most 16 MB each.
 _CACHED = 8
-# Sums over a grid are off by less than this.
+# Bound on the relative error of sums over a grid.
 _OUTWARD = 1 + 1e-6
 
 
@@ -126,7 +126,7 @@ class Lattice:
     masses: Array
     infinite_mass: float = 0.0
     loss_rounding: float = 32 * UNIT
-    """Rounding of the losses at the cuts, relative to one and the largest of them."""
+    """Rounding error of the losses at the cuts, relative to 1 + the largest loss."""
 
     @property
     def losses(self) -> Array:
@@ -151,8 +151,8 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
     masses[:-1] = inside - upward
     masses[1:] += upward
     masses[0] += cut.first[0]
-    # The survival at a point is off by `error` of the survival at the point before. The mass to add
-    # from there on is the largest of these: docs/guarantees/poisson-gaussian.md, step 8.
+    # The error of the survival function at a point is relative to its value at the previous point. The
+    # largest of these errors is added as mass: docs/guarantees/poisson-gaussian.md, step 8.
     rounding = _OUTWARD * cut.error[:-1] * _survival(cut.first)[:-1] / -math.expm1(-width)
     bound = np.maximum.accumulate(rounding[::-1])[::-1]
     masses += bound - np.append(bound[1:], 0.0)
@@ -162,7 +162,7 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
 
 @lru_cache(maxsize=_CACHED)
 def optimistic(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
-    """A lattice that the step dominates: each bin is one atom, which is snapped onto its grid point."""
+    """A lattice that the step dominates: one atom per bin, snapped onto a grid point."""
     low, high = step.loss_quantiles(direction, tail)
     origin = _origin(step, direction, width)
     first = math.floor((low - origin) / width) - 1
@@ -170,16 +170,17 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
     cuts = points[:-1] + width / 2
     end = _extreme_loss(step, direction)
     if math.isfinite(end):
-        # Isolate the extreme of a bounded loss in its bin if it is on the grid: its atom stays there.
-        # Any cut between two points is sound. The rounding is of one loss computed in two ways.
+        # Isolate the extreme of a bounded loss in its bin if it is on the grid, so that its atom stays
+        # there. Every cut between two points is sound. The rounding is between two formulas for the
+        # loss.
         rounding = 2 * step.loss_rounding * (1 + abs(end))
         nearest = int(np.argmin(np.abs(points - end)))
         if abs(points[nearest] - end) <= rounding:
             inward = -1 if direction is Direction.REMOVE else 1
             cuts[nearest + min(inward, 0)] = end + 2 * inward * rounding
     cut = step.cell_masses(direction, cuts)
-    # Lowering an atom's loss by one point is always allowed: above the last cut, and if the second law's
-    # mass underflows, which hides the atom's place. Mass below the first cut is dropped.
+    # Lowering an atom's loss by one point is always sound: used above the last cut, and if the second
+    # law's mass underflows. Mass below the first cut is dropped.
     survival = _survival(cut.first)
     lowered = (cut.second < 1e-290) & (cut.first > 0)
     lowered[-1] = True
@@ -196,10 +197,10 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
 
 
 def _certain_share(masses: Array, bin_survival: Array, error: Array, width: float) -> Array:
-    """Certain share of each mass, which keeps rounding from raising the survival function.
+    """Fraction of each mass to keep, so that rounding does not raise the survival function.
 
-    The survival at a point is off by `error` of the bins' survival at the nearest point before it that
-    has any mass: there the line through the two begins.
+    The error of the survival function at a point is relative to its value at the nearest previous point
+    with mass.
     """
     before = np.maximum.accumulate(np.where(masses > 0, np.arange(len(masses)), 0))
     rounding = bin_survival[np.append(0, before[:-1])]
@@ -207,22 +208,22 @@ def _certain_share(masses: Array, bin_survival: Array, error: Array, width: floa
     rounding *= error
     rounding *= _OUTWARD / -math.expm1(-width)
     survival = _survival(masses)
-    with np.errstate(over="ignore"):  # an overflow: no mass is certain there
+    with np.errstate(over="ignore"):  # on overflow no mass is kept
         relative = np.divide(rounding, survival, out=np.full(len(survival), np.inf), where=survival > 0)
     np.maximum.accumulate(relative, out=relative)
-    # 1 / (1 + 2 x) <= 1 - x up to x = 1/2; beyond, no mass is certain
+    # 1 / (1 + 2 x) <= 1 - x up to x = 1/2; above, no mass is kept
     return np.asarray(np.where(relative < 0.5, 1 / (1 + 2 * relative), 0.0))
 
 
 def _survival(masses: Array) -> Array:
-    """The mass at each point and above it."""
+    """Mass at or above each point."""
     return np.cumsum(masses[::-1])[::-1]
 
 
 def aligned_width(step: Step, direction: Direction, width: float) -> float:
-    """A grid width close to `width`, with both ends of a bounded loss on the optimistic lattice.
+    """A grid width near `width` that puts both ends of a bounded loss on the optimistic lattice.
 
-    If the largest loss is an atom off the grid, half the mass may lose half a width in every step.
+    Otherwise an atom at the largest loss could lose half a grid width in every step.
     """
     end = _extreme_loss(step, direction)
     count = max(_MIN_CELLS, math.floor(abs(end - _origin(step, direction, width)) / width))
@@ -234,7 +235,7 @@ def aligned_width(step: Step, direction: Direction, width: float) -> float:
 
 
 def _extreme_loss(step: Step, direction: Direction) -> float:
-    """Extreme loss of the shifted noise; the unshifted noise has its extreme at the grid's origin."""
+    """Extreme loss of the shifted noise; the extreme of the unshifted noise is the grid's origin."""
     return step.loss_range(direction)[direction is Direction.REMOVE]
 
 
@@ -243,9 +244,9 @@ def _grid(origin: float, first: int, count: int, width: float) -> Array:
 
 
 def _origin(step: Step, direction: Direction, width: float) -> float:
-    """A grid offset that puts the atom of the heaviest bin on a grid point.
+    """Grid offset that puts the atom of the heaviest bin on a grid point.
 
-    At a small rate almost every step has that loss: rounding it would void the lower bound.
+    At a small rate almost every step has this loss, and rounding it would void the lower bound.
     """
     heaviest = float(step.privacy_loss(direction, np.array([step.centre]))[0])
     for _ in range(8):

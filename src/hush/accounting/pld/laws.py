@@ -1,6 +1,6 @@
-"""Noise laws on the line, normal and generalized Gaussian, and their shift by one.
+"""One-dimensional noise laws: Gaussian and generalized Gaussian.
 
-Both are symmetric and log-concave, so the log-likelihood ratio of the shifted and the unshifted law
+Both are symmetric and log-concave, so the log-likelihood ratio between the law shifted by 1 and the law
 increases with the outcome. Outcomes are `shift + scale * noise`.
 """
 
@@ -37,32 +37,32 @@ class GaussianLaw:
         return (noise + (shift - 0.5) / self.scale) / self.scale
 
     def invert_ratio(self, ratios: Array) -> tuple[Array, Array]:
-        """Noise at which the log-likelihood ratio is `ratios`, without the record and with it."""
+        """Noise at which the log-likelihood ratio equals `ratios`, without and with the record."""
         spread = self.scale * ratios
         return spread + 0.5 / self.scale, spread - 0.5 / self.scale
 
     def survival(self, noise: Array) -> Array:
-        """Mass beyond `noise` >= 0, with relative accuracy."""
+        """Mass above `noise` >= 0, with relative accuracy."""
         return np.asarray(ndtr(-noise))
 
     def survival_error(self, noise: Array) -> Array:
         """Relative error of `survival` at noise from `invert_ratio`, in units of `UNIT`."""
-        # Measured against 40 digits: ndtr is off by at most this much on -37 < x < 0.
+        # Error of ndtr on -37 < x < 0, measured against 40 digits.
         return 5 + 2 * np.minimum(noise, 38.0) ** 2
 
     def inverse_survival(self, tail: float) -> float:
-        """Noise with mass of about `tail` beyond it, or less."""
+        """Noise with a mass of at most about `tail` above it."""
         return -float(ndtri(tail))
 
     def quadrature(self, tail: float) -> tuple[Array, Array]:
-        """Noise out to `inverse_survival(tail)`, and log-weights that approximate the law."""
+        """Nodes up to `inverse_survival(tail)`, and log-weights that approximate the law."""
         noise = np.linspace(-self.inverse_survival(tail), self.inverse_survival(tail), 400)
         weight = -(noise**2) / 2
         weight -= np.logaddexp.reduce(weight)
         return noise, weight
 
 
-# exp(-MAX_POWER) underflows: no mass lies beyond noise of this power.
+# exp(-MAX_POWER) underflows.
 MAX_POWER = 746.0
 _TABLE_SIZE, _NEWTON_STEPS = 4096, 4
 
@@ -71,7 +71,7 @@ _TABLE_SIZE, _NEWTON_STEPS = 4096, 4
 class GeneralizedGaussianLaw:
     """Generalized Gaussian: density proportional to exp(-|x / scale|^beta), 1 <= beta.
 
-    Methods as of `GaussianLaw`.
+    The methods are as in `GaussianLaw`.
     """
 
     beta: float
@@ -105,8 +105,8 @@ class GeneralizedGaussianLaw:
         powers, shape = self._powers(noise), 1 / self.beta
         tails = np.asarray(gammaincc(shape, powers)) / 2
         if self.beta < 3:
-            # scipy's series for the logarithm of gamma is cut short here, and worst at beta = 2: the
-            # mass within `noise` of zero is a power series.
+            # SciPy's series is inaccurate here, especially at beta = 2, so use a power series for the
+            # mass near zero
             near = powers < 1.1
             total = term = np.ones(int(near.sum()))
             for n in range(1, 24):
@@ -117,15 +117,15 @@ class GeneralizedGaussianLaw:
         return tails
 
     def survival_error(self, noise: Array) -> Array:
-        # Measured against 30 digits, at noise given and at noise from `invert_ratio`.
+        # Measured against 30 digits, also at noise from `invert_ratio`.
         return (4 if self.beta == 1 else 160) + 4 * (1 + self.beta) * self._powers(noise)
 
     def inverse_survival(self, tail: float) -> float:
-        # gammaincc(1 / beta, x) <= exp(-x): a smaller shape is a smaller gamma variable.
+        # gammaincc(1 / beta, x) <= exp(-x), because a gamma variable increases with its shape.
         return float(max(-math.log(2 * tail), 0.0) ** (1 / self.beta))
 
     def quadrature(self, tail: float) -> tuple[Array, Array]:
-        # Even in the root of the power, as the normal's are: dense at the peak, few far out.
+        # Equally spaced in the root of the power, as for the normal law: dense near the peak.
         root = math.sqrt(max(-math.log(2 * tail), 1.0))
         edges = np.linspace(-root, root, 401)
         edges = np.sign(edges) * np.abs(edges) ** (2 / self.beta)
@@ -139,7 +139,7 @@ class GeneralizedGaussianLaw:
         return np.asarray(np.minimum(noise, MAX_POWER ** (1 / self.beta)) ** self.beta)
 
     def _ratio(self, place: Array) -> Array:
-        """Log-likelihood ratio at |2x - 1| = `place`, with relative accuracy however small it is."""
+        """Log-likelihood ratio at |2x - 1| = `place`, with relative accuracy."""
         beta, half = self.beta, 0.5 / self.scale
         inner = place < 1
         with np.errstate(divide="ignore", over="ignore", under="ignore"):
@@ -150,7 +150,7 @@ class GeneralizedGaussianLaw:
             return np.where(place > 0, np.where(inner, np.power(half, beta) * near, far), 0.0)
 
     def _invert(self, ratios: Array) -> Array:
-        """Inverse of `_ratio`: a table and Newton's method, else bisection; infinite beyond all mass."""
+        """Inverse of `_ratio`, by a table and Newton's method or bisection; infinite above all mass."""
         if self.beta == 1:
             place = ratios * self.scale
             return np.where(place < 1, place, np.inf)
@@ -160,7 +160,7 @@ class GeneralizedGaussianLaw:
         usable = (values > 1e-300) & (values < np.inf)
         table, values = table[usable], values[usable]
         after = np.searchsorted(values, ratios)
-        # Below the table the ratio is linear to the last bit; beyond it there is no mass.
+        # Below the table the ratio is linear in double precision; above it there is no mass.
         places = np.where(after == 0, np.minimum(ratios, values[0]) / values[0] * table[0], np.inf)
         inside = (after > 0) & (after < len(values))
         target, low, high = ratios[inside], table[after[inside] - 1], table[after[inside]]

@@ -1,8 +1,8 @@
-"""Privacy loss distributions of one step: the mass of both laws between given losses.
+"""Privacy loss distributions of one step: masses of both laws between given losses.
 
 A step is a dominating pair: two laws on the line with a log-likelihood ratio that increases with the
-outcome, so a cut in the loss is a cut in the outcome. The first law is the one with the record in the
-direction `REMOVE`, and the one without it in the direction `ADD`.
+outcome, so a cut in the loss is a cut in the outcome. In the direction `REMOVE` the first law is with
+the record, in the direction `ADD` without it.
 """
 
 import math
@@ -19,14 +19,15 @@ import numpy as np
 from hush.accounting.numerics import UNIT, Array, log_mixture_ratio_absolute, log_weights
 from hush.accounting.pld.laws import MAX_POWER, GaussianLaw, GeneralizedGaussianLaw
 
-# Cuts per chunk, to bound the memory: a grid may have millions.
+# Cuts per chunk, to limit memory.
 _CHUNK = 1 << 16
 
 NoiseLaw = GaussianLaw | GeneralizedGaussianLaw
 
 
 class Direction(Enum):
-    """Direction of the adjacency: the record is in the first law only, or in the second only."""
+    """Direction of the adjacency: only the first law (REMOVE) or only the second (ADD) has the
+    record."""
 
     REMOVE = "remove"
     ADD = "add"
@@ -34,9 +35,9 @@ class Direction(Enum):
 
 @dataclass(frozen=True, eq=False)
 class CellMasses:
-    """Mass of both laws below the first cut, between cuts, and above the last one, by loss.
+    """Masses of both laws below the first cut, between cuts, and above the last cut, by loss.
 
-    `error` bounds the rounding of a mass relative to all the mass at its loss and above.
+    `error` bounds the rounding error of a mass relative to the survival function at its loss.
     """
 
     first: Array
@@ -45,13 +46,13 @@ class CellMasses:
 
 
 class Step(ABC):
-    """Two laws on the line, sampling included; their likelihood ratio increases with the outcome."""
+    """Two laws on the line, including sampling; their likelihood ratio increases with the outcome."""
 
     centre = 0.0
     """Outcome near the mode of the law without the record."""
 
     def with_representable_loss(self) -> Self:
-        """The step, or one with just enough more noise for its losses to fit a grid."""
+        """The step, with more noise if necessary for its losses to fit a grid."""
         return self
 
     @property
@@ -61,7 +62,7 @@ class Step(ABC):
 
     @property
     def loss_rounding(self) -> float:
-        """Rounding of a loss at a cut, relative to one and the largest loss."""
+        """Rounding error of a loss at a cut, relative to 1 + the largest loss."""
         return 32 * UNIT
 
     @property
@@ -71,7 +72,7 @@ class Step(ABC):
 
     @abstractmethod
     def log_ratio(self, outcomes: Array) -> Array:
-        """log(with the record / without it) at `outcomes`, which are in units of the noise."""
+        """log(with / without the record) at `outcomes`, which are in units of the noise."""
 
     @abstractmethod
     def outcome_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
@@ -79,11 +80,11 @@ class Step(ABC):
 
     @abstractmethod
     def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
-        """Losses and log-weights that approximate the privacy loss distribution: an estimate."""
+        """Losses and log-weights that approximate the privacy loss distribution (an estimate)."""
 
     @abstractmethod
     def _outcome_masses(self, direction: Direction, ratios: Array) -> tuple[Array, Array, Array]:
-        """Masses with the record and without it between increasing ratios, and rounding at the cuts."""
+        """Masses with and without the record between increasing ratios, and rounding at the cuts."""
 
     def privacy_loss(self, direction: Direction, outcomes: Array) -> Array:
         """The privacy loss at `outcomes`."""
@@ -96,14 +97,14 @@ class Step(ABC):
         return (low, high) if direction is Direction.REMOVE else (-high, -low)
 
     def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
-        """Two losses with at most `tail` of the first law's finite mass outside either."""
+        """Two losses with at most `tail` of the first law's finite mass beyond each."""
         ends = np.array(self.outcome_quantiles(direction, tail))
         low, high = sorted(self.privacy_loss(direction, ends).tolist())
         return low, high
 
     def cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
         """Mass of both laws between the `cuts`, with relative accuracy in both tails."""
-        # Neighbouring chunks share a cut: the mass beyond it belongs to the other chunk.
+        # Neighbouring chunks share a cut; the mass beyond it belongs to the other chunk.
         first, second, error = (np.empty(len(cuts) + 1) for _ in range(3))
         for start in range(0, max(len(cuts) - 1, 1), _CHUNK):
             stop = min(start + _CHUNK, len(cuts) - 1)
@@ -111,7 +112,7 @@ class Step(ABC):
             with_record, without, rounding = self._outcome_masses(
                 direction, chunk if forward else -chunk[::-1]
             )
-            # Rounding at both cuts of a cell affects its mass under either law.
+            # Rounding at both cuts of a cell affects its mass under both laws.
             errors = np.maximum(np.append(rounding, rounding[-1:]), np.append(rounding[:1], rounding))
             parts = (with_record, without, errors)
             if not forward:
@@ -124,7 +125,7 @@ class Step(ABC):
 
 @dataclass(frozen=True)
 class SampledPair(Step):
-    """Noise, against the mixture of it and its shift by one, of weight `rate`.
+    """Noise against the mixture of the noise and its shift by one, with weight `rate`.
 
     The noise is log-concave, so the ratio log(1 - rate + rate * shifted / unshifted) increases
     (docs/guarantees/scalar-noise.md).
@@ -135,7 +136,7 @@ class SampledPair(Step):
     @property
     @abstractmethod
     def noise(self) -> NoiseLaw:
-        """Law of the noise, in units of the number's sensitivity."""
+        """Law of the noise, in units of the sensitivity."""
 
     @property
     def total_variation(self) -> float:
@@ -177,13 +178,13 @@ class SampledPair(Step):
 def _sampled_range(noise: NoiseLaw, rate: float) -> tuple[float, float]:
     """Ends of the log-likelihood ratio of a sampled record."""
     ratio = noise.max_privacy_loss
-    # exp would overflow where 1 - rate is negligible beside it
+    # 1 - rate is negligible here, and exp would overflow
     high = ratio + math.log(rate) if ratio > 600 else math.log1p(rate * math.expm1(ratio))
     return math.log1p(rate * math.expm1(-ratio)) if rate < 1 else -ratio, high
 
 
 def unsampled_ratio(rate: float, losses: Array) -> Array:
-    """Log-likelihood ratio before subsampling, log((exp(loss) - (1 - rate)) / rate).
+    """Log-likelihood ratio without subsampling, log((exp(loss) - (1 - rate)) / rate).
 
     -inf at losses that cannot occur.
     """
@@ -219,7 +220,8 @@ def mixture_quantiles(
 ) -> tuple[float, float]:
     """Two outcomes with at most `tail` of a mixture's mass outside.
 
-    `parts` are places and shares; a part has a given mass beyond `reach` of its place.
+    `parts` are means and weights; `reach` maps a mass to the distance from the mean beyond which a part
+    has it.
     """
     edges = []
     for place, share in parts:
@@ -231,27 +233,27 @@ def mixture_quantiles(
 
 _GROUP_TABLE_SIZE = 1 << 14
 _MAX_SECANTS = 12
-# Terms of mixtures that are held at a time, to bound the memory.
+# Terms of mixtures in memory at a time.
 _MAX_TERMS = 1 << 21
-# No mass lies beyond noise of this tail, the smallest double.
+# The smallest positive double.
 _NO_MASS = 5e-324
 
 
 @dataclass(frozen=True)
 class GroupLaw(Step):
-    """Mixture of shifts k = 0..size of `noise`, binomial with `rate`, against none or its mirror image.
+    """Binomial mixture of shifts 0..size of `noise`, against the noise or the mirrored mixture.
 
-    One record shifts `noise` by one at most.
+    One record shifts `noise` by at most 1.
     """
 
     noise: NoiseLaw
     rate: float
     size: int
     replaced: bool
-    """Whether each record has another one in its place in the other data set, or none."""
+    """Whether the records are replaced in the other data set, instead of removed."""
 
     def with_representable_loss(self) -> Self:
-        # the shift with all records drawn has the largest losses
+        # the shift by all records has the largest losses
         shift = 2 * self.size if self.replaced else self.size
         scaled = self._noise_of(shift)
         if scaled.scale >= scaled.min_scale:
@@ -260,7 +262,7 @@ class GroupLaw(Step):
 
     @property
     def total_variation(self) -> float:
-        # the numbers drawn in the two data sets are coupled: total variation is jointly convex
+        # couple the numbers of drawn records; total variation is jointly convex
         return sum(
             weight * self._noise_of(2 * k if self.replaced else k).total_variation
             for k, weight in _binomial_weights(self.size, self.rate)
@@ -276,13 +278,13 @@ class GroupLaw(Step):
 
     @property
     def ratio_range(self) -> tuple[float, float]:
-        # powers of the ends for one record
+        # multiples of the ends for one record
         low, high = (self.size * end for end in _sampled_range(self.noise, self.rate))
         return (low - high, high - low) if self.replaced else (low, high)
 
     def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
         noise, weight = self.noise.quadrature(tail)
-        # components lighter than the tail lie beyond the grid
+        # components lighter than the tail are beyond the grid
         parts = [(shift, share) for shift, share in self._components(direction) if share > 1e-3 * tail]
         losses = [self.privacy_loss(direction, noise + shift / self.noise.scale) for shift, _ in parts]
         return np.concatenate(losses), np.concatenate([weight + math.log(share) for _, share in parts])
@@ -299,8 +301,8 @@ class GroupLaw(Step):
             )
             for law in (self._components(Direction.REMOVE), self._components(Direction.ADD))
         )
-        # The components farthest from a cut have its smallest tails and the largest errors: of the tail,
-        # of its argument (no more), of the shares and of their sum.
+        # The components farthest from a cut have the smallest tails and the largest errors: of the tail,
+        # of its argument, of the weights and of the sum.
         forward = direction is Direction.REMOVE
         farthest = outcomes + self.size * self.replaced if forward else self.size - outcomes
         survival_error = self.noise.survival_error(np.maximum(farthest / scale, 0.0))
@@ -308,7 +310,7 @@ class GroupLaw(Step):
         return with_records, without, 4 * UNIT * (2 * survival_error + shares + 8)
 
     def _components(self, direction: Direction) -> Sequence[tuple[int, float]]:
-        """Shifts and weights of a direction's first law."""
+        """Shifts and weights of the first law in a direction."""
         weights = _binomial_weights(self.size, self.rate)
         if direction is Direction.REMOVE:
             return weights
@@ -331,7 +333,7 @@ class GroupLaw(Step):
         top = np.full(len(noise), -np.inf)
         terms = []
         for k, weight in weights:
-            # with next to no noise a ratio may be no number
+            # with very little noise a ratio may be NaN
             with np.errstate(over="ignore"):
                 ratios = self._noise_of(k).log_likelihood_ratio(noise, 0.0) if k else 0 * noise
             terms.append(ratios + math.log(weight))
@@ -345,7 +347,7 @@ class GroupLaw(Step):
         return top
 
     def _invert_ratio(self, losses: Array) -> Array:
-        """Outcomes with log-likelihood ratios `losses`; infinite beyond all mass."""
+        """Outcomes with log-likelihood ratios `losses`; infinite above all mass."""
         table, values = _ratio_table(self)
         after = np.searchsorted(values, losses)
         outcomes = np.where(after == 0, -np.inf, np.inf)
@@ -355,7 +357,7 @@ class GroupLaw(Step):
         tolerance = self.loss_rounding / 4 * (1 + np.abs(target))
         last, last_error = low, values[after - 1] - target
         outcome, error = high, values[after] - target
-        # secants through the last two outcomes; halve the bracket if they leave it or do not end
+        # secant method; bisect if it leaves the bracket or does not converge
         turn = 0
         while len(inside):
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -367,19 +369,19 @@ class GroupLaw(Step):
             outcomes[inside] = outcome
             low, high = np.where(error < 0, outcome, low), np.where(error < 0, high, outcome)
             middle = (low + high) / 2
-            # if no double lies between the two, the loss at either is as close as possible
+            # if no double lies between the ends, both are optimal
             rest = (np.abs(error) > tolerance) & (low < middle) & (middle < high)
             inside, turn = inside[rest], turn + 1
             target, tolerance, low, high, last, last_error, outcome, error = (
                 each[rest] for each in (target, tolerance, low, high, last, last_error, outcome, error)
             )
-        # rounding must not put two cuts in the wrong order
+        # rounding must not change the order of cuts
         return np.maximum.accumulate(outcomes)
 
 
 @lru_cache(maxsize=16)
 def _binomial_weights(size: int, rate: float) -> tuple[tuple[int, float], ...]:
-    """Numbers drawn out of `size`, and their chances to the last bit; without those that underflow."""
+    """Binomial probabilities, correctly rounded, without those that underflow."""
     drawn, outcomes = rate.as_integer_ratio()
     chances = (
         (k, math.comb(size, k) * drawn**k * (outcomes - drawn) ** (size - k) / outcomes**size)
@@ -390,8 +392,8 @@ def _binomial_weights(size: int, rate: float) -> tuple[tuple[int, float], ...]:
 
 @lru_cache(maxsize=4)
 def _ratio_table(law: GroupLaw) -> tuple[Array, Array]:
-    """Increasing outcomes, from one end of the mass to the other, and their log-likelihood ratios."""
-    # Beyond the shifts a bounded ratio is flat.
+    """Increasing outcomes over the whole mass, and their log-likelihood ratios."""
+    # A bounded ratio is constant beyond the shifts.
     bounded = law.noise.max_privacy_loss < math.inf
     reach = 0.0 if bounded else law.noise.inverse_survival(_NO_MASS) * law.noise.scale
     table = np.linspace(-law.size * law.replaced - reach, law.size + reach, _GROUP_TABLE_SIZE)

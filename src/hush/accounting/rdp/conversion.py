@@ -12,14 +12,14 @@ ORDERS: Array = np.concatenate(
 
 
 def rdp_to_epsilon(divergences: Array, orders: Array, delta: float) -> float:
-    """The least epsilon at `delta` that Rényi divergences at these orders give."""
-    # a divergence that could not be computed gives no bound
+    """Smallest epsilon at `delta` that follows from Rényi divergences at these orders."""
+    # NaN gives no bound
     known = np.where(np.isnan(divergences), np.inf, divergences)
     return max(0.0, float((known + conversion_term(orders, delta)).min()))
 
 
 def conversion_term(orders: Array, delta: float) -> Array:
-    """epsilon(delta) less the Rényi divergence, at each order; may be negative.
+    """epsilon(delta) minus the Rényi divergence, at each order; may be negative.
 
     Proposition 12 of Canonne, Kamath and Steinke (2020).
     """
@@ -28,10 +28,10 @@ def conversion_term(orders: Array, delta: float) -> Array:
 
 
 def rdp_to_delta(divergences: Array, orders: Array, epsilon: float) -> float:
-    """The least delta at `epsilon` that Rényi divergences at these orders give.
+    """Smallest delta at `epsilon` that follows from Rényi divergences at these orders.
 
-    The improved conversion solved for delta. The total variation distance, which delta never
-    exceeds, is also at most sqrt(D/2) and sqrt(1 - exp(-D)) (Pinsker; Bretagnolle and Huber).
+    The improved conversion solved for delta. Delta is also at most the total variation distance, and so
+    at most sqrt(D/2) and sqrt(1 - exp(-D)) (Pinsker; Bretagnolle and Huber).
     """
     divergences = np.where(np.isnan(divergences), np.inf, divergences)
     exponents = (orders - 1) * (divergences - epsilon + np.log1p(-1 / orders)) - np.log(orders)

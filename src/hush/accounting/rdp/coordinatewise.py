@@ -1,4 +1,4 @@
-"""RDP of one step with independent noise in each coordinate, sampled coordinates and sampled records.
+"""RDP of one step with independent noise per coordinate, and sampling of coordinates and records.
 
 The divergence of a change is a sum over its coordinates; `worst_allocation` bounds it for every change.
 """
@@ -18,20 +18,20 @@ from hush.core.parts import SensitivitySet
 
 Blocks = Sequence[tuple[CoordinateRDP, SensitivitySet]]
 
-# Up to this order every whole one is computed: the binomial sum of subsampling magnifies errors. Beyond,
-# orders are 3% apart, independently of the highest requested one, to reuse cached values.
+# All whole orders up to this one are computed, because the binomial sum of subsampling magnifies errors.
+# Higher orders are 3% apart, independently of the requested orders, to reuse cached values.
 _DENSE = 152
 _COMPUTED_ORDERS: Array = np.unique(
     np.round(np.append(np.arange(2, _DENSE + 1), np.geomspace(_DENSE, 1e6, 298)))
 )
-# Dense where epsilon is decided: twice as many orders change it by less than 0.1%.
+# Twice as many orders change epsilon by less than 0.1%.
 WHOLE_ORDERS: Array = np.unique(np.round(np.append(np.arange(2, 33), np.geomspace(33, 1024, 28))))
 
 
 def coordinatewise_rdp(blocks: Blocks, rate: float, orders: npt.ArrayLike) -> Array:
     """Rényi divergence of one step at each order, the larger of both directions.
 
-    **Guarantee.** Never below either direction of adding and removing one record:
+    **Guarantee.** An upper bound for both directions, adding and removing one record:
     docs/guarantees/coordinate-wise.md.
     """
     order_array = np.atleast_1d(np.asarray(orders, dtype=float))
@@ -48,20 +48,21 @@ def coordinatewise_rdp(blocks: Blocks, rate: float, orders: npt.ArrayLike) -> Ar
 
 
 def subsampled_rdp(base: npt.ArrayLike, rate: float, *, swapped: bool) -> float:
-    """Rényi divergence of one Poisson-subsampled step, from those without sampling at 2, 3, ..., a.
+    """Rényi divergence of one Poisson-subsampled step, from the divergences without sampling at orders 2
+    to a.
 
-    `swapped`: a reflection swaps the laws without the record and with it, as for symmetric noise.
-    Otherwise the odd moments of their ratio less 1 must not be negative, as with sampled coordinates.
+    `swapped`: a reflection swaps the laws with and without the record, as for symmetric noise. Otherwise
+        the odd moments of the ratio minus 1 must be non-negative, as with sampled coordinates.
 
-    **Guarantee.** An upper bound on both directions, if `base` bounds both (each order may have its
-    own worst case): docs/guarantees/coordinate-wise.md, "Input sampling".
+    **Guarantee.** An upper bound on both directions, if `base` bounds both (the worst case may differ
+    between orders): docs/guarantees/coordinate-wise.md, "Input sampling".
     """
     unsampled = np.asarray(base, dtype=float)
     a = len(unsampled) + 1
     v = np.arange(2, a + 1)
     log_weight = log_binomial(a, v.astype(float), log_weights(rate))
     power = (v - 1) * unsampled
-    # the binomial weights sum to one, so 1 is taken from every term
+    # the binomial weights sum to 1, so subtract 1 from every term
     terms = log_weight + power + log1mexp(-power)
     if not swapped and a % 2:
         terms = np.append(terms, log_weight[-1] + power[-1] + math.log1p(-rate))
@@ -70,9 +71,9 @@ def subsampled_rdp(base: npt.ArrayLike, rate: float, *, swapped: bool) -> float:
 
 
 def _at_every_order(blocks: tuple[tuple[CoordinateRDP, SensitivitySet], ...], highest: int) -> Array:
-    """Bounds at the orders 2, 3, ..., `highest`: computed at knots, interpolated between them.
+    """Bounds at the orders 2, 3, ..., `highest`, computed at knots and interpolated.
 
-    (a - 1) D_a is convex in a, for each change and so for the worst one: a chord lies above it.
+    (a - 1) D_a is convex in a, for each change and so for the worst change, so chords are upper bounds.
     """
     every = np.arange(2, highest + 1, dtype=float)
     knots = np.append(
@@ -85,7 +86,7 @@ def _at_every_order(blocks: tuple[tuple[CoordinateRDP, SensitivitySet], ...], hi
         cache.update(zip(missing.tolist(), computed.tolist(), strict=True))
     moments = np.array([cache[a] for a in knots])
     finite = np.isfinite(moments)
-    # Divergences grow with the order, so those above an infinite one are infinite.
+    # Divergences increase with the order, so they remain infinite.
     limit = float(knots[finite].max(initial=1.0))
     divergences = np.full(len(every), np.inf)
     finite_orders = every <= limit
@@ -102,7 +103,7 @@ def _moment_cache(blocks: tuple[tuple[CoordinateRDP, SensitivitySet], ...]) -> d
 
 
 def _sum_over_blocks(blocks: Blocks, orders: Array) -> Array:
-    """Bound on the divergence of a product of blocks: their worst allocations, added."""
+    """Bound on the divergence of a product of blocks: the sum of their worst cases."""
     return np.asarray(np.sum([worst_allocation(*block, orders) for block in blocks], axis=0))
 
 
@@ -113,16 +114,16 @@ _MAX_REFINEMENTS = 30
 
 @dataclass(eq=False)
 class ConcaveMajorant:
-    """Certified bounds on the least concave majorant of y -> h(y^(1/p)) at y = `point`, for one order.
+    """Certified bounds on the least concave majorant of y -> h(y^(1/p)) at `point`, for one order.
 
-    With `point` = 0 the value is the slope at 0, for an unlimited number of coordinates.
+    For `point` = 0 the value is the slope at 0, for an unlimited number of coordinates.
     """
 
     p: float
     point: float
     shifts: Array
     first_height: float
-    """Upper bound on the divergence at shifts up to the first grid point."""
+    """Upper bound on the divergence up to the first grid point."""
     order: float
     min_curvature: float
     """Lower bound on the second derivative of exp((order - 1) h)."""
@@ -133,7 +134,7 @@ class ConcaveMajorant:
     def start(
         cls, profile: CoordinateRDP, p: float, top: float, point: float, order: float
     ) -> "ConcaveMajorant":
-        """A coarse grid from the end of the quadratic range up to `top`."""
+        """A coarse grid between the quadratic range and `top`."""
         uniform = point ** (1 / p)
         low = top if profile.quadratic and p <= 2 else min(top, profile.nearly_quadratic(order))
         if p > 2 and point > 0:
@@ -144,7 +145,7 @@ class ConcaveMajorant:
         if low < uniform < top:
             grid = np.unique(np.append(grid, uniform))
         rise = profile.curvature(np.array([order]), np.array([low]))[0] * low**2
-        # in y = s^p a parabola in s is concave from p = 2 on
+        # a parabola in s is concave in y = s^p for p >= 2
         min_curvature = profile.min_moment_curvature(order, top) if p >= 2 else 0.0
         return cls(p, point, grid, float(rise), order, min_curvature)
 
@@ -157,7 +158,7 @@ class ConcaveMajorant:
     def upper(self) -> float:
         """An upper bound on the majorant."""
         x, value = self._tangent_crossings()
-        # for p <= 2 the quadratic bound is convex in y, so its chord from 0 is above it
+        # for p <= 2 the quadratic bound is convex in y, so the chord from 0 is an upper bound
         origin = 0.0 if self.p <= 2 else self.first_height
         raised = self.costs.copy()
         raised[0] = max(raised[0], self.first_height)
@@ -165,7 +166,7 @@ class ConcaveMajorant:
         return self._hull(points, np.concatenate([[origin], raised, value]))[0]
 
     def refinement_points(self, tolerance: float) -> Array:
-        """Shifts to add to the grid; empty if the bounds agree to `tolerance`, relatively."""
+        """Shifts to add to the grid; empty if the relative gap of the bounds is at most `tolerance`."""
         points, heights = np.concatenate([[0.0], self._powers()]), np.concatenate([[0.0], self.costs])
         level, left, right = self._hull(points, heights)
         if not np.isfinite(self.costs).all():
@@ -178,7 +179,7 @@ class ConcaveMajorant:
             if right > left:
                 at_left = heights[np.searchsorted(points, left)]
                 slope = (heights[np.searchsorted(points, right)] - at_left) / (right - left)
-            elif above.any():  # a line through (point, level) above the grid, which touches there
+            elif above.any():  # a supporting line through (point, level)
                 slope = ((heights[above] - level) / (points[above] - self.point)).max()
             else:
                 slope = ((level - heights[below]) / (self.point - points[below])).min()
@@ -188,14 +189,14 @@ class ConcaveMajorant:
 
     def _powers(self) -> Array:
         y = self.grid**self.p
-        # the grid holds the shift that belongs to `point`; its power must be `point` itself
+        # the grid has the shift of `point`, and its power must equal `point` exactly
         return np.where(np.abs(y - self.point) <= 1e-12 * self.point, self.point, y)
 
     def _tangent_crossings(self) -> tuple[Array, Array]:
         """Crossing of the tangents of each cell's bound, and its height.
 
-        A cell's bound is the lower one of the chord of h and the chord of exp((a - 1) h) less the effect
-        of its least curvature.
+        The bound of a cell is the smaller of the chord of h and the chord of exp((a - 1) h) corrected
+        for its minimum curvature.
         """
         low, high = self.grid[:-1], self.grid[1:]
         below, above = self.costs[:-1], np.maximum(self.costs[1:], self.costs[:-1])
@@ -206,7 +207,7 @@ class ConcaveMajorant:
                 power = self.order - 1
                 start, end = np.expm1(power * below), np.expm1(power * above)
                 slope = (end - start) / (high - low)
-                # no more than that, or the bound would not be concave in y
+                # limited, so that the bound is concave in y
                 most = slope * (high - low) / (high + low)
                 half = np.minimum(self.min_curvature * (high - low) / 2, most)
                 first, last = (slope - half) / power / (1 + start), (slope + half) / power / (1 + end)
@@ -218,19 +219,19 @@ class ConcaveMajorant:
     def _crossing(
         self, below: Array, above: Array, rise: Array, last: Array
     ) -> tuple[Array, Array, Array]:
-        """Place and height of the crossing of tangents with these slopes; height over the chord."""
+        """Position and height of the crossing of tangents, and height above the chord."""
         steep = rise / self.p * self.grid[:-1] ** (1 - self.p)
         flat = last / self.p * self.grid[1:] ** (1 - self.p)
         y_low, y_high = self._powers()[:-1], self._powers()[1:]
         cross = (above - flat * y_high - below + steep * y_low) / (steep - flat)
         middle = (y_low + y_high) / 2
-        # any point of the cell will do, as long as both tangents are below the vertex
+        # every point of the cell is valid if both tangents are below the vertex
         x = np.where(np.isfinite(cross), np.clip(cross, y_low, y_high), middle)
         value = np.maximum(below + steep * (x - y_low), above - flat * (y_high - x))
         return x, value, value - below - (above - below) / (y_high - y_low) * (x - y_low)
 
     def _hull(self, points: Array, heights: Array) -> tuple[float, float, float]:
-        """The concave majorant at `point` (its slope at 0 if that is 0), and the points that span it."""
+        """The concave majorant at `point` (for 0: its slope at 0), and the points that determine it."""
         if self.point == 0:
             if heights[points == 0].max(initial=0.0) > 0:
                 return math.inf, 0.0, 0.0
@@ -256,25 +257,25 @@ class ConcaveMajorant:
 def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.ArrayLike) -> Array:
     """Upper bound on the sum of `profile` over the coordinates of every change in `ball`, by order.
 
-    **Guarantee.** Never below the supremum, and within 1e-3 of the value of the allocation lemma of
+    **Guarantee.** At least the supremum, and within 1e-3 of the value of the allocation lemma in
     docs/guarantees/coordinate-wise.md.
     """
     order = np.atleast_1d(np.asarray(orders, dtype=float))
     if profile.rate < 1 and not (order == np.round(order)).all():
         raise InvalidValue(
-            f"orders={orders!r} must be whole numbers under coordinate sampling: only there is the "
-            "cost of a coordinate proved convex in its shift. Pass e.g. orders=[2, 3, 4]."
+            f"orders={orders!r} must be whole numbers under coordinate sampling: the proof of "
+            "convexity in the shift needs whole orders. Pass e.g. orders=[2, 3, 4]."
         )
     if ball.max_entry == 0:
         return np.zeros(len(order))
     dimension = math.inf if ball.dimension is None else float(ball.dimension)
     if ball.p == math.inf or dimension * ball.max_entry**ball.p <= ball.norm**ball.p:
-        # every coordinate may move by `max_entry` at once
+        # all coordinates may change by `max_entry`
         return np.asarray(dimension * profile(order, ball.max_entry))
     if ball.p == 2 and profile.beta == 2:
-        # the divergence is convex in the squared shift: its majorant is the chord from 0 to the cap
+        # the divergence is convex in the squared shift, so its majorant is the chord up to the cap
         return np.asarray(ball.max_entries_moved * profile(order, ball.max_entry) * OUTWARD)
-    # |s|^p of one coordinate of the uniform change
+    # |s|^p of a coordinate of a uniform change
     uniform = 0.0 if ball.dimension is None else ball.norm**ball.p / ball.dimension
     majorants = [ConcaveMajorant.start(profile, ball.p, ball.max_entry, uniform, a) for a in order]
     open_orders = list(range(len(order)))

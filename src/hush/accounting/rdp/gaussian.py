@@ -20,35 +20,35 @@ from hush.accounting.numerics import (
 )
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 
-if TYPE_CHECKING:  # its RDP is computed here
+if TYPE_CHECKING:  # imports this module
     from hush.accounting.steps import SampledGaussian
 
-# Orders with longer sums or integrals than this get an upper bound instead of the value.
+# Orders with longer sums or integrals get an upper bound instead of the value.
 _MAX_TERMS = 100_000
 
 
 def renyi_divergence(step: "SampledGaussian", orders: npt.ArrayLike) -> Array:
     """The Rényi divergence of one sampled Gaussian step at each order, the larger of both directions.
 
-    **Guarantee.** Exact to 1e-9 relatively, or larger than that; never smaller. At rate 1 it is
-    order / (2 multiplier^2) (Mironov 2017, Proposition 7). Mironov, Talwar and Zhang 2019, Theorem 5,
-    prove that the direction computed here (the record is removed) is the larger one.
+    **Guarantee.** An upper bound, usually exact to 1e-9 relatively. At rate 1 it is order / (2
+    multiplier^2) (Mironov 2017, Proposition 7). The direction computed here (remove) is the larger one
+    (Mironov, Talwar and Zhang 2019, Theorem 5).
     """
     order_array = np.atleast_1d(np.asarray(orders, dtype=float))
     moments = np.array([_log_moment(step, order) for order in order_array.flat])
-    # The sums have positive terms, each off by the error of log-factorials.
+    # Sums of positive terms with the rounding error of log-factorials.
     outward = OUTWARD + 16 * UNIT * gammaln(order_array + 1)
     return np.asarray(np.maximum(outward * moments.reshape(order_array.shape) / (order_array - 1), 0.0))
 
 
 def epsilon(steps: Mapping["SampledGaussian", int], delta: float) -> float:
-    """The least epsilon at `delta` that Rényi divergences give for all steps composed."""
+    """Smallest epsilon at `delta` of the composition that follows from Rényi divergences."""
     costs = (count * renyi_divergence(step, ORDERS) for step, count in steps.items() if count)
     return rdp_to_epsilon(sum(costs, np.zeros(len(ORDERS))), ORDERS, delta)
 
 
 def _log_moment(step: "SampledGaussian", order: float) -> float:
-    """log E_Q (P/Q)^order, P the law with the record and Q without."""
+    """log E_Q (P/Q)^order, with P the law with the record and Q the law without it."""
     exponent = 0.5 / step.multiplier / step.multiplier if step.multiplier > 1e-150 else math.inf
     if step.rate == 1 or math.isinf(exponent):
         return order * (order - 1) * exponent
@@ -64,7 +64,7 @@ def _log_moment(step: "SampledGaussian", order: float) -> float:
 def _binomial_log_moment(step: "SampledGaussian", order: int, exponent: float) -> float:
     """The log-moment at a whole order (Mironov, Talwar and Zhang 2019).
 
-    The binomial weights sum to one, so 1 is taken from every term.
+    The binomial weights sum to 1, so 1 is subtracted from every term.
     """
     k = np.arange(2, order + 1, dtype=float)
     log_weight = log_binomial_in_turn(order, k, log_weights(step.rate))
@@ -77,7 +77,7 @@ def _trapezoid_log_moment(
 ) -> float:
     """The log-moment by the trapezoid rule, which converges like exp(-2 pi^2 / spacing) here.
 
-    E (1 + w)^a - 1 = E [(1 + w)^a - 1 - a w], since the ratio's mean is 1: all terms positive.
+    E (1 + w)^a - 1 = E [(1 + w)^a - 1 - a w], because the mean of w is 0; all terms are positive.
     The integrand is analytic within pi multiplier^2 of the real line.
     """
     reach = 15 * step.multiplier
@@ -92,7 +92,7 @@ def _trapezoid_log_moment(
 
 
 def _log_moment_bound(step: "SampledGaussian", order: float, exponent: float) -> float:
-    """An upper bound on the log-moment: Minkowski's inequality, or convexity between whole orders."""
+    """Upper bound on the log-moment, by Minkowski's inequality or convexity between whole orders."""
     minkowski = order * float(log_mixture(log_weights(step.rate), 0.0, (order - 1) * exponent))
     below = math.floor(order)
     if below + 1 > _MAX_TERMS:

@@ -14,9 +14,9 @@ from hush.accounting.rdp.quadrature import log_moment_minus_one
 
 @dataclass(frozen=True)
 class CoordinateRDP:
-    """RDP profile of one coordinate: noise of density ~ exp(-(|x| / scale)^beta), shifted at a rate.
+    """RDP of one coordinate: noise of density ~ exp(-(|x| / scale)^beta) against its subsampled shift.
 
-    The noise is Laplace at `beta` 1 and normal, of deviation scale / sqrt(2), at 2; `beta` >= 1.
+    `beta` 1 is Laplace, `beta` 2 is Gaussian with standard deviation scale / sqrt(2); `beta` >= 1.
     """
 
     beta: float
@@ -32,10 +32,10 @@ class CoordinateRDP:
     def __call__(self, orders: npt.ArrayLike, shifts: npt.ArrayLike) -> Array:
         """The larger of the two D_a between law(0) and (1 - rate) law(0) + rate law(shift).
 
-        **Guarantee.** Never below the true value, and within 1e-8 of it relatively: closed forms at rate
-        1 for beta 1 and 2 (Mironov 2017), a binomial sum for normal noise at whole orders, certified
-        quadrature else. docs/guarantees/coordinate-wise.md, "Which direction". Convex in the shift at
-        rate 1 and at whole orders; not proved elsewhere.
+        **Guarantee.** An upper bound within 1e-8 relatively: closed forms at rate 1 for beta 1 and 2
+        (Mironov 2017), a binomial sum for Gaussian noise at whole orders, otherwise certified quadrature
+        (docs/guarantees/coordinate-wise.md, "Which direction"). Convexity in the shift is proved at rate
+        1 and at whole orders only.
         """
         order, shift = np.broadcast_arrays(
             np.asarray(orders, dtype=float), np.abs(np.asarray(shifts, dtype=float))
@@ -48,9 +48,9 @@ class CoordinateRDP:
         return np.asarray(OUTWARD * moments.reshape(order.shape) / (order - 1))
 
     def curvature(self, order: Array, reach: Array) -> Array:
-        """K with D_a <= K shift^2 at all shifts up to `reach` (+inf where `reach` is too large for it).
+        """K with D_a <= K shift^2 at all shifts up to `reach` (infinite if `reach` is too large).
 
-        As reach -> 0 it is a rate^2 / 2 times the Fisher information, the true limit.
+        Its limit for reach -> 0 is the exact one, a rate^2 / 2 times the Fisher information.
         docs/guarantees/coordinate-wise.md, "Near zero".
         """
         limit = order * self.rate**2 * self.fisher / 2
@@ -68,14 +68,14 @@ class CoordinateRDP:
         return np.where(e < 1, limit * rise * OUTWARD, np.inf)
 
     def nearly_quadratic(self, order: float) -> float:
-        """A shift up to which `curvature` is within 5e-5 of its limit, relatively; about the largest."""
+        """Nearly the largest shift for which `curvature` is within 5e-5 of its limit, relatively."""
         if self.rate == 1:
             # the rise is 1 + (1/2 + g + g (g + 1) / 2) e^2 + ..., g = 2 - 1/beta < 2
             return 3e-3 * self.scale / self.beta / (order - 0.5)
         return 2e-5 * self.scale / self.beta / max(order, 4 - order)
 
     def min_moment_curvature(self, order: float, reach: float) -> float:
-        """m >= 0 with M'' >= m at shifts up to `reach`, M = exp((order - 1) D); 0 if none is proved.
+        """m >= 0 with M'' >= m at shifts up to `reach`, M = exp((order - 1) D); 0 without a proof.
 
         About order (order - 1) times the Fisher information if `reach` is small; 0 below beta = 2.
         docs/guarantees/coordinate-wise.md, "A lower bound on the curvature".
@@ -100,7 +100,7 @@ class CoordinateRDP:
         return self.beta == 2 and self.rate == 1
 
     def _binomial(self, order: Array, shift: Array) -> Array:
-        """Normal noise at whole orders; the binomial weights sum to 1, which is taken from each term."""
+        """Gaussian noise at whole orders; 1 is subtracted from every term of the binomial sum."""
         divergences = np.zeros(order.shape)
         for a in np.unique(order):
             v = np.arange(2, a + 1)
@@ -114,12 +114,12 @@ class CoordinateRDP:
 
 @lru_cache(maxsize=512)
 def _log_moments(beta: float, rate: float, orders: bytes, shifts: bytes) -> Array:
-    """log E r^a at each pair of order and shift; the arrays come as bytes, to be cache keys."""
+    """log E r^a at each pair of order and shift; the arrays are passed as bytes, for the cache."""
     order, shift = np.frombuffer(orders), np.frombuffer(shifts)
     moments = np.zeros(len(order))
     moved = shift > 0
     unit = CoordinateRDP(beta, 1.0, rate)
-    # Below this shift the quadratic bound is as good as the value, and powers could underflow.
+    # Below this shift powers could underflow, and the quadratic bound is accurate.
     tiny = moved & (shift * np.maximum(order, 4 - order) * beta < 1e-9)
     moments[tiny] = unit.curvature(order[tiny], shift[tiny])
     moments[tiny] *= shift[tiny] ** 2 * (order[tiny] - 1)

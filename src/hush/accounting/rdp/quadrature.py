@@ -1,7 +1,7 @@
-"""Certified moments of a symmetric one-dimensional law: an upper bound that is nearly the value.
+"""Certified upper bounds on moments of a symmetric one-dimensional law, by quadrature.
 
-Gauss-Legendre on panels; the error on each is bounded by the size of the integrand on a complex
-disc around it, and panels are halved until the bounds are small. All bounds are added to the value.
+Gauss-Legendre quadrature on panels. A bound on the integrand on a complex disc around a panel bounds the
+error, and panels are halved until the bounds are small. All error bounds are added to the value.
 """
 
 import math
@@ -24,7 +24,7 @@ from hush.accounting.numerics import (
 
 @dataclass(frozen=True, eq=False)
 class Integrand:
-    """The integrand at some (order, shift, side of the kink), one entry each."""
+    """The integrand for pairs of order and shift, on a side of the kink."""
 
     beta: float
     rate: float
@@ -33,7 +33,7 @@ class Integrand:
     side: Array
 
     def log_ratio(self, u: Array) -> Array:
-        """L at distance u: |x|^beta - u^beta, without cancellation where u is large."""
+        """L at distance u: |x|^beta - u^beta, without cancellation for large u."""
         x = self.shift + self.side * u
         uncancelled = np.expm1(self.beta * np.log1p((x - u) / u)) * u**self.beta
         return np.where(2 * u < x, x**self.beta - u**self.beta, uncancelled)
@@ -43,7 +43,7 @@ class Integrand:
         return self.log_weight(self.log_ratio(u)) - u**self.beta
 
     def log_weight(self, log_ratio: Array) -> Array:
-        """The log of the integrand without exp(-u^beta), a function of L that grows with it."""
+        """The log of the integrand without exp(-u^beta), an increasing function of L."""
         order, power = self.order, self.order - 1
         if self.rate == 1:
             return log_expm1(power * log_ratio) + log1mexp(-order * log_ratio)
@@ -51,10 +51,10 @@ class Integrand:
         return np.logaddexp(up - log_ratio, down)
 
     def log_tail(self, u: Array) -> Array:
-        """The log of a bound on the integral beyond u (+inf if there is none yet).
+        """The log of a bound on the integral beyond u (infinite if there is none).
 
-        The integrand is at most a exp(psi), psi = (a-1) L - u^beta, and psi is concave from where it
-        first falls.
+        The integrand is at most a exp(psi), psi = (a-1) L - u^beta, and psi is concave once it
+        decreases.
         """
         b = self.beta
         slope = (self.order - 1) * ((self.shift + u) ** (b - 1) - u ** (b - 1)) - u ** (b - 1)
@@ -64,7 +64,7 @@ class Integrand:
     def log_largest(self, u: Array, reach: Array) -> Array:
         """The log of a bound on the integrand's modulus on the complex disc around u (reach < u).
 
-        Infinite if the disc may contain a zero of 1 - q + q r: powers of it are not single-valued there.
+        Infinite if the disc may contain a zero of 1 - q + q r, where powers are not single-valued.
         """
         a, b, q = self.order, self.beta, self.rate
         x = self.shift + self.side * u
@@ -76,8 +76,8 @@ class Integrand:
         slope = b * (self.side * x ** (b - 1) - u ** (b - 1))
         turn = np.abs(slope) * reach + bend * reach**2 / 2
         log_ratio = self.log_ratio(u)
-        # |1 - q + q r| >= (1 - q + q |r|) / factor on the disc: the angle of r is small, or one of the
-        # two terms outweighs the other; else infinite
+        # |1 - q + q r| >= (1 - q + q |r|) / factor on the disc, if the angle of r is small or one term
+        # dominates; otherwise infinite
         narrow = np.where(turn <= 1, 1 / np.cos(np.minimum(turn, 1.0) / 2), np.inf)
         odds = (1 - q) / q * np.exp(turn - log_ratio)
         outweighed = np.where(odds < 0.5, (1 + odds) / (1 - np.minimum(odds, 0.5)), np.inf)
@@ -85,7 +85,7 @@ class Integrand:
         posterior = _posterior_weight(q, log_ratio)
         second = bend_x + a * bend
         if q < 1:
-            # log(1 - q + q r) has slope `posterior` in L, and bends by posterior (1 - posterior)
+            # log(1 - q + q r) has slope `posterior` in L and second derivative posterior (1 - posterior)
             change = np.log(posterior) + np.log1p(-q) - _log_mixture_ratio(q, log_ratio) + turn
             change = np.minimum(0.25, np.exp(np.minimum(change, 0.0))) * factor**2
             second = bend_x + a * (bend * factor + change * (np.abs(slope) + bend * reach) ** 2)
@@ -124,7 +124,7 @@ class Integrand:
 
 
 def _power_bound(centre: Array, reach: Array, power: float) -> Array:
-    """The largest |z|^power on the disc around a positive centre."""
+    """Maximum of |z|^power on the disc around a positive centre."""
     return np.asarray((centre + reach if power >= 0 else centre - reach) ** power)
 
 
@@ -142,7 +142,7 @@ def _posterior_weight(rate: float, log_ratio: Array) -> Array:
 
 
 def _log_convex_remainder(order: Array, rate: float, log_ratio: Array) -> Array:
-    """log((1 + w)^a - 1 - a w), w = q (exp(log_ratio) - 1), to a few units at any w > -1."""
+    """log((1 + w)^a - 1 - a w), w = q (exp(log_ratio) - 1), accurate for every w > -1."""
     w = rate * np.expm1(np.minimum(log_ratio, 300.0))
     power = order * _log_mixture_ratio(rate, log_ratio)
     series = np.ones_like(w)
@@ -162,20 +162,20 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 _RHO = 3.0
 _REACH = (_RHO + 1 / _RHO) / 2
 _LOG_GAUSS = math.log(64 / 15 / (1 - _RHO**-2)) - 2 * (len(_NODES) - 1) * math.log(_RHO)
-# The error that a panel may add, and the size too small to integrate, relative to the integral.
+# Allowed error per panel, and negligible size of a panel, relative to the integral.
 _LOG_TOLERANCE, _LOG_NEGLIGIBLE = math.log(1e-12), math.log(1e-14)
-# With more halvings or panels than these the answer is infinite.
+# The result is infinite if more halvings or panels are necessary.
 _MAX_HALVINGS, _MAX_PANELS = 60, 1_000_000
-# Pairs of order and shift that are worked on at a time, to bound the memory.
+# Pairs of order and shift processed at a time, to limit memory.
 _CHUNK = 1000
 
 
 def log_moment_minus_one(beta: float, rate: float, orders: Array, shifts: Array) -> Array:
     """log(E_f (1 - q + q r)^a - 1) at each pair of order and shift (> 0), rounded up.
 
-    f is the law of density proportional to exp(-|x|^beta) and r the ratio of its shifted density
-    to it. **Guarantee.** Never below the true value, and above it by 1e-10 or so; infinite where
-    powers overflow. docs/guarantees/coordinate-wise.md, "Quadrature".
+    f is the density proportional to exp(-|x|^beta), and r the ratio of the shifted density to f.
+    **Guarantee.** An upper bound, within about 1e-10; infinite if powers overflow.
+    docs/guarantees/coordinate-wise.md, "Quadrature".
     """
     chunks = [slice(first, first + _CHUNK) for first in range(0, len(orders), _CHUNK)]
     with np.errstate(all="ignore"):
@@ -187,10 +187,10 @@ def log_moment_minus_one(beta: float, rate: float, orders: Array, shifts: Array)
 
 
 class _AdaptiveQuadrature:
-    """Logs for each (order, shift): the integral, its error bound, the largest panel and exponent.
+    """For each (order, shift), in logs: integral, error bound, largest panel and exponent.
 
-    A panel is a column: the index of its (order, shift), the side of the kink, and the ends of an
-    interval of the distance from the kink.
+    A panel is a column: index of the (order, shift), side of the kink, and ends of an interval of
+    distances from the kink.
     """
 
     def __init__(self, beta: float, rate: float, orders: Array, shifts: Array) -> None:
@@ -201,7 +201,7 @@ class _AdaptiveQuadrature:
         self.exponent = np.zeros(len(orders))
 
     def log_upper(self) -> Array:
-        """The logs of the integrals, rounded up by every error bound."""
+        """Logs of the integrals plus all error bounds."""
         panels = self._initial_panels()
         for _ in range(_MAX_HALVINGS):
             panels = self._integrate_or_dismiss(panels)
@@ -211,7 +211,7 @@ class _AdaptiveQuadrature:
             middle = (low + high) / 2
             panels = np.hstack([[pair, side, low, middle], [pair, side, middle, high]])
         self.log_error[panels[0].astype(np.intp)] = np.inf
-        # a sum of positive terms; an exponent E is off by a few units of E
+        # a sum of positive terms; an exponent E has an error of a few units of E
         rounding = 1e-12 + 32 * UNIT * self.exponent
         return np.asarray(np.logaddexp(self.log_total, self.log_error) + rounding)
 
@@ -219,11 +219,11 @@ class _AdaptiveQuadrature:
         return Integrand(self.beta, self.rate, self.orders[pair], self.shifts[pair], side)
 
     def _initial_panels(self) -> Array:
-        """Panels that double away from the kink; bounds on the rest go into the error."""
+        """Panels with doubling widths from the kink; the error includes bounds on the tails."""
         all_pairs = np.arange(len(self.orders))
         steepness = 1 + self.orders * self.beta * self.shifts ** (self.beta - 1)
         start = 2.0**-17 * np.minimum(self.shifts, 1 / steepness)
-        # L, and with it the weight, is largest at the kink on the left of it, and grows to its right
+        # L, and so the weight, is largest at the kink on its left side, and increases on its right side
         integrand = self._integrand(all_pairs, np.ones(len(all_pairs)))
         largest_log_ratio = np.maximum(integrand.log_ratio(start), self.shifts**self.beta)
         self.log_error = integrand.log_weight(largest_log_ratio) + np.log(2 * start)
@@ -250,7 +250,7 @@ class _AdaptiveQuadrature:
         return merged[:, np.isfinite(self.log_error[merged[0].astype(np.intp)])]
 
     def _integrate_or_dismiss(self, panels: Array) -> Array:
-        """Integrate or dismiss the panels with small error bounds; return the others."""
+        """Integrate panels with small error bounds, drop negligible panels, return the others."""
         pair, side, low, high = panels[0].astype(np.intp), *panels[1:]
         integrand = self._integrand(pair, side)
         middle, half = (low + high) / 2, (high - low) / 2

@@ -1,1 +1,1 @@
-"""Kernels for GPUs, in Triton: loaded only if there is one."""
+"""Triton kernels; imported only if there is a GPU."""

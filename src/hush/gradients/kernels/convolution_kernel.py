@@ -1,10 +1,10 @@
-"""Per-sample weight gradients of convolutions on a GPU, in Triton: loaded only if there is one.
+"""Per-sample weight gradients of convolutions, in Triton.
 
 A record's gradient is one matrix product: (out, positions) by (positions, in * kernel). The right
-factor, the input patches, is not materialised: each of its columns is a run of numbers in an input that
-is unfolded along its width alone (an implicit GEMM). One program forms a tile of a record's gradient,
-and measures it or adds it to a weighted sum over records. Materialised gradients, norms and sums all
-come from it, so norms and sums agree in any precision (docs/guarantees/tape.md, 5).
+factor, the input patches, is not materialised (implicit GEMM): each of its columns is contiguous in an
+input that is unfolded along its width only. A program computes a tile of a record's gradient, and its
+squared norm or a weighted sum over records. Materialised gradients, norms and sums use the same program,
+so they agree in any precision (docs/guarantees/tape.md, 5).
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 _PROGRAMS = 1056
-"""Programs that keep a large GPU evenly busy: eight for each of its processors."""
+"""Target number of programs: eight per multiprocessor of a large GPU."""
 
 _UNFOLDED = 2**28
-"""Entries of inputs unfolded along their width that are held at once."""
+"""Entries of unfolded inputs in memory at a time."""
 
 _RECORDS = 2**15
-"""Records that one launch takes: a GPU has no more than 2**16 rows of programs."""
+"""Records per launch: a GPU supports up to 2**16 rows of programs."""
 
 
 def weighted_block_sums(
@@ -35,16 +35,16 @@ def weighted_block_sums(
 ) -> Tensor:
     """Sums over blocks of at most `most` records of weight times gradient: (blocks, *shape).
 
-    In single precision. With blocks of one record and weights of 1: the materialised gradients. A
-    gradient of weight 0 is not looked at.
+    In single precision. Blocks of one record with weight 1 give the materialised gradients. Gradients of
+    weight 0 are ignored.
 
     Args:
         grad: (records, out, *positions), of one or two dimensions of positions.
         x: (records, in, *sizes), of the same dtype, in half precision or single.
         weights: (records,), in single precision.
-        geometry: Of a convolution in one group.
-        most: Maximum number of records a block.
-        tf32: Whether numbers in single precision may be multiplied in TensorFloat-32.
+        geometry: Shape of a convolution with one group.
+        most: Maximum number of records per block.
+        tf32: Whether single precision products may use TensorFloat-32.
     """
     parts = []
     for rows, work in _chunks(grad, x, geometry, tf32):
@@ -57,7 +57,7 @@ def weighted_block_sums(
 
 
 def squared_norms(grad: Tensor, x: Tensor, geometry: "ConvolutionShape", *, tf32: bool) -> Tensor:
-    """Squared Euclidean norms of the gradients that `weighted_block_sums` adds, in double precision."""
+    """Squared Euclidean norms of the gradients in `weighted_block_sums`, in double precision."""
     parts = []
     unused = x.new_empty(1, dtype=torch.float32)
     for _, work in _chunks(grad, x, geometry, tf32):
@@ -69,10 +69,10 @@ def squared_norms(grad: Tensor, x: Tensor, geometry: "ConvolutionShape", *, tf32
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """Operands of the kernel for some records, with the same tiles for norms and sums."""
+    """Operands of the kernel for a chunk of records, with the same tiles for norms and sums."""
 
     grad: Tensor
-    """(records, out, height, pitch): rows filled up with zeros to a multiple of 4 numbers."""
+    """(records, out, height, pitch), with rows padded to a multiple of 4 numbers."""
     unfolded: Tensor
     """(records, kernel width, phases, in, rows, pitch): see `unfold_width`."""
     kernel: tuple[int, ...]
@@ -85,8 +85,7 @@ class _Work:
 
     @property
     def tile(self) -> tuple[int, int, int, int, int]:
-        """Height and width of the part of a gradient that a program forms, positions that are
-        multiplied at once, warps, and the number of such parts."""
+        """Height and width of a program's tile, positions per product, warps, and number of tiles."""
         rows, columns = self.grad.shape[1], self.columns
         high = 128 if rows > 64 else 64
         wide = 64 if columns <= 64 or (high == 64 and -columns % 128 > columns // 8) else 128
@@ -96,7 +95,7 @@ class _Work:
 
     @property
     def per_block(self) -> int:
-        """Records that a program goes through."""
+        """Number of records per program."""
         return max(1, int(triton.cdiv(len(self.grad), triton.cdiv(_PROGRAMS, self.tile[4]))))
 
     def run(
@@ -122,7 +121,7 @@ class _Work:
 def _chunks(
     grad: Tensor, x: Tensor, geometry: "ConvolutionShape", tf32: bool
 ) -> Iterator[tuple[slice, _Work]]:
-    """Slices of records and their operands, within `_UNFOLDED` entries each."""
+    """Slices of records and their operands, with at most `_UNFOLDED` entries each."""
     given = geometry.shape[2:], geometry.stride, geometry.padding, geometry.dilation
     kernel, stride, padding, dilation = (
         tuple(values) if len(values) == 2 else (alone, *values)
@@ -134,7 +133,7 @@ def _chunks(
     fill = -grad.shape[3] % 4
     pitch = grad.shape[3] + fill
     tall = grad.shape[2] + (dilation[0] * (kernel[0] - 1)) // stride[0]
-    # rows that no row of the kernel sees are left out
+    # omit rows that the kernel does not use
     phases = min(stride[0], dilation[0] * (kernel[0] - 1) + 1)
     columns = x.shape[1] * kernel[0] * kernel[1]
     size = kernel[1] * phases * x.shape[1] * tall * pitch
@@ -153,7 +152,7 @@ def _chunks(
         yield rows, _Work(grads, unfolded, kernel, columns, stride[0], dilation[0], tf32)
 
 
-# one program for all uses: not another one for a block of one record, or weights from the middle
+# one compiled program for all uses, without specialisation on block sizes or alignment
 @triton.jit(
     do_not_specialize=["records", "per_block", "runs", "measuring"],
     do_not_specialize_on_alignment=["weights"],
@@ -163,7 +162,7 @@ def _weighted_sum(
     output_height, phases, channels, height, quarter, kernel_height, kernel_width, stride, dilation,
     high: tl.constexpr, wide: tl.constexpr, run: tl.constexpr, precision: tl.constexpr,
 ):  # fmt: skip
-    pitch = quarter * 4  # a hint: the compiler loads four numbers at a time
+    pitch = quarter * 4  # lets the compiler load four numbers at a time
     positions = output_height * pitch
     tall = tl.cdiv(rows, high)
     m = (tl.program_id(0) % tall) * high + tl.arange(0, high)
@@ -172,7 +171,7 @@ def _weighted_sum(
     block = tl.program_id(1).to(tl.int64)
     first = tl.program_id(1) * per_block
     last = tl.minimum(first + per_block, records)
-    # start of a column's pixels, by its place in the kernel and its channel
+    # start of a column's pixels, from its kernel position and channel
     down = (n // kernel_width) % kernel_height * dilation
     copy = (n % kernel_width) * phases + down % stride
     channel = n // (kernel_width * kernel_height)
@@ -194,14 +193,14 @@ def _weighted_sum(
             if measuring:
                 square = tl.sum(tl.sum(own * own, 1), 0).to(tl.float64)
                 if square > 3e38:
-                    # beyond single precision, and yet a number perhaps
+                    # may overflow in single precision although the norm is finite
                     small = own * 2.0**-80
                     square = tl.sum(tl.sum(small * small, 1), 0).to(tl.float64) * 2.0**160
                 place = record.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
                 tl.store(squares + place, square)
             else:
                 weight = tl.load(weights + record)
-                # a record of weight 0 may not be finite
+                # records of weight 0 may not be finite
                 total += tl.where(weight != 0, own * weight, 0.0)
             own = tl.zeros((high, wide), dtype=tl.float32)
     if measuring == 0:
@@ -210,7 +209,7 @@ def _weighted_sum(
 
 
 _COPIED = 2048
-"""Entries that a program unfolds."""
+"""Number of entries that a program unfolds."""
 
 
 def unfold_width(
@@ -221,16 +220,16 @@ def unfold_width(
     padding: tuple[int, ...],
     dilation: int,
 ) -> Tensor:
-    """The pixels that each column of a convolution's kernel sees, by output column.
+    """Input pixels under each column of a convolution kernel, by output column.
 
-    Rows are grouped by their phase, the remainder modulo the stride: rows under one row of the kernel
-    are neighbours. The entries of the input patches at one place of the kernel are a run of numbers.
+    Rows are grouped by phase (row number modulo the stride), so the rows under one kernel row are
+    contiguous, and so are the entries of the input patches at one kernel position.
 
     Args:
         x: (images, in, height, width), contiguous.
         shape: Shape of the result, (images, kernel width, phases, in, rows, columns). Columns beyond
             the number of `outputs` are zero and make a multiple of 4.
-        outputs, stride, padding, dilation: Of the convolution; the dilation is that across.
+        outputs, stride, padding, dilation: Arguments of the convolution; `dilation` along the width.
     """
     out = x.new_empty(shape)
     images, kernel_width, phases, channels, rows, pitch = shape
@@ -252,7 +251,7 @@ def _copy_columns(
     x, out, channels, height, width, rows, quarter, phases, outputs, stride_down, stride_across,
     padding_down, padding_across, dilation, high: tl.constexpr, wide: tl.constexpr,
 ):  # fmt: skip
-    pitch = quarter * 4  # a hint: the compiler stores four numbers at a time
+    pitch = quarter * 4  # lets the compiler store four numbers at a time
     across = tl.cdiv(pitch, wide)
     q = (tl.program_id(0) // across) * high + tl.arange(0, high)
     t = (tl.program_id(0) % across) * wide + tl.arange(0, wide)
@@ -263,7 +262,7 @@ def _copy_columns(
     h = (q - channel * rows) * stride_down + phase - padding_down
     w = t * stride_across + offset * dilation - padding_across
     inside = (q < channels * rows) & (h >= 0) & (h < height)
-    # columns first: of two dimensions that are not contiguous, the compiler gives neighbours the first
+    # columns first, because the compiler assigns neighbouring threads to the first dimension
     mask = inside[None, :] & ((t < outputs) & (w >= 0) & (w < width))[:, None]
     start = channel * (height * width) + h * width
     first = x + image * channels * height * width

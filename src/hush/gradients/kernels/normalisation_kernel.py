@@ -1,8 +1,7 @@
-"""Gradients of normalisations on a GPU, in Triton: loaded only if there is one.
+"""Gradients of normalisation layers, in Triton.
 
-The per-sample gradients of scale and shift are two sums over positions: one pass over the gradient and
-the input gives both. The backward pass of a group norm needs them also, and a second pass computes the
-gradient of its input from them.
+The per-sample gradients of scale and shift are two sums over positions, computed in one pass over output
+gradient and input. For a group norm, a second pass computes the gradient of its input from them.
 """
 
 import torch
@@ -11,18 +10,18 @@ from torch import Tensor
 from triton import language as tl
 
 _ENTRIES = 2048
-"""Entries that a program loads at once."""
+"""Number of entries that a program loads at a time."""
 
 _WIDE = 128
-"""Columns that a program adds up over positions."""
+"""Number of columns that a program sums over positions."""
 
 
 def column_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """Gradients of a layer norm's scale and of its shift by record, (2, records, columns), in single
     precision.
 
-    `grad` and `x` are (records, positions, columns), `mean` and `scale` (the factor of the
-    normalisation) one number a position; all are contiguous.
+    `grad` and `x` are (records, positions, columns); `mean` and `scale` (the normalisation factor) have
+    one number per position. All are contiguous.
     """
     records, positions, columns = x.shape
     out = x.new_empty(2, records, columns, dtype=torch.float32)
@@ -58,7 +57,7 @@ def channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, grou
 def input_gradient(
     grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, by_channel: Tensor, groups: int
 ) -> Tensor:
-    """The gradient of the input, of its shape and dtype."""
+    """Gradient of the input, in its shape and dtype."""
     out = torch.empty_like(x)
     if not out.numel():
         return out
@@ -130,7 +129,7 @@ def _input_gradient(
     row = tl.program_id(0) * high + tl.arange(0, high)
     present = row < rows
     group = row // size
-    # means over the group of the gradient of the normalised input, and of its product with it
+    # group means of the gradient of the normalised input, and of its product with that input
     channel = tl.arange(0, most)
     beside = group[:, None] * size + channel[None, :]
     inside = present[:, None] & (channel < size)[None, :]

@@ -1,7 +1,7 @@
-"""Gram matrices and weighted sums of outer products on a GPU, in Triton: loaded only if there is one.
+"""Gram matrices and weighted sums of outer products, in Triton.
 
-They multiply on tensor cores, in half precision or TensorFloat-32, and add in single precision in an
-order that is written here, which bounds their rounding (docs/guarantees/tape.md, 5 and 6).
+Products use tensor cores in half precision or TensorFloat-32. Sums are in single precision in a fixed
+order, which bounds the rounding error (docs/guarantees/tape.md, 5 and 6).
 """
 
 from functools import lru_cache
@@ -17,9 +17,9 @@ _ALIGNMENT = 16
 
 
 def describe(factor: Tensor, positions: int, entries: int) -> TensorDescriptor:
-    """Descriptor of a factor, (records, positions, entries): a GPU copies tiles of one record with it.
+    """Tensor descriptor of a factor (records, positions, entries), for tiles of one record.
 
-    The factor is copied if its rows are not aligned in memory. A tile is zero outside of the tensor.
+    The factor is copied if its rows are not aligned. Tiles are zero outside of the tensor.
     """
     records, length, width = factor.shape
     pitch = width + -width % (_ALIGNMENT // factor.element_size())
@@ -33,7 +33,7 @@ def describe(factor: Tensor, positions: int, entries: int) -> TensorDescriptor:
 
 
 GRAM_RUN = {2: 64, 4: 32}
-"""Entries that a Gram matrix multiplies and adds on tensor cores at once, by bytes an entry."""
+"""Number of entries per tensor core product in Gram matrices, by bytes per entry."""
 
 
 def gram(factor: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def gram(factor: Tensor) -> Tensor:
 def compare_grams(left: Tensor, right: Tensor) -> Tensor:
     """Partial sums over the Gram matrices of two factors, in double precision: (3, records, tiles).
 
-    The sum of the product of the two matrices, and of the products and the sums of the roots of their
+    Sums of the entrywise product of the two matrices, and of the products and sums of the roots of their
     diagonals. The matrices are not materialised.
     """
     size, tiles, alone = _tiles(left)
@@ -71,7 +71,7 @@ def compare_grams(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _tiles(factor: Tensor) -> tuple[int, int, bool]:
-    """Positions of a tile, the number of tiles, and whether there is one alone."""
+    """Number of positions per tile, number of tiles, and whether there is a single tile."""
     positions = factor.shape[1]
     size = 128 if positions > 64 and factor.element_size() == 2 else 64
     tiles = triton.cdiv(positions, size)
@@ -80,7 +80,7 @@ def _tiles(factor: Tensor) -> tuple[int, int, bool]:
 
 @triton.jit
 def _place(tiles):
-    """Row and column of a tile among those on and above the diagonal."""
+    """Row and column of a tile on or above the diagonal."""
     across = tl.program_id(1)
     down = 0
     while across >= tiles - down:
@@ -97,7 +97,7 @@ def _gram_tile(
     for start in range(0, entries, run):
         a = factor.load([record, top, start]).reshape(size, run)
         b = a if alone else factor.load([record, side, start]).reshape(size, run)
-        # one product per run: the error of tensor cores grows with the number of additions
+        # one product per run, because the error of tensor cores grows with the number of additions
         if a.dtype == tl.float32:
             total += tl.dot(a, tl.trans(b), input_precision="tf32x3")
         else:
@@ -115,7 +115,7 @@ def _gram(
     values = _gram_tile(factor, record, down * size, across * size, entries, size, run, alone)
     s = down * size + tl.arange(0, size)
     t = across * size + tl.arange(0, size)
-    # the square of the positions may be beyond 2**31
+    # the squared number of positions may exceed 2**31
     base = out + record.to(tl.int64) * positions * positions
     inside = (s < positions)[:, None] & (t < positions)[None, :]
     tl.store(base + s[:, None].to(tl.int64) * positions + t[None, :], values, mask=inside)
@@ -136,7 +136,7 @@ def _compare(
     s = down * size + tl.arange(0, size)
     t = across * size + tl.arange(0, size)
     diagonal = s[:, None] == t[None, :]
-    # clamped: rounding may have left a square below zero
+    # clamped, because rounding may give a negative square
     left_norms = tl.sum(tl.where(diagonal, left_gram, 0.0), 1)
     right_norms = tl.sum(tl.where(diagonal, right_gram, 0.0), 1)
     left_norms = tl.sqrt(tl.where(left_norms < 0, 0.0, left_norms).to(tl.float64))
@@ -149,13 +149,13 @@ def _compare(
 
 
 SUM_RUN = 128
-"""Positions that a sum multiplies and adds on tensor cores at once."""
+"""Number of positions per tensor core product in sums."""
 
 _TILE = 128
-"""Rows and columns that a program adds up, at most."""
+"""Maximum number of rows and columns per program."""
 
 _PROGRAMS = 264
-"""Programs that keep a large GPU busy: two for each of its processors."""
+"""Target number of programs: two per multiprocessor of a large GPU."""
 
 
 def weighted_block_sums(
@@ -168,10 +168,10 @@ def weighted_block_sums(
     Args:
         left: (records, positions, rows), in half precision; see `halves`.
         right: (records, positions, columns).
-        weights: (records,), in single precision. Products of records of weight 0 are not looked at.
-        most: Records a block.
-        halves: Whether `left` and `right` are (2, records, ...), large and small parts of numbers in
-            single precision. The product of the two small parts is left out.
+        weights: (records,), in single precision. Records of weight 0 are ignored.
+        most: Maximum number of records per block.
+        halves: Whether `left` and `right` are (2, records, ...): high and low parts of single precision
+            numbers. The product of the low parts is omitted.
     """
     records, positions, rows = left.shape[-3:]
     columns = right.shape[-1]
@@ -193,19 +193,19 @@ def weighted_block_sums(
 
 
 def _power(size: int, most: int) -> int:
-    """The power of two from 16 up to `most` that holds the size, if one does."""
+    """Smallest power of two >= `size`, between 16 and `most`."""
     return max(16, min(most, 1 << (size - 1).bit_length()))
 
 
 @lru_cache
 def _stages(where: device, size: int) -> int:
-    """Number of loads of this size in bytes that the shared memory of a GPU holds, at most 3."""
+    """Number of pipeline stages of this size in bytes that fit in shared memory, at most 3."""
     found = triton.runtime.driver.active.utils.get_device_properties(where.index or 0)
     return max(1, min(3, int(found["max_shared_mem"]) // size))
 
 
 def split_halves(values: Tensor) -> Tensor:
-    """Numbers in single precision as two in bfloat16, large and small: (2, *shape)."""
+    """Split single precision numbers into high and low bfloat16 parts: (2, *shape)."""
     out = values.new_empty(2, *values.shape, dtype=torch.bfloat16)
     with torch.cuda.device(values.device):
         _split[(triton.cdiv(values.numel(), 2048),)](values, out, values.numel(), 2048)
@@ -217,7 +217,7 @@ def _weighted_sum(
     left, right, weights, out, records, positions, rows, columns, per_block, runs, high: tl.constexpr,
     wide: tl.constexpr, run: tl.constexpr, halves: tl.constexpr, single: tl.constexpr,
 ):  # fmt: skip
-    # tiles of eight rows of tiles in sequence share their loads
+    # process tiles in groups of eight rows, which share loads
     together: tl.constexpr = 8
     down, across = tl.cdiv(rows, high), tl.cdiv(columns, wide)
     group = tl.program_id(0) // (together * across)
@@ -237,7 +237,7 @@ def _weighted_sum(
         if halves:
             c = left.load([records + record, start, top]).reshape(run, high)
             d = right.load([records + record, start, side]).reshape(run, wide)
-            # small products first: the error of tensor cores is a share of their accumulator
+            # small products first, because the error of tensor cores is relative to the accumulator
             product = tl.dot(tl.trans(a), d)
             product = tl.dot(tl.trans(c), b, product)
             product = tl.dot(tl.trans(a), b, product)

@@ -1,10 +1,10 @@
-"""Layer rules: per-sample gradients of a layer's weights, by the torch function that the layer calls.
+"""Layer rules: per-sample gradients of weights, by torch function.
 
-**Adding a rule** takes one file here and one line in `RULES`. A layer without a rule works also: its
-parameters go through per-sample copies, at the cost of memory.
+**Adding a rule** takes one file here and one line in `RULES`. Layers without a rule also work, but their
+parameters use per-sample copies, which need more memory.
 
-A *rule* is called with the recording and the arguments of the torch function, inside `torch.vmap`: each
-record is a batch of one, and no tensor has a dimension for the records. A *layer* computes all records:
+A *rule* is called with the recording and the arguments of the torch function, inside `torch.vmap`:
+tensors have a batch of one record. A *layer* computes all records:
 
     def linear(recording, x, weight, bias=None):              # the signature of F.linear
         weights = recording.as_weights(weight, bias)
@@ -17,10 +17,10 @@ record is a batch of one, and no tensor has a dimension for the records. A *laye
         return recording.run_batched(work, x)
 
 - `recording.as_weights(*parameters)` returns a `Weight` for each, or None if the rule does not apply.
-- `recording.run_batched(work, *tensors)` calls `work` on tensors whose first dimension is the records,
-  and returns its result inside `vmap`. `work` must map record r of its inputs to record r of its output
-  alone (docs/guarantees/tape.md, 1). The second dimension is the batch (1, or more if the model folds
-  time into it): `x.flatten(0, 1)` and `.unflatten(0, x.shape[:2])` merge and restore the two.
+- `recording.run_batched(work, *tensors)` calls `work` on tensors with records along the first dimension,
+  and returns its result inside `vmap`. Record r of the output of `work` must depend on record r of the
+  inputs alone (docs/guarantees/tape.md, 1). The second dimension is the batch (1, or more if the model
+  folds time into it): `x.flatten(0, 1)` and `.unflatten(0, x.shape[:2])` merge and restore the two.
 - `recording.operand(x)` returns an input as a product takes it: contiguous, in autocast's precision, and
   shared by products of one input.
 - `recording.capture(layer, *inputs)` returns the output of a `Layer`, whose `backward` runs in the
@@ -55,7 +55,7 @@ from hush.gradients.tree import Gradients
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A parameter's value, and the list of its terms (None: it is not trained)."""
+    """Value of a parameter, and the list of its terms (None if it is not trained)."""
 
     value: Tensor
     terms: list[Term] | None = None
@@ -66,22 +66,23 @@ class Layer(Protocol):
 
     @property
     def forward(self) -> Callable[..., tuple[Any, tuple[Tensor, ...]]]:
-        """From the inputs, records first: the output, no view of an input, and tensors to save.
+        """Function from the inputs (records first) to the output (not a view of an input) and saved
+        tensors.
 
-        Several outputs are a tuple, and so are their gradients."""
+        Several outputs, and their gradients, are tuples."""
 
     def backward(self, grad: Any, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
         """Append the terms of the weights' per-sample gradients; return the inputs' gradients.
 
-        One term for each trained weight: `linear.outer_product_term` of output gradients and inputs for
-        a matrix product, `embedding.RowFactors` for a lookup, `convolution.convolution_term`, or
-        `terms.Dense` of materialised per-sample gradients, never anything summed over records.
-        The gradient of an input that is not `needed` is None.
+        Append one term per trained weight: `linear.outer_product_term` of output gradients and inputs
+        for a matrix product, `embedding.RowFactors` for a lookup, `convolution.convolution_term`, or
+        `terms.Dense` for materialised per-sample gradients. Do not sum over records. The gradient of an
+        input that is not `needed` is None.
         """
 
 
 class PerSampleCopy:
-    """A layer without inputs: its output is one shared value, expanded to each record."""
+    """A layer without inputs whose output is one shared value, expanded to all records."""
 
     output: Tensor
 
@@ -99,7 +100,7 @@ class PerSampleCopy:
         return ()
 
     def append_terms(self, parameters: dict[str, nn.Parameter], terms: dict[str, list[Term]]) -> None:
-        """Append the per-sample gradients to the terms of the parameters the value is derived from."""
+        """Append the per-sample gradients to the terms of the parameters behind the value."""
         if self.gradients is None:
             return
         for name, parameter in parameters.items():
@@ -114,7 +115,7 @@ class PerSampleCopy:
                 terms[name].append(Dense(gradient))
 
     def release(self) -> None:
-        """Release the value and the output: its graph holds this copy."""
+        """Release the value and the output, whose graph refers to this copy."""
         del self.value, self.output, self.gradients
 
 
@@ -122,14 +123,13 @@ RULES: dict[Any, Callable[..., Any]] = {
     functional.linear: linear.linear,
     torch.addmm: linear.addmm,
     torch.matmul: linear.matmul,
-    torch.Tensor.matmul: linear.matmul,  # `@` too
+    torch.Tensor.matmul: linear.matmul,  # also `@`
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), convolution.convolution),
     functional.embedding: embedding.embedding,
     functional.layer_norm: normalisation.layer_norm,
     functional.group_norm: normalisation.group_norm,
     functional.batch_norm: normalisation.batch_norm,
     functional.rms_norm: normalisation.rms_norm,
-    functional.max_pool2d: decompositions.max_pool2d,
     functional.multi_head_attention_forward: attention.multi_head,
     functional.scaled_dot_product_attention: attention.dot_product,
     torch._VF.lstm: partial(recurrent.recurrent, "lstm"),
@@ -144,4 +144,4 @@ RULES: dict[Any, Callable[..., Any]] = {
     functional.bilinear: decompositions.bilinear,
     torch.Tensor.requires_grad_: decompositions.requires_grad,
 }
-"""Torch function to rule; one that returns NotImplemented leaves the call to the general way."""
+"""Torch function to rule; a rule that returns NotImplemented falls back to per-sample copies."""

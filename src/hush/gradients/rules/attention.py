@@ -1,10 +1,10 @@
-"""Attention: the heads of all records are one batch of a fused, deterministic kernel.
+"""Attention over the heads of all records in one batch of a fused, deterministic kernel.
 
-`vmap` would loop over the records. Kernels that never write the matrix of attention weights (flash and
-memory-efficient attention) take four dimensions: (batch, heads, positions, size). Each block of that
-batch is computed from its own operands, forwards and backwards. On a GPU the backward kernels add parts
-of a block in an order that changes between calls, unless torch's deterministic algorithms are on. They
-are turned on here for these kernels alone (docs/guarantees/tape.md, assumption K).
+`vmap` would loop over the records. Fused kernels (flash and memory-efficient attention) need four
+dimensions: (batch, heads, positions, size). Each element of the batch is computed independently, forward
+and backward. On a GPU the order of additions in the backward kernels varies between calls, unless
+torch's deterministic algorithms are enabled, which is done here for these kernels alone
+(docs/guarantees/tape.md, assumption K).
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hush.gradients.recording import Recording
 
 _FUSED = "ScaledDotProduct"
-"""How autograd's names of the fused kernels' backward passes begin."""
+"""Prefix of autograd's names for the fused kernels' backward passes."""
 
 _forward = functional.multi_head_attention_forward
 _decomposed = FunctionType(
@@ -28,11 +28,11 @@ _decomposed = FunctionType(
     {**_forward.__globals__, "has_torch_function": lambda _: False},
     argdefs=_forward.__defaults__,
 )
-"""The same function without its own `__torch_function__` dispatch: its inner calls are intercepted."""
+"""The function without `__torch_function__` dispatch, so that its inner calls are intercepted."""
 
 
 def multi_head(recording: "Recording", *args: Any, **kwargs: Any) -> Any:
-    """The rule for `F.multi_head_attention_forward`: its products have rules."""
+    """The rule for `F.multi_head_attention_forward`, which uses the rules of its products."""
     with recording:
         return _decomposed(*args, **kwargs)
 
@@ -54,7 +54,7 @@ def dot_product(
     dims = max(query.dim(), 3) + 1
 
     def work(*operands: Tensor) -> Tensor:
-        # dimensions of one after the records, as broadcasting within a record
+        # insert dimensions after the records, for broadcasting within a record
         aligned = [
             part.reshape(len(part), *(1,) * (dims - part.dim()), *part.shape[1:]) for part in operands
         ]
@@ -69,7 +69,7 @@ def dot_product(
             flat.append((part if part.shape == shape else part.expand(shape)).flatten(0, -4))
         mask = flat[3] if len(flat) > 3 else None
         cudnn = torch.backends.cuda.cudnn_sdp_enabled()
-        torch.backends.cuda.enable_cudnn_sdp(False)  # its backward pass cannot be deterministic
+        torch.backends.cuda.enable_cudnn_sdp(False)  # its backward pass is not deterministic
         try:
             attended = functional.scaled_dot_product_attention(
                 flat[0], flat[1], flat[2], mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -80,19 +80,19 @@ def dot_product(
         output: Tensor = attended.unflatten(0, batch)
         return output.squeeze(-3) if query.dim() == 2 else output
 
-    # fused kernels do not take an expanded mask
+    # fused kernels do not support expanded masks
     masks = () if attn_mask is None else (attn_mask.contiguous(),)
     return recording.run_batched(work, query, key, value, *masks)
 
 
 def _make_backward_deterministic(output: Tensor, inputs: list[Tensor]) -> None:
-    """Turn on torch's deterministic algorithms in the backward passes of the fused kernels between the
-    inputs and the output."""
+    """Enable deterministic algorithms in the fused kernels' backward passes between inputs and
+    output."""
     before: list[tuple[bool, bool, bool]] = []
 
     def begin(_: object) -> None:
         before.append(_determinism())
-        # not torch.use_deterministic_algorithms, which loads a compiler
+        # torch.use_deterministic_algorithms would import a compiler
         _set_determinism(True, False, False)
 
     visited = {part.grad_fn for part in inputs}

@@ -22,7 +22,7 @@ from hush.gradients.products import (
     uses_kernels,
 )
 from hush.gradients.rules.linear import OuterFactors, outer_product_term
-from hush.gradients.terms import CHUNK_ENTRIES, Dense, Term, by_unit, finite_norms, materialised_norms
+from hush.gradients.terms import CHUNK_ENTRIES, Dense, Term, finite_norms, materialised_norms
 from hush.gradients.tree import Gradients
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from hush.gradients.rules import Weight
 
 _LARGE, _FEW_CHANNELS = 2**16, 4
-"""From this many weights on, or below this many channels, unfolding beats one grouped convolution."""
+"""From this number of weights on, or below this number of channels, unfolding is faster than a grouped
+convolution."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,7 @@ class ConvolutionShape:
         return gradients[0], gradients[1]
 
     def per_sample_weight_gradients(self, grad: Tensor, x: Tensor, *, tf32: bool = False) -> Tensor:
-        """The gradient of the weight for each image: (images, *shape), in single precision at least."""
+        """Gradient of the weight per image: (images, *shape), in at least single precision."""
         images, out = grad.shape[:2]
         if self.has_kernel(x):
             from hush.gradients.kernels.convolution_kernel import weighted_block_sums
@@ -75,15 +76,15 @@ class ConvolutionShape:
                 for some, inputs in zip(grad.split(step), x.split(step), strict=True)
             ]
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(images, *self.shape)
-        # One grouped convolution: all images side by side as channels, a group of channels to each.
-        # Fresh strides: those of one position may look like "channels last" to torch.
+        # One grouped convolution with the images as channel groups. New strides, because torch may
+        # interpret the strides of one position as "channels last".
         grads, inputs = (part.reshape(-1).view(1, -1, *part.shape[2:]) for part in (grad, x))
         like = grad.new_empty(1).expand(images * out, *self.shape[1:])
         _, stacked = self.backward(grads, inputs, like, images * self.groups, (False, True))
         return stacked.view(images, *self.shape)
 
     def unfolded_at_once(self, grad: Tensor) -> int:
-        """Number of images to unfold at the same time."""
+        """Number of images to unfold at a time."""
         size = math.prod(self.shape[1:]) * math.prod(grad.shape[2:])
         return max(1, CHUNK_ENTRIES[grad.device.type] // size)
 
@@ -93,7 +94,7 @@ class ConvolutionShape:
         return self._windows(x, outputs).reshape(len(x), *size)
 
     def patches(self, x: Tensor, outputs: torch.Size) -> Tensor:
-        """`unfold` with positions first, as a linear layer has them: (images, positions, entries)."""
+        """`unfold` with positions first, as in a linear layer: (images, positions, entries)."""
         axes = len(outputs)
         windows = self._windows(x, outputs).movedim(tuple(range(-axes, 0)), tuple(range(1, 1 + axes)))
         return windows.reshape(len(x), math.prod(outputs), math.prod(self.shape[1:]))
@@ -101,8 +102,8 @@ class ConvolutionShape:
     def patch_gram(self, x: Tensor, outputs: torch.Size) -> Tensor:
         """Gram matrix of the input patches: (images, positions, positions).
 
-        Its entries are sums over the kernel of inner products between two pixels. The input is unfolded
-        only if the patches have fewer entries than there are pairs of pixels.
+        The entries are sums over the kernel of inner products of two pixels. The input is unfolded only
+        if the patches have fewer entries than the Gram matrix of the pixels.
         """
         sizes = x.shape[2:]
         if math.prod(outputs) * math.prod(self.shape[1:]) < math.prod(sizes) ** 2:
@@ -120,7 +121,7 @@ class ConvolutionShape:
         """Whether a kernel computes the per-sample gradients without unfolding the input."""
         sizes = zip(x.shape[2:], self.padding, self.stride, strict=True)
         pixels = math.prod(size + 2 * sides + step + 4 for size, sides, step in sizes)
-        # its offsets within a record, unfolded along its width, are 32 bits
+        # offsets within a record that is unfolded along its width must fit in 32 bits
         fits = pixels * max(self.shape[0], self.shape[1] * self.shape[-1]) < 2**31
         return self.groups == 1 and len(self.stride) <= 2 and fits and uses_kernels(x)
 
@@ -134,27 +135,27 @@ class ConvolutionShape:
 
 
 _MATERIALISE_RATIO = {"cpu": 4, "cuda": 1}
-"""As `linear.MATERIALISE_RATIO`. On a CPU Gram matrices of convolutions pay off later than those of
-linear layers (benchmarks/layers.py). On a GPU gradients that are not kept are computed twice, for the
-norms and for the sum, which is faster than writing them below some 250 positions."""
+"""As `linear.MATERIALISE_RATIO`. On a CPU, Gram matrices of convolutions are slower than Gram matrices
+of linear layers (benchmarks/layers.py). On a GPU, computing gradients twice (for norms and sum) is
+faster than storing them below about 250 positions."""
 
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionFactors(Term):
-    """Per-sample gradients as a convolution's input and the gradient of its output."""
+    """Per-sample gradients as input and output gradient of a convolution."""
 
     grad: Tensor
     x: Tensor
     geometry: ConvolutionShape
     tf32: bool = False
-    """Whether the kernel may multiply in TensorFloat-32, for norms and sums alike."""
+    """Whether the kernel may use TensorFloat-32, for norms and sums."""
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         return self.geometry.shape
 
     def rounding_bounded(self, records: int) -> bool:
-        # only a test on a GPU verifies that a kernel adds the values that it measured
+        # that norms and sums agree is verified only by a test on a GPU
         return not self.geometry.has_kernel(self.x)
 
     def dense(self) -> Tensor:
@@ -166,7 +167,7 @@ class ConvolutionFactors(Term):
         return self._unfolded().of_units(count, scale)
 
     def norms(self, order: float) -> Tensor:
-        if self.geometry.has_kernel(self.x):  # the sum's own addends, from the same program
+        if self.geometry.has_kernel(self.x):  # norms of the addends of the sum, from the same program
             if order != 2:
                 return materialised_norms(self, order, self.x.device)
             from hush.gradients.kernels.convolution_kernel import squared_norms
@@ -175,7 +176,7 @@ class ConvolutionFactors(Term):
         positions = math.prod(self.grad.shape[2:])
         if order != 2 or positions == 1:
             return torch.cat([part.norms(order) for _, part in self._chunks()])
-        # Gram matrices from inner products between pixels, without unfolding
+        # Gram matrices from inner products of pixels, without unfolding
         outputs, patch_gram = self.grad.shape[2:], self.geometry.patch_gram
         pixels = max(positions, math.prod(self.x.shape[2:]))
         pairs = (
@@ -202,7 +203,7 @@ class ConvolutionFactors(Term):
         return total
 
     def _chunks(self) -> Iterator[tuple[slice, OuterFactors]]:
-        """The factors as matrices, input patches written out, some records at a time."""
+        """The factors as matrices with unfolded inputs, in chunks of records."""
         step = self.geometry.unfolded_at_once(self.grad)
         for start in range(0, max(1, self.records), step):
             rows = slice(start, start + step)
@@ -214,22 +215,25 @@ class ConvolutionFactors(Term):
 
 
 def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, records: int) -> Term:
-    """The term of a convolution's weight, factored or materialised, whichever is cheaper.
+    """Term of a convolution's weight, factored or materialised depending on cost.
 
-    Several images may belong to a record.
+    A record may have several images.
     """
     kernel = tuple(geometry.shape[2:])
     apart = geometry.stride == kernel and not any(geometry.padding) and set(geometry.dilation) == {1}
     pointwise = math.prod(kernel) == 1 and geometry.has_kernel(x)
-    if apart and geometry.groups == 1 and not pointwise:  # a linear layer on each part of an image
+    if (
+        apart and geometry.groups == 1 and not pointwise
+    ):  # equivalent to a linear layer on disjoint patches
         left, right = grad.flatten(2).mT, geometry.patches(x, grad.shape[2:])
         if len(x) != records:
-            left, right = by_unit(left, len(x) // records), by_unit(right, len(x) // records)
+            images = records, len(x) // records
+            left, right = (part.unflatten(0, images).flatten(1, 2) for part in (left, right))
         return outer_product_term(left, right, geometry.shape)
     tf32 = x.is_cuda and torch.backends.cudnn.allow_tf32
     factored = math.prod(grad.shape[1:]) + math.prod(x.shape[1:])
     large = math.prod(geometry.shape) > _MATERIALISE_RATIO[x.device.type] * factored
-    supported = geometry.has_kernel(x) or not uses_kernels(x)  # no kernel has three dimensions
+    supported = geometry.has_kernel(x) or not uses_kernels(x)  # there is no kernel for three dimensions
     if len(x) == records and geometry.groups == 1 and large and supported:
         return ConvolutionFactors(grad, x, geometry, tf32)
     by_image = geometry.per_sample_weight_gradients(grad, x, tf32=tf32)
@@ -305,5 +309,5 @@ def convolution(
 
 
 def _both_sides(padding: Sequence[int]) -> list[int]:
-    """The padding as `pad` takes it: last dimension first, both of its sides."""
+    """The padding in the order of `pad`: last dimension first, both sides."""
     return [side for size in reversed(padding) for side in (size, size)]

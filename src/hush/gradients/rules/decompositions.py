@@ -1,16 +1,11 @@
-"""Operations without a batching rule, decomposed into others; and max pooling with channels last."""
+"""Operations without a batching rule, decomposed into others."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
-from torch.nn.modules.utils import _pair
-
-from hush.gradients.tree import Gradients
 
 if TYPE_CHECKING:
     from hush.gradients.recording import Recording
@@ -57,7 +52,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """The rule for `F.cross_entropy` of class numbers, which `vmap` would decompose in Python."""
+    """The rule for `F.cross_entropy` with class numbers, which `vmap` would decompose in Python."""
     plain = weight is None and size_average is None and reduce is None and label_smoothing == 0
     numbers = reduction == "none" and scores.dim() >= 2 and target.dtype == torch.int64
     if not (plain and numbers and recording.of_records_and_constants(scores)):
@@ -72,60 +67,8 @@ def cross_entropy(
 
 
 def requires_grad(recording: "Recording", value: Tensor, requires_grad: bool = True) -> Any:
-    """The rule for `Tensor.requires_grad_`, which `vmap` does not support and the tape does not need.
+    """The rule for `Tensor.requires_grad_`, which `vmap` does not support.
 
     Gradient checkpointing of the transformers library calls it on the outputs of embeddings.
     """
     return value if requires_grad and is_batchedtensor(value) else NotImplemented
-
-
-_CHANNELS = 4
-"""Channels from which on the changes of order take less time than they save."""
-
-
-@dataclass(frozen=True, eq=False)
-class MaxPool:
-    """Max pooling of (images, channels, height, width): the numbers of torch's kernel for that order."""
-
-    kernel_size: int | Sequence[int]
-    stride: int | Sequence[int]
-    padding: int | Sequence[int]
-    dilation: int | Sequence[int]
-    ceil_mode: bool
-
-    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        images = x.contiguous(memory_format=torch.channels_last)
-        output, indices = functional.max_pool2d_with_indices(images, **vars(self))
-        # other layers work on channels first
-        return output.contiguous(), (x, indices.contiguous())
-
-    def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
-        if not needed[0]:
-            return (None,)
-        x, indices = saved
-        sizes = (_pair(value) for value in (self.kernel_size, self.stride, self.padding, self.dilation))
-        gradient: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
-            grad.contiguous(), x.contiguous(), *sizes, self.ceil_mode, indices
-        )
-        return (gradient,)
-
-
-def max_pool2d(
-    recording: "Recording",
-    x: Tensor,
-    kernel_size: int | Sequence[int],
-    stride: int | Sequence[int] | None = None,
-    padding: int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """The rule for `F.max_pool2d`."""
-    few = x.dim() != 4 or x.shape[1] < _CHANNELS
-    if x.is_cuda or not is_batchedtensor(x) or few or return_indices:
-        return NotImplemented
-    layer = MaxPool(kernel_size, kernel_size if stride is None else stride, padding, dilation, ceil_mode)
-
-    return recording.run_batched(
-        lambda x: recording.capture(layer, x.flatten(0, 1)).unflatten(0, x.shape[:2]), x
-    )

@@ -1,9 +1,9 @@
-"""Embeddings: rows of a table looked up by index.
+"""Embeddings: table lookups.
 
-The per-sample gradient of a table is kept as the indices and the gradients of the rows looked up.
+The per-sample gradient of a table is stored as the indices and gradients of its rows.
 
-A table that is also multiplied with (a language model's first and last layer) has one term for both
-uses, because its gradient is their sum and is clipped as one.
+A tied table (a language model's first and last layer) has one term for both uses, because the sum of
+their gradients is clipped.
 """
 
 from collections.abc import Sequence
@@ -44,14 +44,15 @@ if TYPE_CHECKING:
     from hush.gradients.rules import Weight
 
 _ROW_CHUNK = {"cpu": 2**17, "cuda": 2**28}
-"""Entries of a table's rows that are summed at once: on a CPU as many as stay in its cache."""
+"""Entries of a table summed at a time; on a CPU limited by its cache."""
 
 CANCELLED = 2.0**-10
-"""Minimum norm of a record, as a share of its length (the sum of its positions' norms). The clipped
-positions of a record then sum to at most 2**10 clipping norms, although they may cancel."""
+"""Minimum norm of a record relative to its length (the sum of the norms of its positions). The clipped
+positions then sum to at most 2**10 clipping norms, even if they cancel."""
 
 _POSITION_LIMIT = 2**28
-"""Maximum of records**2 * positions for which sums round within 2**-15 of the clipping norm."""
+"""Maximum of records**2 * positions for which the rounding error of sums is at most 2**-15 clipping
+norms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +68,7 @@ class RowFactors(Term):
         return records**2 * self.index.shape[1] <= _POSITION_LIMIT
 
     def dense(self) -> Tensor:
-        # positions may cancel: added up in double precision, as in the norms and in the sum
+        # in double precision as in norms and sums, because positions may cancel
         rows = self.right.double().flatten(0, 1)
         whole = rows.new_zeros(self.records * self.shape[0], self.shape[1])
         whole.index_add_(0, self._keys(), rows)
@@ -80,7 +81,7 @@ class RowFactors(Term):
     def norms(self, order: float) -> Tensor:
         dtype = precise_dtype(self.right)
         if order == 2 and uses_kernels(self.right):
-            # Gram matrices add up rows that are looked up twice
+            # Gram matrices account for repeated rows
             pairs = []
             for rows in gram_chunks(self.records, self.index.shape[1]):
                 index, values = self.index[rows], gram(self.right[rows])
@@ -111,7 +112,7 @@ class RowFactors(Term):
             rows = (self.right[chunk].double() * weights[chunk, None, None]).flatten(0, 1)
             index = self.index[chunk].flatten()
             if total.is_cuda:
-                # sorted by index: added one by one, rows that are used often would wait
+                # sorted by index, because atomic additions to frequent rows are slow
                 total += torch.ops.aten.embedding_dense_backward(rows, index, len(total), -1, False)
             else:
                 total.index_add_(0, index, rows)
@@ -120,7 +121,7 @@ class RowFactors(Term):
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> Tensor:
-        """Rows that a record did not use are zero, clamped or not, masked or not."""
+        """Only used rows are clamped and masked; other rows are zero."""
         used, keys = self._used_rows()
         record = keys // self.shape[0]
         rows = used.to(precise_dtype(self.right))
@@ -128,14 +129,14 @@ class RowFactors(Term):
         return values.new_zeros(self.shape).index_add_(0, keys % self.shape[0], values)
 
     def _used_rows(self) -> tuple[Tensor, Tensor]:
-        """The gradients of the rows that each record used, and their keys, record * rows + row.
+        """Gradients of the rows that each record uses, and their keys, record * rows + row.
 
-        In double precision and filled from the front; the rest is zero and may have any key.
+        In double precision, padded at the end with zeros and arbitrary keys.
         """
         keys, sources = self._keys().sort()
         place = (keys[1:] != keys[:-1]).long().cumsum(0)
         place = torch.cat([torch.zeros_like(keys[:1]), place])
-        # in double precision, as the sum: positions may cancel, and a GPU adds in any order
+        # in double precision, because positions may cancel and a GPU adds in any order
         rows = self.right.double().flatten(0, 1)
         places = torch.empty_like(place).index_copy_(0, sources, place)
         used = torch.zeros_like(rows).index_add_(0, places, rows)
@@ -148,7 +149,7 @@ class RowFactors(Term):
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """The rows of a table at each record's indices; the padding row is never trained."""
+    """Table lookup per record; the padding row is not trained."""
 
     weight: "Weight"
     padding: int | None
@@ -176,14 +177,14 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """The rule for `F.embedding`; `sparse` does not matter, because every row gets noise."""
+    """The rule for `F.embedding`; `sparse` is ignored, because every row gets noise."""
     weights = recording.as_weights(weight)
     if weights is None or weights[0] is None or max_norm is not None:
-        return NotImplemented  # the probe finds that max_norm rescales rows
+        return NotImplemented  # the probe raises for max_norm, which rescales rows
     if scale_grad_by_freq:
         raise Unsupported(
-            "an Embedding with scale_grad_by_freq divides a record's gradient by how often the whole "
-            "batch uses a row, so one record changes the others' gradients. Leave it out."
+            "an Embedding with scale_grad_by_freq divides gradients by the number of uses of a row in "
+            "the batch, so a record changes the gradients of other records. Leave it out."
         )
     padding = None if padding_idx is None else padding_idx % weight.shape[0]
     layer = Lookup(weights[0], padding)
@@ -219,24 +220,24 @@ class TiedFactors(Term):
             return finite_norms(norms.maximum(CANCELLED * lengths), lengths, dtype)
         outer = self.outer.left, self.outer.right
         lengths = self.rows.lengths(order) + product_bound(*outer, order)
-        # the product is materialised to be measured, and multiplied anew to be added: off twice
+        # norm and sum use separate products, so the error counts twice
         norms = materialised_norms(self, order, self.rows.right.device).double() + 2 * error * lengths
         norms = norms.maximum(self.outer.norms(order).double())
         bound = self.rows.lengths(2) + product_bound(*outer)
         return finite_norms(norms.maximum(CANCELLED * lengths), bound, dtype)
 
     def _euclidean_norms(self, chunk: slice, sum_error: float) -> tuple[Tensor, Tensor]:
-        """Norms and lengths of some records, from Gram matrices.
+        """Norms and lengths of a chunk of records, from Gram matrices.
 
-        A norm is at least that of the product alone: the sum adds products of other records to it in
-        single precision, and lookups that cancel it separately.
+        A norm is at least the norm of the product alone, because the sum adds products in single
+        precision and lookups, which may cancel them, separately.
         """
         left, index, rows = self.outer.left[chunk], self.rows.index[chunk], self.rows.right[chunk]
         right = self.outer.right[chunk]
         right = torch.cat([right, rows.to(precise_dtype(right))], 1)
         error, product = gram_error(left) + gram_error(right), slice(left.shape[1])
         values = gram(right)
-        # a lookup is a product with the unit vector of its index as left factor
+        # a lookup is a product with a unit vector as left factor
         both = left.gather(2, index[:, None].expand(-1, left.shape[1], -1)).to(values.dtype)
         same = (index[:, :, None] == index[:, None]).to(values.dtype)
         top, bottom = torch.cat([gram(left), both], 2), torch.cat([both.mT, same], 2)
@@ -251,7 +252,7 @@ class TiedFactors(Term):
 
 
 def merge_terms(terms: Sequence[Term]) -> Term:
-    """One term for all uses of a parameter: the sum of their gradients."""
+    """Term for the sum of the gradients of all uses of a parameter."""
     outer = [term for term in terms if isinstance(term, OuterFactors)]
     rows = [term for term in terms if isinstance(term, RowFactors)]
     if len(outer) + len(rows) < len(terms):
@@ -263,7 +264,7 @@ def merge_terms(terms: Sequence[Term]) -> Term:
 
 
 def _joined(terms: Sequence[Any]) -> Any:
-    """One term of the positions of several uses, concatenated."""
+    """Term with the concatenated positions of several uses."""
     if len(terms) == 1:
         return terms[0]
     parts = [vars(term) for term in terms]

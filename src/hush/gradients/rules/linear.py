@@ -1,12 +1,11 @@
-"""Matrix products with a weight, over any leading dimensions: linear layers, `@` and GPT-2's `addmm`.
+"""Matrix products with a weight: linear layers, `@` and GPT-2's `addmm`.
 
-The per-sample gradient of the weight is kept as outer-product factors, `sum_t left[t] (x) right[t]`, as
-ghost clipping does: `left` is the output gradients, `right` the activations, and t runs over the
-positions of a record (the tokens of a sequence). With T positions and a matrix (m, n) the factors are
-T (m + n) numbers a record, against m n. The weighted sum over records comes from their products
-(book-keeping), and the ghost norm from the Gram matrices of the positions. For norms of other orders a
-few records are materialised at a time. With one position the norm of the outer product is the product
-of the norms.
+The per-sample gradient of the weight is stored as outer-product factors `sum_t left[t] (x) right[t]`, as
+in ghost clipping: `left` are output gradients, `right` are activations, and t runs over the positions of
+a record (tokens of a sequence). With T positions and a matrix (m, n), the factors have T (m + n) instead
+of m n numbers per record. The weighted sum over records is a product of the factors (book-keeping), and
+the ghost norm comes from Gram matrices over positions. Norms of other orders materialise a few records
+at a time. With one position, the norm of the outer product is the product of the norms.
 """
 
 from dataclasses import dataclass
@@ -49,11 +48,11 @@ if TYPE_CHECKING:
     from hush.gradients.rules import Weight
 
 MATERIALISE_RATIO = {"cpu": 2.0, "cuda": 0.5}
-"""Gradients are materialised unless that takes more than this many times the entries of the factors.
+"""Gradients are materialised if they have at most this many times the entries of the factors.
 
-Below that materialising is also faster: it costs the arithmetic of the plain gradient, T m n, and one
-pass each for the norms and the sum. The Gram matrices take T^2 (m + n) in addition, which is little on
-tensor cores. Measured in docs/results/step.md.
+Materialising is then also faster: it costs the arithmetic of the plain gradient, T m n, and one pass
+each for norms and sum. Gram matrices cost T^2 (m + n) in addition, which is little on tensor cores.
+Measured in docs/results/step.md.
 """
 
 
@@ -61,11 +60,11 @@ _unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
-    """The term `sum_t left[:, t] (x) right[:, t]`, factored or materialised, whichever is cheaper.
+    """The term `sum_t left[:, t] (x) right[:, t]`, factored or materialised depending on cost.
 
-    The parameter has this shape, of rows x columns entries.
+    `shape` is the shape of the parameter, with rows x columns entries.
     """
-    if not left.shape[1]:  # no token of a record reaches the layer
+    if not left.shape[1]:  # no positions
         return Dense(left.new_zeros(()).expand(len(left), *shape))
     _, positions, rows = left.shape
     most = MATERIALISE_RATIO[left.device.type] * positions * (rows + right.shape[2])
@@ -95,7 +94,7 @@ class OuterFactors(Term):
             bound = product_bound(self.left, self.right)
             if order == 2:
                 return finite_norms(bound, bound, dtype)
-            # in double precision, because small numbers of one factor may meet large ones of the other
+            # in double precision, because the factors may have very different sizes
             left, right = (vector_norms(part.double(), order) for part in (self.left, self.right))
             return finite_norms(left * right, bound, dtype)
         error = product_error(self.left)
@@ -116,10 +115,10 @@ class OuterFactors(Term):
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> Tensor:
-        """Only records that may have an entry beyond their limit are materialised."""
+        """Materialises only records that may have an entry above the limit."""
         if mask is not None or capturing_cuda_graph():
             return materialised_clamped_sum(self, weights, limits, mask)
-        # including the rounding of an entry
+        # including the rounding error of an entry
         largest = product_bound(self.left, self.right, torch.inf) * (1 + product_error(self.left))
         beyond = largest > limits
         if not bool(beyond.any()):
@@ -132,7 +131,7 @@ class OuterFactors(Term):
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """`x W^T + b` for a weight (out, in), or `x W + b` for one that is (in, out)."""
+    """`x W^T + b` for a weight (out, in), or `x W + b` for a weight (in, out)."""
 
     records: int
     weight: "Weight"
@@ -140,14 +139,14 @@ class Linear:
     transposed: bool = False
 
     def forward(self, x: Tensor, *operands: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Output from the input, or from its copy in the precision of the product."""
+        """Output from the input, or from its copy in the product's precision."""
         operand = operands[0] if operands else x
         weight = to_autocast_dtype(self.weight.value)
         bias = None if self.bias is None else to_autocast_dtype(self.bias.value)
         lead = operand.shape[:-1]
         rows = operand.view(lead.numel(), operand.shape[-1])
         output = functional.linear(rows, weight.t() if self.transposed else weight, bias)
-        # a view could not be changed in place
+        # a view could not be modified in place
         return _unsafe_view(output, (*lead, output.shape[1])), (operand,)
 
     def backward(
@@ -179,7 +178,7 @@ def linear(
 ) -> Any:
     """The rule for `F.linear`; `transposed` if the weight is (in, out)."""
     weights = recording.as_weights(weight, bias)
-    # a value derived from parameters alone remains one value for all records
+    # a value computed from parameters alone is shared by all records
     shared = x.requires_grad and not is_batchedtensor(x)
     if weight.dim() != 2 or shared:
         return NotImplemented

@@ -1,4 +1,4 @@
-"""Normalisation within a record, with a trained scale and shift."""
+"""Normalisation layers within a record, with trained scale and shift."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -69,7 +69,7 @@ class GroupNorm:
         output, mean, scale = torch.native_group_norm(
             wide, _value(self.weight, wide), _value(self.bias, wide), *_sizes(x), self.groups, self.eps
         )
-        return output, (x, mean, scale)  # the input as it came: in half precision half as large
+        return output, (x, mean, scale)  # the original input, which is smaller in half precision
 
     def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
         x, mean, scale = saved
@@ -92,8 +92,8 @@ class GroupNorm:
         return (inputs.to(x.dtype),)
 
     def _sums(self, grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-        """The gradients of scale and shift by image: (2, images, channels)."""
-        if not x.numel():  # the mean and the scale of no positions are NaN
+        """Gradients of scale and shift per image: (2, images, channels)."""
+        if not x.numel():  # mean and scale are NaN without positions
             return mean.new_zeros(2, *x.shape[:2])
         if uses_kernels(x):
             from hush.gradients.kernels.normalisation_kernel import channel_gradients
@@ -103,7 +103,7 @@ class GroupNorm:
         images, channels, positions = _sizes(x)
         shape = images, self.groups, channels // self.groups, positions
         grad, x = (part.to(wide).view(shape) for part in (grad, x))
-        # centred first: with a mean far from zero the difference of two sums loses precision
+        # centred first, because a mean far from zero would cause cancellation
         centred = (x - mean.view(images, self.groups, 1, 1)).mul_(grad)
         by_image = centred.sum(-1) * scale.unsqueeze(-1)
         return torch.stack([by_image.flatten(1), grad.sum(-1).flatten(1)])
@@ -128,7 +128,7 @@ def layer_norm(
 
 
 def _on_images(recording: "Recording", work: Callable[[Tensor], Tensor], x: Tensor) -> Any:
-    """The result of `work` on the images of all records, one record after another."""
+    """Result of `work` on the concatenated images of all records."""
     return recording.run_batched(
         lambda x: work(x.flatten(0, 1).contiguous()).unflatten(0, x.shape[:2]), x
     )
@@ -163,7 +163,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """The rule for `F.batch_norm` in evaluation mode: by fixed statistics, records do not mix."""
+    """The rule for `F.batch_norm` in evaluation mode, which uses fixed statistics."""
     if training or running_mean is None or running_var is None:
         return NotImplemented
     mean, variance = running_mean, running_var
@@ -201,12 +201,12 @@ def _append(weights: Iterable["Weight | None"], gradients: Iterable[Tensor]) -> 
 
 
 def _float(x: Tensor) -> Tensor:
-    """Autocast normalises in single precision."""
+    """The values in single precision under autocast, as in torch."""
     return x.float() if torch.is_autocast_enabled(x.device.type) else x
 
 
 def _value(weight: "Weight | None", x: Tensor) -> Tensor | None:
-    """Scale or shift, in single precision if autocast applies a half-precision one to it."""
+    """Scale or shift, in single precision under autocast."""
     if weight is None:
         return None
     half = weight.value.dtype in (torch.bfloat16, torch.float16)

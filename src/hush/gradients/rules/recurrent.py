@@ -1,9 +1,9 @@
-"""LSTM, GRU and RNN layers: every step of a sequence is a position of two matrix products.
+"""LSTM, GRU and RNN layers: each time step is a position of two matrix products.
 
-The gates at one step are `P + W_hh h`, with `P = W_ih x + b` and h the state before. The gradient of
-P is therefore the left factor of both weights' gradients, and x and h are the right ones. The
-recurrence runs on P in PyTorch's own kernel, with the identity in place of W_ih, and returns that
-gradient. LSTMs on a CPU are faster in `LSTMScan`. Sequences are (steps, sequences, size).
+The gates at a step are `P + W_hh h`, with `P = W_ih x + b` and the previous state h. The gradient of P
+is therefore the left factor for both weights, and x and h are the right factors. The recurrence runs on
+P in PyTorch's kernel, with the identity instead of W_ih, and its backward pass returns this gradient. On
+a CPU, `LSTMScan` is faster for LSTMs. Sequences are (steps, sequences, size).
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hush.gradients.rules import Weight
 
 _BLOCK = 2**18
-"""Gates whose derivatives are computed together: as many as stay in the cache of a core, 1 MiB."""
+"""Number of gates processed at a time, 1 MiB, to fit the cache of a core."""
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
@@ -32,20 +32,20 @@ _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 class LSTMScan:
     """One layer of an LSTM: (steps, sequences, inputs) to (steps, sequences, directions * size).
 
-    Its other inputs are the first states and cells, (directions, sequences, size); its second output is
-    the last cells.
+    The other inputs are the initial states and cells, (directions, sequences, size); the second output
+    is the final cells.
     """
 
     records: int
     directions: "list[tuple[Weight, Weight, Weight | None, Weight | None]]"
-    """Weight of the input and of the state, bias of the input and of the state."""
+    """Input weight, state weight, input bias and state bias per direction."""
 
     def forward(
         self, x: Tensor, hidden: Tensor, cell: Tensor
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
         steps, sequences, inputs = x.shape
         directions, _, size = hidden.shape
-        # operands of the product of each step: its input and the state before it
+        # operands of each step: input and previous state
         reads = x.new_empty(steps + 1, directions, sequences, inputs + size)
         reads[:-1, 0, :, :inputs] = x
         if directions == 2:
@@ -59,8 +59,8 @@ class LSTMScan:
         sums = [sum((b.value for b in own[2:] if b is not None), start=none) for own in self.directions]
         bias = torch.stack(sums).unsqueeze(1)
         for part in (weight, bias):
-            part[..., 2 * size : 3 * size] *= 2  # the cell's gate is a hyperbolic tangent
-        # tensors, because each call converts a Python number
+            part[..., 2 * size : 3 * size] *= 2  # the cell gate uses tanh
+        # tensors, because converting Python numbers in each call is slow
         one, two = x.new_tensor(1.0), x.new_tensor(2.0)
         read, gate, c, tanh_c = (part.unbind(0) for part in (reads, gates, cells, tanh_cells))
         state = reads[..., inputs:].unbind(0)
@@ -97,7 +97,7 @@ class LSTMScan:
         block = max(1, _BLOCK // max(1, gates[0].numel()))
         for stop in range(steps, 0, -block):
             part = slice(max(0, stop - block), stop)
-            # the gates are overwritten: by derivatives here, and by their gradients below
+            # overwrites the gates with derivatives, and below with gradients
             to_cell, forget = _derivatives(gates[part], cells[part], tanh_cells[part])
             for t in range(stop - 1, part.start - 1, -1):
                 d_state.add_(outer[t])
@@ -119,19 +119,19 @@ class LSTMScan:
         return sum((own.flip(0) for own in d_x[:, 1:].unbind(1)), start=d_x[:, 0]), d_state, d_cell
 
     def _weight(self) -> Tensor:
-        """(directions, 4 * size, inputs + size): the weights of input and state side by side."""
+        """Concatenated weights of input and state: (directions, 4 * size, inputs + size)."""
         return torch.stack([torch.cat([own[0].value, own[1].value], dim=1) for own in self.directions])
 
 
 def by_record(sequences: Tensor, records: int) -> Tensor:
-    """(steps, sequences, size) as (records, positions, size): all steps of a record's sequences."""
+    """(steps, sequences, size) reshaped to (records, positions, size)."""
     return sequences.transpose(0, 1).reshape(records, -1, sequences.shape[-1])
 
 
 def _append_terms(
     weights: Sequence["Weight | None"], lefts: Sequence[Tensor], rights: Sequence[Tensor]
 ) -> None:
-    """Append the terms of the weights of input and state, and of their biases, by record."""
+    """Append the terms of input and state weights and of their biases."""
     total = lefts[0].sum(1)
     totals = total, total if lefts[1] is lefts[0] else lefts[1].sum(1)
     for weight, left, right in zip(weights[:2], lefts, rights, strict=True):
@@ -143,10 +143,10 @@ def _append_terms(
 
 
 def _derivatives(gates: Tensor, cells: Tensor, tanh_cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivative of the state with respect to the cell, and the forget gate, at each step.
+    """Derivative of the state with respect to the cell, and the forget gate, per step.
 
-    Gates are replaced by the derivative of the cell (for the output gate: of the state) with respect to
-    the argument of their sigmoid or hyperbolic tangent.
+    Each gate is replaced by the derivative of the cell (for the output gate, of the state) with respect
+    to its pre-activation.
     """
     input_gate, forget_gate, cell_gate, output_gate = gates.split(tanh_cells.shape[-1], dim=-1)
     to_cell, to_cell_gate = (torch.empty_like(tanh_cells) for _ in range(2))
@@ -165,7 +165,7 @@ _CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 @dataclass(eq=False)
 class Gates:
-    """The input's part of the gates, `W_ih x + b`, of one layer in one direction."""
+    """Input part of the gates, `W_ih x + b`, of one layer in one direction."""
 
     kind: str
     records: int
@@ -174,7 +174,7 @@ class Gates:
     input_bias: "Weight | None"
     state_bias: "Weight | None"
     previous: Tensor = field(init=False)
-    """The state before each step, known once the recurrence has run."""
+    """Previous state of each step, set after the recurrence."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         bias = None if self.input_bias is None else self.input_bias.value
@@ -187,7 +187,7 @@ class Gates:
         x, *gates = saved
         grad = grad.unflatten(0, x.shape[:2])
         left = state_left = by_record(grad, self.records)
-        if gates:  # of a GRU: the reset gate multiplies the state's part of the new state
+        if gates:  # GRU: the reset gate multiplies the state part of the new state
             size = self.state_weight.value.shape[1]
             bias = None if self.state_bias is None else self.state_bias.value[:size]
             reset = functional.linear(self.previous, self.state_weight.value[:size], bias)
@@ -203,7 +203,7 @@ class Gates:
 def _run_layer(
     recording: "Recording", kind: str, directions: Any, x: Tensor, start: list[Tensor]
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """The states of a layer at all steps, and the last ones in each direction."""
+    """States of a layer at all steps, and final states per direction."""
     if kind == "lstm" and not x.is_cuda:
         scan = LSTMScan(recording.records, [tuple(weights) for weights in directions])
         states, cells = recording.capture(scan, x, *start)
@@ -247,22 +247,23 @@ def recurrent(
     batch_first: bool = False,
 ) -> Any:
     """The rule for `torch.nn.LSTM`, `GRU` and `RNN`, by kind."""
-    if isinstance(parameters, bool):  # a packed sequence, which runs one record at a time
+    if isinstance(parameters, bool):  # a packed sequence runs one record at a time
         return NotImplemented
     weights = recording.as_weights(*parameters)
     if weights is None and recording.of_records_and_constants(x, *parameters):
         from hush.gradients.rules import Weight
 
-        weights = [Weight(value) for value in parameters]  # frozen: gradients of the inputs alone
+        weights = [Weight(value) for value in parameters]  # frozen weights: gradients of the inputs only
     directions, count = 2 if bidirectional else 1, 4 if has_biases else 2
     if weights is None or len(weights) != num_layers * directions * count or not x.numel():
-        return NotImplemented  # with proj_size there is a third weight; torch rejects an empty sequence
+        return NotImplemented  # proj_size has a third weight; torch rejects empty sequences
     runs = [[*weights[i : i + count], None, None][:4] for i in range(0, len(weights), count)]
     layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
 
     def work(*tensors: Tensor) -> tuple[Tensor, ...]:
-        """Outputs and last states for (records, count, steps, size) or (records, steps, count, size)."""
-        # recurrences run in the weights' own precision under autocast
+        """Outputs and final states for (records, count, steps, size) or (records, steps, count,
+        size)."""
+        # under autocast, recurrences use the weights' precision
         first, *initial = (part.to(parameters[0].dtype) for part in tensors)
         first = first.permute(2, 0, 1, 3) if batch_first else first.transpose(0, 1)
         flow, sequences = first.flatten(1, 2), first.shape[1:3]

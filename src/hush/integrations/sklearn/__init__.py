@@ -1,6 +1,6 @@
 """scikit-learn estimators with a differentially private fit: docs/sklearn.md."""
 
 from hush.integrations.sklearn.estimators import PrivateClassifier, PrivateRegressor
-from hush.integrations.sklearn.schema import Categorical, Numeric
+from hush.schema import Categorical, Numeric
 
 __all__ = ["Categorical", "Numeric", "PrivateClassifier", "PrivateRegressor"]

@@ -19,13 +19,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from hush.accounting.ledger import Ledger
 from hush.clipping import L2
-from hush.core.errors import InvalidValue, PrivacyWarning, Unsupported, short_repr
+from hush.core.errors import BudgetExceeded, InvalidValue, PrivacyWarning, Unsupported, short_repr
 from hush.core.guarantee import Budget, Guarantee, advised_delta, check_delta
 from hush.core.plan import Plan
 from hush.core.value import check_count
 from hush.integrations.sklearn import fitting
 from hush.integrations.sklearn.fitting import FittedModel, Targets
-from hush.integrations.sklearn.schema import (
+from hush.noise import Gaussian
+from hush.sampling import Poisson
+from hush.schema import (
     Array,
     Encoded,
     Numeric,
@@ -35,12 +37,10 @@ from hush.integrations.sklearn.schema import (
     indices,
     numbers,
 )
-from hush.noise import Gaussian
-from hush.sampling import Poisson
 from hush.training.trial import TuningTrial
 
 _SMALL = 0.01
-"""Probability below which least-squares outputs are mapped to positive numbers, keeping their order."""
+"""Least-squares outputs below this probability are mapped to positive numbers, in the same order."""
 _SEVERAL_FITS = {
     "model_selection",
     "ensemble",
@@ -60,20 +60,20 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     epsilon: float = field(default=1.0, kw_only=True)
     delta: float | None = field(default=None, kw_only=True)
     solver: Literal["auto", "least_squares", "sgd"] = field(default="auto", kw_only=True)
-    scaling: Literal["bounds", "paid"] = field(default="bounds", kw_only=True)
     hidden_layer_sizes: Sequence[int] = field(default=(), kw_only=True)
     steps: int = field(default=100, kw_only=True)
     rate: float = field(default=0.25, kw_only=True)
     clip_norm: float = field(default=0.5, kw_only=True)
     learning_rate: float = field(default=1.0, kw_only=True)
     ledger: str | os.PathLike[str] | None = field(default=None, kw_only=True)
+    fits: int | None = field(default=None, kw_only=True)
     random_state: int | np.random.RandomState | None = field(default=None, kw_only=True)
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {
         "solver": [StrOptions({"auto", "least_squares", "sgd"})],
-        "scaling": [StrOptions({"bounds", "paid"})],
         "hidden_layer_sizes": ["array-like"],
         "steps": [Interval(Integral, 1, None, closed="left")],
+        "fits": [Interval(Integral, 1, None, closed="left"), None],
         "clip_norm": [Interval(Real, 0, 1e15, closed="right")],
         "learning_rate": [Interval(Real, 0, 1e6, closed="right")],
     }
@@ -85,8 +85,14 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
 
     def _fit(self, encoded: Encoded, targets: Targets, trial: TuningTrial | None) -> Self:
         """Fit within the budget, or fit one trial of a selection by its plan, on its ledger."""
-        _check_callers(self.epsilon, own_ledger=self.ledger is None and trial is None)
+        _check_callers(self, trial)
         self._validate_params()
+        if self.fits is not None and self.ledger is None and trial is None:
+            raise InvalidValue(
+                f"fits={self.fits} needs the ledger of these fits, on which their costs add up. Pass "
+                'ledger="ledger.jsonl", a new file.',
+                key="fits",
+            )
         name, why = "hidden_layer_sizes", "it is a width"
         hidden = tuple(check_count(name, size, why, 1, 16) for size in self.hidden_layer_sizes)
         if self.solver == "least_squares" and hidden:
@@ -94,10 +100,10 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             text += 'statistics are for linear models. Pass solver="sgd", or hidden_layer_sizes=().'
             raise InvalidValue(text, key="solver")
         if trial is not None:
-            if self.solver == "least_squares" or self.scaling == "paid":
+            if self.solver == "least_squares":
                 raise Unsupported(
-                    f"solver={self.solver!r} and scaling={self.scaling!r} in a trial of hush.tune: a "
-                    "trial is charged for its steps of DP-SGD only. Leave both at their defaults."
+                    'solver="least_squares" in a trial of hush.tune: a trial is charged for its steps '
+                    'of DP-SGD only. Leave it at "auto".'
                 )
             solver, budget, generator = "sgd", trial.budget, trial.generator
             steps, plan = trial.steps, trial.plan
@@ -123,10 +129,15 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 steps=steps, plan=plan, calibrated=done, learning_rate=rate, hidden=hidden
             )
         ledger = Ledger(self.ledger) if trial is None else trial.ledger
-        spending = fitting.Spending(budget=budget, ledger=ledger, generator=generator)
         try:
-            paid = self.scaling == "paid"
-            self.model_ = fitting.fit(encoded, targets, spending, descent=descent, paid=paid)
+            fits = None if self.fits is None or trial is not None else self.fits - ledger.runs
+            if fits is not None and fits < 1:
+                raise BudgetExceeded(
+                    f"fits={self.fits} were planned, and the ledger {self.ledger} has {ledger.runs}. "
+                    "Pass a new ledger, or count the refit of a search: candidates * folds + 1."
+                )
+            spending = fitting.Spending(budget=budget, ledger=ledger, generator=generator, fits=fits)
+            self.model_ = fitting.fit(encoded, targets, spending, descent=descent)
             self.guarantee_ = ledger.epsilon(budget.delta)
         finally:
             if trial is None:
@@ -164,26 +175,26 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
             a list by position, or one `Numeric` for all columns.
         classes: Every label that may occur.
         epsilon: Epsilon of the budget.
-        delta: Delta of the budget; None: 0.1 / number of records, which is public.
+        delta: Delta of the budget; by default 0.1 / the (public) number of records.
         solver: "least_squares" releases noisy sufficient statistics once (linear models, classes as
             targets), "sgd" is DP-SGD on the cross-entropy; "auto" is "sgd", which was better in every
             measurement (docs/results/estimators.md).
-        scaling: "bounds" scales columns by their declared bounds, "paid" by a noisy mean and variance,
-            for a tenth of epsilon.
-        hidden_layer_sizes: Widths of hidden layers with tanh activations; empty: a linear model.
+        hidden_layer_sizes: Widths of hidden layers with tanh activations; empty for a linear model.
         steps: Number of DP-SGD steps.
         rate: Poisson sampling rate of DP-SGD.
         clip_norm: l2 clipping norm of DP-SGD.
         learning_rate: Learning rate of DP-SGD with momentum 0.9.
-        ledger: Ledger file of all fits, with a total within the budget; None: each
-            fit has its own ledger in memory.
-        random_state: Seed of all draws, for tests; the guarantee records it.
+        ledger: Ledger file for several fits, which together stay within the budget; by default each fit
+            has its own ledger in memory.
+        fits: Number of fits on the ledger that share the budget equally; by default a fit spends the
+            rest. A search has candidates * folds fits, and one for the refit.
+        random_state: Seed of all draws, for tests; the guarantee then has `randomness: seeded`.
 
     Attributes:
         guarantee_: Guarantee of all charges on the ledger after the fit.
         ledger_: The ledger, closed.
         classes_: The declared classes, sorted.
-        solver_: The solver that ran.
+        solver_: The solver that was used.
 
     **Guarantee.** All fitted attributes satisfy `guarantee_` for zero-out neighbours. The number of
     records, the schema, the classes and all parameters are public: docs/guarantees/least-squares.md and
@@ -200,7 +211,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         Args:
             X: Data frame or matrix with the schema's columns.
             y: Labels, all of them declared in `classes`.
-            trial: Trial of `hush.tune`: its plan, steps and ledger replace the estimator's own.
+            trial: Trial of `hush.tune`, with the plan, steps and ledger to use.
         """
         declared = np.unique(np.asarray(distinct("classes", self.classes, (0, 1))))
         encoded = self._encode(X, reset=True)
@@ -279,11 +290,12 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
         return self.target
 
 
-def _check_callers(epsilon: float, *, own_ledger: bool) -> None:
-    """Raise if scikit-learn has resampled the records, and warn if it fits them several times.
+def _check_callers(estimator: _PrivateEstimator, trial: TuningTrial | None) -> None:
+    """Raise if scikit-learn has resampled the records, or if several fits share a ledger without a split
+    of its budget; warn if each of several fits has its own ledger.
 
-    The call stack is the only sign: bagging passes the rows it has drawn, and clones share only the path
-    of a ledger. `own_ledger`: no other fit uses the ledger of this fit.
+    This inspects the call stack, because bagging passes sampled rows and clones share only the path of a
+    ledger.
     """
     several, frame = set(), sys._getframe(1).f_back
     while frame is not None:
@@ -298,10 +310,20 @@ def _check_callers(epsilon: float, *, own_ledger: bool) -> None:
         package, _, part = module.partition(".")
         several |= {part.partition(".")[0]} & _SEVERAL_FITS if package == "sklearn" else set()
         frame = frame.f_back
-    if several and own_ledger:
+    if not several or trial is not None:
+        return
+    if estimator.ledger is not None and estimator.fits is None:
+        raise InvalidValue(
+            f"sklearn.{several.pop()} fits the same records several times, and the first fit would "
+            f"spend all of epsilon={short_repr(estimator.epsilon)} on the ledger. Pass fits=, the "
+            "number of fits that share the budget: folds for a cross-validation, candidates * folds + 1 "
+            "for a search with its refit.",
+            key="fits",
+        )
+    if estimator.ledger is None:
         warnings.warn(
-            f"sklearn.{several.pop()} fits the same records several times, and each fit has a ledger of "
-            f"its own: epsilon={short_repr(epsilon)} covers one of them, not their sum, and a choice by "
+            f"sklearn.{several.pop()} fits the same records several times, each with a separate ledger: "
+            f"epsilon={short_repr(estimator.epsilon)} covers one fit, not their sum, and a choice by "
             'scores on private records is not covered. Pass ledger="ledger.jsonl" to limit all fits '
             "together; or search on public records, or with hush.tune, which charges a search once.",
             PrivacyWarning,

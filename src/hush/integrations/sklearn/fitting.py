@@ -1,4 +1,4 @@
-"""Fit of encoded columns within one budget: scaling, then least squares or DP-SGD, on one ledger."""
+"""Fit of encoded columns within one budget, by least squares or DP-SGD, on one ledger."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,32 +17,27 @@ from hush.core.errors import BudgetExceeded, DataError
 from hush.core.guarantee import Budget
 from hush.core.plan import Plan
 from hush.core.randomness import fresh_generator
-from hush.integrations.sklearn.schema import Array, Encoded
 from hush.noise import Gaussian
 from hush.sampling import FullBatch
+from hush.schema import Array, Encoded
 from hush.training.loop import train
 from hush.training.methods.least_squares import NoisyLeastSquares
-from hush.training.methods.moments import NoisyMoments
-from hush.training.options import Randomness
+from hush.training.options import Logging, Randomness
 
 Layers = list[tuple[Array, Array]]
 """Weight (outputs, inputs) and bias of each layer, tanh between them."""
 
 _RELEASE = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=1.0))
 """One noisy sum of all records."""
-_SCALING_SHARE = 0.1
-"""Fraction of epsilon for the statistics of `scaling="paid"`. The fit gets the rest of the budget."""
-_DEVIATIONS = 3.0
-"""Distance from the mean, in standard deviations, at which `scaling="paid"` clamps."""
 _LEAST_LEFT = 0.01
 """Smallest fraction of the budget's precision (inverse noise variance) that a fit accepts."""
 _NUMERIC_SQUARE = 1 / 9
 """Assumed mean square of a scaled number in least squares: bounds at three standard deviations."""
 _TARGET_NORM = 0.5
-"""Scaled target at which a record of such a row keeps its full weight in least squares."""
+"""Bound on scaled targets for full weight in least squares."""
 _PRECISE = 0.002
-"""Spectral norm of the Gram matrix noise per record, below which least squares is as accurate as DP-SGD
-and takes a tenth of its time: docs/results/estimators.md."""
+"""Spectral norm of the Gram matrix noise per record below which least squares is as accurate as DP-SGD,
+in a tenth of the time: docs/results/estimators.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +47,7 @@ class Descent:
     steps: int
     plan: Plan
     calibrated: bool
-    """Whether the plan has its noise, as in a trial of `hush.tune`."""
+    """Whether the noise is already calibrated, as in a trial of `hush.tune`."""
     learning_rate: float
     hidden: tuple[int, ...] = ()
 
@@ -64,10 +59,16 @@ class Spending:
     budget: Budget
     ledger: Ledger
     generator: torch.Generator | None
+    fits: int | None = None
+    """Number of fits, with this one, that share the rest of the budget; None: this fit spends it."""
 
-    def multiplier(self, plan: Plan, steps: int = 1) -> float:
-        """Noise multiplier of a Gaussian plan for the rest of the budget."""
-        return _multiplier(calibrate(plan, self.budget, steps, spent=self.ledger.counts))
+    def calibrated(self, plan: Plan, steps: int = 1) -> Plan:
+        """The plan with noise for this fit's part of the rest of the budget."""
+        return calibrate(plan, self.budget, steps * (self.fits or 1), spent=self.ledger.counts)
+
+    def multiplier(self, plan: Plan) -> float:
+        """Noise multiplier of one release of a Gaussian plan."""
+        return _multiplier(self.calibrated(plan))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,60 +81,29 @@ class Targets:
 
 
 @dataclass(frozen=True, eq=False)
-class Interval:
-    """Interval of each column within [-1, 1], to be mapped to [-1, 1]."""
-
-    centre: Array
-    half_width: Array
-
-    def scale(self, values: Array) -> Array:
-        """Map columns from the interval to [-1, 1] and clamp them, record by record."""
-        return np.clip((values - self.centre) / self.half_width, -1.0, 1.0)
-
-
-@dataclass(frozen=True, eq=False)
 class FittedModel:
     """Linear model or network on encoded columns."""
 
     layers: Layers
-    columns: Interval
-    target: Interval
-    """Interval of a numeric target. Empty for classes."""
 
     def __call__(self, encoded: Encoded) -> Array:
         """Outputs of shape (records, outputs); numeric targets in units of the declared bounds."""
-        values = _features(encoded, self.columns)
+        values = encoded.features
         for place, (weight, bias) in enumerate(self.layers):
             values = (np.tanh(values) if place else values) @ weight.T + bias
-        if len(self.target.centre):
-            values = values * self.target.half_width + self.target.centre
         return values
 
 
 def fit(
-    encoded: Encoded, targets: Targets, spending: Spending, *, descent: Descent | None, paid: bool
+    encoded: Encoded, targets: Targets, spending: Spending, *, descent: Descent | None
 ) -> FittedModel:
-    """Fit a model within the budget: least squares without a `descent`, else DP-SGD.
-
-    `paid` scales by noisy moments instead of declared bounds.
-    """
+    """Fit a model within the budget: least squares without a `descent`, else DP-SGD."""
     _check_worth_fitting(len(encoded.numeric), spending)
-    numeric, together = encoded.numeric.shape[1], encoded.numeric
-    if targets.classes is None:
-        together = np.hstack([encoded.numeric, targets.values])
-    interval = Interval(np.zeros(together.shape[1]), np.ones(together.shape[1]))
-    if paid and together.shape[1]:
-        interval = _paid_interval(together, spending)
-    own = Interval(interval.centre[:numeric], interval.half_width[:numeric])
-    target = Interval(interval.centre[numeric:], interval.half_width[numeric:])
-    if targets.classes is None:
-        targets = Targets(target.scale(targets.values))
-    inputs = _features(encoded, own)
     if descent is None:
-        layers = _least_squares(inputs, targets, _row_norm(encoded), spending)
+        layers = _least_squares(encoded.features, targets, _row_norm(encoded), spending)
     else:
-        layers = _gradient_descent(inputs, targets, descent, spending)
-    return FittedModel(layers, own, target)
+        layers = _gradient_descent(encoded.features, targets, descent, spending)
+    return FittedModel(layers)
 
 
 def precise_statistics(encoded: Encoded, budget: Budget) -> bool:
@@ -147,10 +117,10 @@ def precise_statistics(encoded: Encoded, budget: Budget) -> bool:
 
 
 def _check_worth_fitting(records: int, spending: Spending) -> None:
-    """Raise if the noise of one release would drown the records. Uses public numbers only."""
+    """Raise if the noise of one release would exceed the signal. Uses public numbers only."""
     budget, left = spending.budget, spending.multiplier(_RELEASE)
     whole = _multiplier(calibrate(_RELEASE, budget, 1))
-    if whole**2 < _LEAST_LEFT * left**2:
+    if spending.fits is None and whole**2 < _LEAST_LEFT * left**2:
         raise BudgetExceeded(
             f"the charges on the ledger leave less than {_LEAST_LEFT:.0%} of epsilon={budget.epsilon:g} "
             f"at delta={budget.delta:g}: a fit would need {left / whole:.3g} times the noise of one "
@@ -159,31 +129,9 @@ def _check_worth_fitting(records: int, spending: Spending) -> None:
     if left >= records:
         raise DataError(
             f"{records} records (n_samples={records}) are too few for epsilon={budget.epsilon:g} at "
-            f"delta={budget.delta:g}: the mean of one number in [-1, 1] would get noise of standard "
+            f"delta={budget.delta:g}: the mean of one number in [-1, 1] would have noise of standard "
             f"deviation {left / records:.2g}. Use more records, or allow a larger epsilon."
         )
-
-
-def _paid_interval(values: Array, spending: Spending) -> Interval:
-    """Mean plus and minus three standard deviations of each column, from noisy moments on the ledger.
-
-    **Guarantee.** The interval is post-processing of `NoisyMoments`. A row of c numbers in [-1, 1] and
-    the row of their squares have norms of at most sqrt(c).
-    """
-    records, columns = values.shape
-    share = Budget(_SCALING_SHARE * spending.budget.epsilon, spending.budget.delta)
-    # spend at most a quarter of the rest
-    left = spending.multiplier(_RELEASE, 2)
-    multiplier = max(_multiplier(calibrate(_RELEASE, share, 2)), 2 * left)
-    norm = math.sqrt(columns)
-    # smaller variances are indistinguishable from noise
-    floor = max(1e-6, 2 * multiplier * norm / records)
-    moments = NoisyMoments(multiplier=multiplier, norm=norm, square_norm=norm, floor=min(floor, 1.0))
-    columns_of = torch.from_numpy(values)[:, :, None]
-    released = moments(columns_of, spending.ledger, generator=spending.generator)
-    half_width = np.minimum(_DEVIATIONS * np.sqrt(released.variance.numpy()), 1.0)
-    room = 1.0 - half_width
-    return Interval(np.clip(released.mean.numpy(), -room, room), half_width)
 
 
 def _least_squares(inputs: Array, targets: Targets, row_norm: float, spending: Spending) -> Layers:
@@ -206,11 +154,11 @@ def _least_squares(inputs: Array, targets: Targets, row_norm: float, spending: S
 def _gradient_descent(inputs: Array, targets: Targets, descent: Descent, spending: Spending) -> Layers:
     """Linear model or network by DP-SGD, for the rest of the budget.
 
-    Layers have tanh between them. The last weight begins at zero, the others are random.
+    Layers have tanh between them. The last weight is initialised to zero, the others at random.
     """
     plan, ledger, generator = descent.plan, spending.ledger, spending.generator
     if not descent.calibrated:
-        plan = calibrate(plan, spending.budget, descent.steps, spent=ledger.counts)
+        plan = spending.calibrated(plan, descent.steps)
     desired = torch.from_numpy(targets.values)
     if targets.classes is None:
         desired = desired.float()
@@ -230,14 +178,11 @@ def _gradient_descent(inputs: Array, targets: Targets, descent: Descent, spendin
         budget=spending.budget,
         steps=descent.steps,
         ledger=ledger,
+        logging=Logging(progress=False),
         randomness=Randomness(generator=generator),
     )
     weights = [parameter.detach().double().numpy() for parameter in model.parameters()]
     return list(zip(weights[::2], weights[1::2], strict=True))
-
-
-def _features(encoded: Encoded, interval: Interval) -> Array:
-    return np.hstack([interval.scale(encoded.numeric), encoded.categorical])
 
 
 def _row_norm(encoded: Encoded) -> float:

@@ -1,1 +1,1 @@
-"""Samplers of exponential-power noise whose law is exactly the one charged."""
+"""Exact samplers of exponential-power noise."""

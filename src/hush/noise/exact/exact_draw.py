@@ -11,7 +11,7 @@ from hush.core.randomness import RandomSource, Stream, random_words
 from hush.noise.exact.layers import DIGITS, LAYERS, PLACE_SHIFT, layers
 
 ATTEMPTS = 8
-"""Blocks reserved for each number; more are needed with probability below 2**-60."""
+"""Blocks reserved for each number; probability of needing more: below 2**-60."""
 SIZE = 128
 """Blocks of proposals that are computed together."""
 WORDS = 8
@@ -20,7 +20,7 @@ WORDS = 8
 
 @dataclass(frozen=True)
 class Words:
-    """Words of a stream for the numbers of one call: one per proposal, and a block per attempt."""
+    """Random words for the numbers of one call: a word per proposal, and a block per attempt."""
 
     source: Stream
     proposals: int
@@ -29,26 +29,26 @@ class Words:
     """Nonce of the blocks for attempts."""
 
     def proposal(self, index: int) -> int:
-        """First proposal of a number: word k of SIZE blocks belongs to SIZE consecutive numbers."""
+        """First proposal of a number; word k of SIZE blocks belongs to SIZE consecutive numbers."""
         group, place = divmod(index, WORDS * SIZE)
         word, block = divmod(place, SIZE)
         return self.source.block(self.proposals, group * SIZE + block)[word]
 
     def attempt(self, index: int, attempt: int) -> list[int]:
-        """Words of the block of this attempt."""
+        """Words of the block for this attempt."""
         if attempt < ATTEMPTS:
             return self.source.block(self.attempts, index * ATTEMPTS + attempt)
         words: list[int] = random_words(WORDS, self.source).tolist()
         return words
 
     def exact_sum(self, location: float, beta: float, scale: float, step: float, index: int) -> float:
-        """`exact_sum` of a number from its own words."""
+        """`exact_sum` for a number, from its reserved words."""
         word, attempt = self.proposal(index), partial(self.attempt, index)
         return exact_sum(location, beta, scale, step, word, attempt, self.source)
 
 
 def reserve(count: int, source: Stream) -> Words:
-    """Words for the next `count` numbers: two nonces, for any number of attempts."""
+    """Reserve words for the next `count` numbers under two nonces."""
     return Words(source, source.reserve(count), source.reserve(count * ATTEMPTS * WORDS))
 
 
@@ -61,11 +61,11 @@ def exact_sum(
     attempt: Callable[[int], list[int]],
     source: RandomSource,
 ) -> float:
-    """The sum of a location and the draw of a number's words, rounded to a grid of spacing `step`.
+    """Sum of the location and a draw, rounded to a grid of spacing `step`.
 
-    `word` is the first proposal: layer, sign and place. `attempt(k)` returns the words of attempt k to
-    accept a proposal: a height, a strip of the tail, a place in it, a position in the place, the next
-    proposal, further bits of the height and of the position. `source` provides further words.
+    `word` is the first proposal: layer, sign and place. `attempt(k)` returns the words of attempt k: a
+    height, a strip of the tail, a place in it, a position in the place, the next proposal, and further
+    bits of the height and of the position. `source` provides additional words.
     """
     below = math.trunc(Fraction(location) / Fraction(step))
     rest, units = Fraction(location) / Fraction(step) - below, Fraction(scale) / Fraction(step)
@@ -82,7 +82,7 @@ def exact_sum(
 def _drawn(
     beta: float, word: int, attempt: Callable[[int], list[int]], source: RandomSource
 ) -> tuple[Fraction, Fraction, Fraction, Fraction]:
-    """A standard draw: begin and width of its place, the position in it and its open interval."""
+    """A standard draw: start and width of its place, lower end and width of the position's interval."""
     law, number = layers(beta), 0
     while True:
         height, zeros, spot, position, following, finer_height, finer_position, _ = attempt(number)
@@ -92,7 +92,7 @@ def _drawn(
         start, inside = (word >> PLACE_SHIFT) * width, True
         if layer == 0 and (start if start >= 0 else -start - width) >= Fraction(law.edge):
             sign = -1 if start < 0 else 1
-            bits, strip = zeros >> 12 & 2**52 - 1, 52  # of leading zeros, perhaps in further words
+            bits, strip = zeros >> 12 & 2**52 - 1, 52  # leading zeros, possibly across several words
             while not bits:
                 bits, strip = int(random_words(1, source)[0]) >> 12 & 2**52 - 1, strip + 52
             strip -= bits.bit_length()
@@ -114,5 +114,5 @@ def _drawn(
 
 
 def _share(word: int, bits: int) -> Fraction:
-    """A number in [0, 1) of the highest bits of a signed 64-bit word."""
+    """Number in [0, 1) from the highest bits of a signed 64-bit word."""
     return Fraction(word % 2**64 >> 64 - bits, 2**bits)

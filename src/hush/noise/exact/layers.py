@@ -1,8 +1,8 @@
-"""Ziggurat layers: rectangles of equal area that cover exp(-x^beta), the proposal of exact draws.
+"""Ziggurat layers: rectangles of equal area that cover exp(-x^beta), for rejection sampling.
 
-Layer k has half-width W_k and reaches from height h_k to h_{k+1} = h_k + A / W_k, so all layers have
-exactly the same area for any rounding of W_k. Rounding outward keeps the curve covered; a poor table
-costs speed and does not change the law. docs/guarantees/sampling.md.
+Layer k has half-width W_k and spans the heights from h_k to h_{k+1} = h_k + A / W_k, so all layers have
+the same area for any rounding of W_k. Rounding outward keeps the curve covered; the table affects the
+speed and not the law. docs/guarantees/sampling.md.
 """
 
 import math
@@ -19,43 +19,43 @@ Integers = npt.NDArray[np.int64]
 LAYER_BITS = 10
 LAYERS = 1 << LAYER_BITS
 PLACE_BITS = 36
-"""Bits of the place in a layer without its sign. Widths have 17 bits, so places are exact doubles."""
+"""Bits of the place in a layer, without the sign. Widths have 17 bits, so places are exact doubles."""
 PLACE_SHIFT = 63 - PLACE_BITS
 """First bit of the signed place in a word; the layer is in the lowest bits."""
 DIGITS = 50
 _WIDTH_BITS = 53 - PLACE_BITS
 _STRIPS = 128
-"""Number of strips of the tail; the rest has less than 2**-128 of its probability."""
+"""Number of strips of the tail; the remaining tail has less than 2**-128 of its probability."""
 _MARGIN = 2.0**-40
-"""Relative outward shift of edges, far above their error in double precision."""
+"""Relative outward shift of edges, far above the rounding error."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Covering of exp(-x^beta) by layers and, beyond the first layer's edge, strips of the tail."""
+    """Cover of exp(-x^beta) by layers and, beyond the edge of the first layer, strips of the tail."""
 
     beta: float
     cells: Doubles
     """Width of a place in each layer: W_k / 2**36."""
     inner: Doubles
-    """Columns of places nearer to zero than this are entirely under the curve."""
+    """Per layer: end of the part of the rectangle that is entirely under the curve."""
     heights: list[Decimal]
     """h_0 = 0, h_1, ..., h_LAYERS >= 1, to 50 digits."""
     edge: float
-    """Beginning of the tail; places of layer 0 beyond it are redrawn from the tail."""
+    """Start of the tail; places of layer 0 beyond it are redrawn from the tail."""
     strip: float
     """Width of every strip of the tail."""
     strips: Doubles
-    """Beginning of strip j, where the curve is at most h_1 / 2**j."""
+    """Start of strip j: the curve there is at most h_1 / 2**j."""
     tail_bits: int
-    """Bits of the place in a strip, as many as keep it an exact double."""
+    """Bits of the place in a strip: as many as an exact double allows."""
 
     widest: float
     """Width of the widest place."""
     limits: Doubles
-    """Per layer: places that begin nearer to zero than this are entirely under the curve."""
+    """Per layer: places that start below this are entirely under the curve."""
     place_limits: Integers
-    """Per layer: number of the first place, counted from zero, that needs a height."""
+    """Per layer: index of the first place that needs a height."""
     rounded_heights: Doubles
     """Heights in double precision."""
 
@@ -68,8 +68,8 @@ class Layers:
 
 @lru_cache(maxsize=64)
 def layers(beta: float) -> Layers:
-    """Layers for exp(-x^beta), beta >= 1: the smallest ones that reach the peak."""
-    low, high = 0.05, 40.0  # powers at the edge of the tail: too near the peak, and too far out
+    """The smallest layers that cover exp(-x^beta), beta >= 1, up to its peak."""
+    low, high = 0.05, 40.0  # bracket for the power at the edge of the tail
     while high - low > 1e-9:
         middle = (low + high) / 2
         low, high = (middle, high) if _stack(beta, middle)[2][-1] >= 1 else (low, middle)
@@ -77,7 +77,7 @@ def layers(beta: float) -> Layers:
 
 
 def layers_beyond(beta: float, power: float) -> Layers:
-    """Layers with a tail from about height exp(-power): valid if they reach the peak."""
+    """Layers with a tail that starts at about height exp(-power); valid if they reach the peak."""
     wide, inner, _, edge, strip = _stack(beta, power)
     with localcontext(prec=DIGITS):
         first = Decimal(_edge_height(edge, beta))
@@ -104,14 +104,14 @@ def layers_beyond(beta: float, power: float) -> Layers:
 
 
 def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[float], float, float]:
-    """Widths, inner edges and heights of layers with a tail from about height exp(-power).
+    """Widths, inner edges and heights of layers with a tail that starts at about height exp(-power).
 
-    Layer 0 beyond the edge has the area of all strips of the tail together, twice the area of the first.
+    The part of layer 0 beyond the edge has the area of all strips, which is twice the area of the first.
     """
     first_strip = (power + math.log(2)) ** (1 / beta) - power ** (1 / beta)
     share = 1
     inner_edge = power ** (1 / beta)
-    # the largest power of two that leaves strips of half that share of the base as wide as the first
+    # the largest power of two for which strips of half that share are as wide as the first strip
     while inner_edge / (1 - 2.0 ** -(share + 1)) * 2.0 ** -(share + 2) >= first_strip * (1 + 2.0**-12):
         share += 1
     base = _up(inner_edge / (1 - 2.0**-share))
@@ -128,7 +128,7 @@ def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[fl
 
 
 def _place(beta: float, height: float) -> float:
-    """Place at which the curve has this height; 0 above its peak."""
+    """Position at which the curve has this height; 0 above its peak."""
     return float(max(-math.log(height), 0.0) ** (1 / beta))
 
 

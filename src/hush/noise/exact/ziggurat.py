@@ -1,17 +1,16 @@
 """Exact noise of density proportional to exp(-|x|^beta), rounded to a public grid.
 
-Only as many bits of a draw are generated as it takes to round its sum with the location (rejection from
-layers, Marsaglia and Tsang 2000; lazy bits, Karney 2016). The result is the exact rounding of
-location + noise, so its lowest bits reveal no more. docs/guarantees/sampling.md.
+The bits of a draw are generated lazily, until the rounding of its sum with the location is determined
+(ziggurat, Marsaglia and Tsang 2000; lazy bits, Karney 2016). The result is the exact rounding of
+location + noise, so its low bits leak no information. docs/guarantees/sampling.md.
 
-The sampler here runs on a CPU, in numpy, over blocks that fit its cache; `ziggurat_kernel` has the one
-for a GPU. The first word decides most draws. The half per cent that need a height or a place in the tail
-are resolved together, and so are sums close to the middle between two grid points. The few numbers that
-double precision cannot decide are resolved by `exact_draw.exact_sum`, from the same words.
+This sampler runs on a CPU, in numpy, on blocks that fit its cache; `ziggurat_kernel` is the sampler for
+a GPU. The first word determines most draws. About 0.5% of draws need a height or a place in the tail and
+are resolved in a second pass. `exact_draw.exact_sum` resolves the few numbers that double precision
+cannot, from the same words.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hush.core.randomness import RandomSource, Stream, cryptographic, random_words, substream
+from hush.core.randomness import RandomSource, Stream, random_words
 from hush.noise.exact.exact_draw import WORDS, exact_sum
 from hush.noise.exact.layers import LAYERS, PLACE_SHIFT, Doubles, Integers, layers
 
@@ -29,19 +28,19 @@ if TYPE_CHECKING:
 RELATIVE_SPACING = 2.0**-14
 """Grid spacing in units of the noise scale, before it is rounded down to a power of two."""
 BLOCK = 1 << 15
-"""Numbers processed at once: as many as fit the cache of a core."""
+"""Numbers processed at once, limited by the cache of a core."""
 _PART = 1 << 18
-"""Numbers drawn at once: larger arrays take memory that the system clears on every allocation."""
+"""Numbers drawn at once: larger arrays are slower, because the system clears new memory."""
 _OUTWARD = 1 + 2.0**-50
 """Scales are rounded up: more noise costs no more privacy."""
 _SURE = 2.0**-30
-"""Relative distance from the curve below which a height is unsure (the error is at most 2**-40)."""
+"""Relative distance from the curve below which a height is undecided (error at most 2**-40)."""
 _ROUNDING = 2.0**-28
-"""Upper bound on the rounding of sums below 2**22."""
+"""Upper bound on the rounding error of sums below 2**22."""
 
 
 def grid_spacing(scale: float) -> float:
-    """Spacing of the grid for noise of this scale: a power of two of at most about scale / 2**14."""
+    """Grid spacing for noise of this scale: a power of two, at most about scale / 2**14."""
     return 2.0 ** math.floor(math.log2(scale * RELATIVE_SPACING))
 
 
@@ -50,11 +49,9 @@ def add_noise(
 ) -> "torch.Tensor":
     """`location` plus noise of density ~ exp(-(|x| / scale)^beta), rounded to `grid_spacing(scale)`.
 
-    In place. A type other than single or double precision is rounded once more, to that type.
+    Works in place. Types other than single and double precision are rounded once more.
     """
     scale *= _OUTWARD
-    if location.is_cuda and not cryptographic(source):
-        source = Stream(location.device, substream(source).key)  # which a kernel can compute
     flat = location.is_cuda and location.is_contiguous()
     if flat and isinstance(source, Stream) and source.made_on_gpu(location.numel()):
         from hush.noise.exact import ziggurat_kernel
@@ -65,27 +62,8 @@ def add_noise(
     return location
 
 
-def prepare(
-    beta: float, count: int, scale: float, source: RandomSource, device: "torch.device"
-) -> "Callable[[torch.Tensor], torch.Tensor]":
-    """`add_noise` to one flat location of `count` numbers, as a function; on a CPU it is drawn now."""
-    if device.type != "cpu":
-        return lambda location: add_noise(location, beta, scale, source)
-    scale *= _OUTWARD
-    sizes = [min(_PART, count - first) for first in range(0, count, _PART)]
-    unused = [[pending_draws(beta, size, scale / grid_spacing(scale), source) for size in sizes]]
-
-    def rounded(location: "torch.Tensor") -> "torch.Tensor":
-        parts = unused.pop()  # two sums with the same noise would reveal their difference
-        for part, drawn in zip(location.split(_PART), parts, strict=True):
-            _add(part, drawn, scale, source)
-        return location
-
-    return rounded
-
-
 def _add(location: "torch.Tensor", drawn: "PendingDraws", scale: float, source: RandomSource) -> None:
-    """Replace a flat location by its rounded sum with draws that were made on a CPU."""
+    """Replace a flat location by its rounded sum with CPU draws."""
     import torch
 
     in_place = location.device.type == "cpu" and location.dtype in (torch.float32, torch.float64)
@@ -99,61 +77,61 @@ def _add(location: "torch.Tensor", drawn: "PendingDraws", scale: float, source: 
 
 @dataclass(eq=False)
 class PendingDraws:
-    """Standard draws without their lowest bits, in units of the grid that sums are rounded to.
+    """Standard draws without their lowest bits, in units of the grid.
 
-    `add_to` turns them into noise around a location and may be called once.
+    `add_to` adds them to a location and may be called once.
     """
 
     beta: float
     units: float
-    """Scale of the noise over the spacing of the grid."""
+    """Noise scale / grid spacing."""
     words: Integers
-    """Proposals: layer, sign and place."""
+    """Random word of each proposal: layer, sign and place."""
     start: Doubles
-    """Beginning of each draw's place, in units of the grid."""
+    """Start of each draw's place, in units of the grid."""
     tails: dict[int, float] = field(default_factory=dict)
-    """Signed widths of places in the tail, by the draw's index."""
+    """Signed widths of places in the tail, by index of the draw."""
     compared: list[tuple[Integers, Integers]] = field(default_factory=list)
-    """Indices of draws that needed a height, and four words of each: a height, a strip of the tail, a
-    place in it, and the next proposal. The last words of an index count."""
+    """Indices of draws that needed a height, with four words each: height, strip of the tail, place in
+    it, next proposal. The last entry of an index is the valid one."""
     undecided: Integers = field(default_factory=partial(np.arange, 0))
     """Indices of draws with a height too close to the curve for double precision."""
 
     def add_to(
         self, location: npt.NDArray[np.floating], step: float, source: RandomSource
     ) -> dict[int, tuple[float, int]]:
-        """Replace a flat location by its rounded sum with the draws, if double precision decides.
+        """Replace a flat location by its rounded sum with the draws.
 
         Args:
             location: Numbers in single or double precision.
             step: Grid spacing, a power of two.
-            source: Source of further bits for sums next to the middle of two points.
+            source: Source of further bits, for sums near a midpoint of the grid.
 
         Returns:
-            The numbers left to exact arithmetic: index -> location, word of the position in the place.
+            Numbers that need exact arithmetic: index to location and word of the position in the place.
         """
-        # distance from the middle of two grid points within which a sum may round to either
+        # distance from a midpoint of the grid within which the rounding is undecided
         unsure = layers(self.beta).widest * self.units + _ROUNDING
         lost = location[self.undecided].astype(np.float64)
         size = min(BLOCK, len(location))
         sums, wholes, floors = np.empty((3, size))
         near: list[Integers] = []
         at: list[Doubles] = []
-        # a location may be infinite or NaN, and its sum too large for single precision
+        # a location may be infinite or NaN, and a sum may overflow in single precision
         with np.errstate(over="ignore", invalid="ignore"):
             for first in range(0, len(location), BLOCK):
                 part = location[first : first + BLOCK]
                 count = len(part)
                 total, below, rounded = sums[:count], wholes[:count], floors[:count]
-                # whole multiples of the grid are separate: the location is not rounded
+                # split off whole multiples of the grid, so the location is not rounded
                 np.multiply(part, 1 / step, out=total, dtype=np.float64)
                 np.rint(total, out=below)
                 np.subtract(total, below, out=total)
                 np.add(total, self.start[first : first + BLOCK], out=total)
-                # rounding is a floor, and sums next to a middle have a small fraction
+                # rounding is a floor, and sums near a midpoint have a small fractional part
                 np.add(total, 0.5 + unsure, out=total)
                 np.floor(total, out=rounded)
-                # a floor is never -0.0, so no sum is: its sign would reveal the location's
+                # a floor is never -0.0: the sign of a zero would reveal the sign of the location
                 np.add(below, rounded, out=below)
                 np.subtract(total, rounded, out=total)
                 rows = np.flatnonzero(total < 2 * unsure)
@@ -174,8 +152,8 @@ class PendingDraws:
         step: float,
         source: RandomSource,
     ) -> dict[int, tuple[float, int]]:
-        """Round sums with 53 further bits of their draws; return location and bits of the undecided."""
-        words = random_words(sum(map(len, rows)), source)  # a call of the stream even for none
+        """Round sums with 53 further bits of the draws; return location and bits of undecided sums."""
+        words = random_words(sum(map(len, rows)), source)  # advance the stream even for zero words
         if not rows:
             return {}
         near, before = np.concatenate(rows), np.concatenate(at)
@@ -187,20 +165,20 @@ class PendingDraws:
         total = before / step - below + self.start[near] + _share(words) * (widths * self.units)
         rounded = np.floor(total + 0.5)
         location[near] = (below + rounded) * step
-        # further bits are below 2**-50 of a place
+        # the bits after these are below 2**-50 of a place
         rare = np.flatnonzero(np.abs(total - rounded) > 0.5 - _ROUNDING)
         return {int(near[k]): (float(before[k]), int(words[k])) for k in rare}
 
     def exact(
         self, index: int, location: float, position: int, scale: float, step: float, source: RandomSource
     ) -> float:
-        """The rounded sum in exact arithmetic, from the words already used and then new ones."""
+        """The rounded sum in exact arithmetic, from the same words and additional ones."""
 
         def attempt(number: int) -> list[int]:
             drawn: list[int] = random_words(WORDS, source).tolist()
             if number == 0:
                 drawn[3] = position
-                for rows, words in self.compared:  # the last comparison may be open
+                for rows, words in self.compared:  # the last comparison may be undecided
                     for k in np.flatnonzero(rows == index):
                         drawn[0], drawn[1], drawn[2], drawn[4] = words[k].tolist()
             return drawn
@@ -221,7 +199,7 @@ def pending_draws(beta: float, count: int, units: float, source: RandomSource) -
         a, b, c = layer[: len(words)], place[: len(words)], limit[: len(words)]
         np.bitwise_and(words, LAYERS - 1, out=a)
         np.right_shift(words, PLACE_SHIFT, out=b)
-        np.take(scaled, a, out=start, mode="clip")  # no index is clipped: the other modes are slower
+        np.take(scaled, a, out=start, mode="clip")  # all indices are valid; "clip" is the fastest mode
         np.multiply(b, start, out=start)
         np.take(law.place_limits, a, out=c, mode="clip")
         np.abs(b, out=b)
@@ -240,10 +218,10 @@ def pending_draws(beta: float, count: int, units: float, source: RandomSource) -
 def _accept_or_reject(
     pending: PendingDraws, rows: Integers, source: RandomSource
 ) -> tuple[Integers, Integers]:
-    """Accept or reject draws by a random height, and propose anew for those rejected.
+    """Accept or reject draws by a random height; rejected draws get a new proposal.
 
     Returns:
-        Indices of the new proposals that need a height, and of draws left to exact arithmetic.
+        Indices of new proposals that need a height, and of draws that need exact arithmetic.
     """
     law, beta = layers(pending.beta), pending.beta
     cells, heights, strips = law.cells, law.rounded_heights, law.strips
@@ -256,14 +234,14 @@ def _accept_or_reject(
     low, high = heights[layer], heights[layer + 1]
     outside = np.zeros(len(rows), np.bool_)
     short = np.zeros(len(rows), np.bool_)
-    # the place of a negative start reaches towards zero: its far end is the start itself
+    # a place with a negative start extends towards zero: its outer end is the start
     tail = np.flatnonzero((layer == 0) & (np.where(place >= 0, place, -place - width) >= law.edge))
     cell = law.strip * 2.0**-law.tail_bits
     if len(tail):
         bits = further[tail, 1] >> 12 & 2**52 - 1
         strip = 52 - np.frexp(bits.astype(np.float64))[1]
         far = strips[strip] + (further[tail, 2] & 2**law.tail_bits - 1) * cell
-        short[tail] = bits == 0  # the first one is in further bits
+        short[tail] = bits == 0  # the first one bit is in a later word
         outside[tail] = far >= strips[strip + 1]
         size[tail], width[tail] = far, cell
         low[tail], high[tail] = 0.0, np.ldexp(heights[1], -strip)
@@ -290,5 +268,5 @@ def _accept_or_reject(
 
 
 def _share(words: Integers) -> Doubles:
-    """Uniform numbers below 1, multiples of 2**-53."""
+    """Uniform numbers in [0, 1): multiples of 2**-53."""
     return (words >> 11 & 2**53 - 1).astype(np.float64) * 2.0**-53

@@ -1,4 +1,4 @@
-"""One private step run by several processes: handshake, streams, shares, noise and charge."""
+"""Private steps of several processes: handshake, random streams, shares, noise and charge."""
 
 from hush.core import lazy_modules
 

@@ -1,129 +1,111 @@
-"""Reducer of a process group: each rank sums its share, adds the noise of a slice, and all gather.
+"""Reducer of a process group: ranks sum their shares, add noise to a slice each, and gather.
 
-docs/guarantees/distributed.md proves that the noisy gradient has the law of one process.
+docs/guarantees/distributed.md proves that the noisy gradient has the same law as in one process.
 """
 
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from hush.accounting.ledger import Ledger
+from hush.accounting.ledger import Ledger, LedgerOrPath
 from hush.core.errors import InvalidValue, LedgerError, Unsupported, short_repr
 from hush.core.guarantee import Adjacency
 from hush.core.plan import Plan
-from hush.core.randomness import RandomSource, Stream, SystemSource, derive_source, fill_state, substream
+from hush.core.randomness import Stream, derive_source, substream
 from hush.core.value import check_kind
 from hush.gradients.models import is_sharded
 from hush.training.data import Batch, Data
 from hush.training.distributed.handshake import (
+    compared_slots,
     draw_facts,
-    place,
     step_facts,
     tensors_digest,
     weights_digest,
 )
 from hush.training.distributed.processes import Facts, Processes
 from hush.training.fingerprint import fingerprint
-from hush.training.noisy_mean import BlockNoise, NoisyMean
+from hush.training.noisy_mean import NoisyMean
 from hush.training.options import Distributed
-from hush.training.reducer import LedgerOrPath, Local, StepStreams
+from hush.training.reducer import Local, StepStreams
 from hush.training.run_folder import open_ledger
 
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
 
 
-def reducer_of(distributed: Distributed, *, sharded: bool = False, users: bool = False) -> Local:
+def reducer_of(distributed: Distributed, *, sharded: bool = False) -> Local:
     """Reducer of a step or a run, before any handshake.
 
-    `sharded` parameters are split over the ranks, so one rank is a group as well. `users` are units of
-    privacy that own several records.
+    `sharded` parameters are split over the ranks, so one rank is a group as well.
     """
     check_kind("distributed", distributed, Distributed)
-    processes, shard = distributed.processes, distributed.shard
-    if shard and users:
-        raise Unsupported(
-            "shard=True with units: an owner with records on two ranks would be drawn, clipped and "
-            "counted on each, and cost more than is charged. Let every rank read all records (leave "
-            "shard out)."
-        )
+    processes = distributed.processes
     if isinstance(processes, Processes):  # of the run that makes the step
-        return ProcessGroup(processes, shard=shard)
-    initialized = dist.is_initialized()
-    if processes is False or (processes is None and not initialized):
+        return ProcessGroup(processes)
+    if processes is False or (processes is None and not dist.is_initialized()):
         launched = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
         if processes is None and launched.isdecimal() and int(launched) > 1:
             raise Unsupported(
                 f"WORLD_SIZE={launched}: a launcher started {launched} processes, and each would train "
-                "a model of its own on the same records, charged as if it were the only one. Call "
+                "a separate model on the same records, with a separate charge. Call "
                 "torch.distributed.init_process_group() before making the step "
                 "(accelerate.Accelerator() does), or pass "
                 "distributed=hush.Distributed(processes=False) for independent runs."
-            )
-        if shard and not initialized:
-            raise InvalidValue(
-                "shard=True and torch.distributed is not initialised: a part of the data would be "
-                "trained on as all of it. Call torch.distributed.init_process_group first (one process "
-                "will do), or leave shard out.",
-                key="shard",
             )
         return Local()
     group = dist.group.WORLD if processes is None else processes
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise InvalidValue(
-            f"processes={short_repr(processes)} must be a torch.distributed process group that this "
-            "process is in. Pass e.g. torch.distributed.group.WORLD, False for a step of this process "
-            "alone, or leave it out.",
+            f"processes={short_repr(processes)} must be a torch.distributed process group with this "
+            "process. Pass e.g. torch.distributed.group.WORLD, False for this process alone, or leave "
+            "it out.",
             key="processes",
         )
-    # the part of the only rank is all of the data
     several = sharded or dist.get_world_size(group) > 1
-    return ProcessGroup(Processes(group), shard=shard) if several else Local()
+    return ProcessGroup(Processes(group)) if several else Local()
 
 
 class ProcessGroup(Local):
-    """Reducer of several ranks that all have the whole model."""
+    """Reducer for several ranks with the whole model."""
 
-    def __init__(self, processes: Processes, *, shard: bool) -> None:
+    def __init__(self, processes: Processes) -> None:
         self.processes = processes
-        self.rank, self.size, self.shard = processes.rank, processes.size, shard
+        self.rank, self.size = processes.rank, processes.size
         for name in ("propagate_errors", "exchange", "broadcast", "copy_of_first", "gather", "agree"):
             setattr(self, name, getattr(processes, name))
-        self._compare = partial(place, processes=processes, shard=shard)  # type: ignore[method-assign]
+        self._compare = partial(compared_slots, processes=processes)  # type: ignore[method-assign]
         self._adopted = False
-        """Whether weights were set outside of the step since the ranks last compared theirs."""
+        """Whether weights were set outside of the step after the last comparison of the ranks."""
 
     def joined(self, step: "PrivateStep", generator: torch.Generator | None) -> "ProcessGroup":
         self.agree("the handshake", step_facts(step, generator))
         if not is_sharded(step.model):
             return self
-        # importing it takes as long as many steps
+        # the import is slow
         from hush.training.distributed.sharded import Sharded, sharded_modules
 
         return Sharded(self, sharded_modules(step, self.processes))
 
-    def open_ledger(self, ledger: LedgerOrPath, plan: Plan, adjacency: Adjacency) -> Ledger:
-        """Ledger of rank 0; on the other ranks a copy in memory that counts the charges of rank 0.
+    def open_ledger(self, ledger: LedgerOrPath | None, plan: Plan, adjacency: Adjacency) -> Ledger:
+        """Ledger of rank 0, and in-memory copies on the other ranks.
 
-        Other ranks pass None, the same path, or an empty ledger in memory, which becomes the copy.
+        Other ranks pass None, the same path, or an empty in-memory ledger, which becomes the copy.
         """
         on_disk = ledger.path is not None if isinstance(ledger, Ledger) else ledger is not None
         said = self.exchange("the ledger's path", on_disk)
         if any(said) and not said[0]:
             raise LedgerError(
-                f"rank {said.index(True)} was given the path of a ledger and rank 0, which alone writes "
-                "charges, was not: none would be on disk. Pass ledger= on every rank."
+                f"rank {said.index(True)} has the path of a ledger, but rank 0, which writes the "
+                "charges, has none. Pass ledger= on every rank."
             )
         own = [ledger if isinstance(ledger, Ledger) else Ledger()]
 
@@ -137,9 +119,7 @@ class ProcessGroup(Local):
         self.processes.ledger = own[0]
         return own[0]
 
-    def shared_source(self, source: RandomSource) -> RandomSource:
-        if isinstance(source, SystemSource):
-            return SharedSystemSource(source.device, self.processes)
+    def shared_source(self, source: Stream) -> Stream:
         source.set_state(self.broadcast("the shared source", source.get_state))
         return source
 
@@ -153,19 +133,14 @@ class ProcessGroup(Local):
             "states of the optimizer": tensors_digest(v for entry in entries for v in entry.values()),
             "the number of steps to take": steps,
         }
-        if not self.shard:
-            empty = "" if present is None else fingerprint([present])
-            facts["which slots are empty"] = empty.encode()
+        empty = "" if present is None else fingerprint([present])
+        facts["which slots are empty"] = empty.encode()
         self.agree("comparing the weights and steps", facts)
-        self._adopted, self._placed = False, None
-        return self.place(data).slots
+        self._adopted, self._compared = False, None
+        return self.slots(data)
 
     def share(self, batch: Batch) -> Batch:
-        """Slots of a batch that this rank processes: its own (`shard`), or a run of them."""
-        if self.shard:
-            placement = self.place(batch.data)
-            own = batch.indices - placement.first
-            return replace(batch, indices=own[(own >= 0) & (own < placement.held)])
+        """Run of the slots of a batch that this rank processes (sensitive)."""
         drawn = len(batch.indices)
         cuts = [drawn * number // self.size for number in range(self.size + 1)]
         if batch.counts is None:
@@ -176,30 +151,24 @@ class ProcessGroup(Local):
         counts = batch.counts[first:last]
         return replace(batch, indices=batch.indices[ends[first] : ends[last]], counts=counts)
 
-    def streams(self, source: RandomSource) -> StepStreams:
-        """Sources of the next step, under keys hashed from a key of the step, the use and the rank.
+    def streams(self, source: Stream) -> StepStreams:
+        """Random sources of the next step, with keys derived from the step's key, the purpose and the
+        rank.
 
-        No two ranks, steps or numbers of ranks share a key: docs/guarantees/distributed.md, 3.
+        Keys differ between ranks, steps and numbers of ranks: docs/guarantees/distributed.md, 3.
         """
-        if isinstance(source, SystemSource):
-            own = SystemSource(source.device)
-            return StepStreams(substream(own), own, own)
         root = substream(source)
         return StepStreams(
             self._stream(root, "masks"),
-            _like(source, self._stream(root, "coordinates")),
-            _like(source, self._stream(root, "noise")),
+            self._stream(root, "coordinates"),
+            self._stream(root, "noise"),
         )
 
-    def own_source(self, source: RandomSource, use: str) -> RandomSource:
-        if isinstance(source, SystemSource):
-            return SystemSource(source.device)
-        return _like(source, self._stream(substream(source), use))
+    def own_source(self, source: Stream, use: str) -> Stream:
+        return self._stream(substream(source), use)
 
     def _stream(self, root: Stream, use: str) -> Stream:
-        stream = derive_source(root, f"{use} of rank {self.rank} of {self.size}".encode())
-        assert isinstance(stream, Stream)
-        return stream
+        return derive_source(root, f"{use} of rank {self.rank} of {self.size}".encode())
 
     def sum_share(
         self, step: "PrivateStep", batch: Batch, compute: Callable[[Batch, int | None], Tensor]
@@ -210,31 +179,29 @@ class ProcessGroup(Local):
         return total
 
     def _agree_on_draw(self, step: "PrivateStep", batch: Batch, content: int) -> list[int]:
-        """A number of each rank, after a check that all are in the same step and have the same draw."""
+        """A number of each rank, after verifying that all ranks have the same step and draw."""
         adopted, self._adopted = self._adopted, False
         facts = draw_facts(step, batch, adopted=adopted)
         return self.agree(f"the sum of step {step.steps + 1}", facts, content)
 
     def whole_sum(self, total: Tensor) -> Tensor:
-        whole = pad(total, (0, -len(total) % self.size))  # one slice a rank
+        whole = pad(total, (0, -len(total) % self.size))  # one slice per rank
         self.processes.gather_slices(self.processes.sum_slices(whole), whole)
         return whole[: len(total)]
 
     def noisy_mean(self, compute: Callable[[], Tensor], mean: NoisyMean) -> Tensor:
-        own = self._own(mean)
         with self.propagate_errors():
-            with own.early() as drawn:
-                total = compute()
-                with self.processes.moving():
-                    whole = pad(total, (0, -len(total) % self.size))
-                    held, ready = self.processes.sum_slices(whole), drawn()
-            return self._gathered(own, held, whole, mean, ready)
+            total = compute()
+            with self.processes.moving():
+                whole = pad(total, (0, -len(total) % self.size))
+                held = self.processes.sum_slices(whole)
+            return self._gathered(held, whole, mean)
 
     def privatize(self, total: Tensor, mean: NoisyMean) -> Tensor:
         self.exchange("the noise")
         whole = pad(total, (0, -len(total) % self.size))
         held = whole.view(self.size, -1)[self.rank].clone()
-        return self._gathered(self._own(mean), held, whole, mean, None)
+        return self._gathered(held, whole, mean)
 
     def _own(self, mean: NoisyMean) -> NoisyMean:
         """Noise of this rank's slice: its part of each block of the clipping."""
@@ -247,31 +214,30 @@ class ProcessGroup(Local):
         ]
         return replace(mean, layout=replace(mean.layout, block_sizes=own), basis=None)
 
-    def _gathered(
-        self, own: NoisyMean, held: Tensor, whole: Tensor, mean: NoisyMean, ready: BlockNoise | None
-    ) -> Tensor:
+    def _gathered(self, held: Tensor, whole: Tensor, mean: NoisyMean) -> Tensor:
         """Add noise to this rank's slice and gather the slices of all ranks."""
+        own = self._own(mean)
         with self.processes.moving():
-            part = held[: sum(own.layout.block_sizes)]  # the rest of the last slices is padding
+            part = held[: sum(own.layout.block_sizes)]  # the last slices are padded
             if len(part):
-                part.copy_(own(part, ready))
+                part.copy_(own(part))
             self.processes.gather_slices(held, whole)
         total = whole[: sum(mean.layout.block_sizes)]
         return total if mean.basis is None else mean.basis.to_parameters(total)
 
     def charge(self, ledger: Ledger, plan: Plan, **details: Any) -> None:
-        """Charge a step to the ledger of rank 0 on disk, and then to the copies of the other ranks.
+        """Charge a step to the ledger of rank 0, and then to the copies of the other ranks.
 
-        **Guarantee.** It returns on a rank only after the charge is on rank 0's disk, and only if every
-        rank has the release that is charged: docs/guarantees/distributed.md, 5.
+        **Guarantee.** It returns only after rank 0 has written the charge, and only if every rank has
+        the charged release: docs/guarantees/distributed.md, 5.
         """
         processes, step, phase = self.processes, details["step"], f"the charge of step {details['step']}"
-        # private: the fingerprints belong to releases without a charge
+        # private: fingerprints of releases that are not charged yet
         facts = {"run": details["run"], "step": step, "the release": details["release"].encode()}
         heads, kinds = zip(*self.agree(phase, facts, [ledger.head, details["arithmetic"]]), strict=True)
         if "assumed" in kinds:
             details["arithmetic"] = "assumed"
-        if len(set(heads)) > 1:  # rank 0 was charged for another release
+        if len(set(heads)) > 1:  # rank 0 charged another release
             snapshot = self.broadcast("the ledger", ledger.snapshot)
             if self.rank:
                 ledger.mirror(snapshot)
@@ -288,31 +254,11 @@ class ProcessGroup(Local):
             ledger.follow(plan, **details)
             if ledger.head != head:
                 raise LedgerError(
-                    f"rank {self.rank} counts other charges than rank 0 after step {step}. Resume all "
-                    "ranks from the last checkpoint."
+                    f"the charges of rank {self.rank} differ from those of rank 0 after step {step}. "
+                    "Resume all ranks from the last checkpoint."
                 )
 
     def trial_name(self, update: Tensor, name: str) -> str:
         proposal = {"the proposal to test": fingerprint([update]).encode()}
         names = self.agree("the name of a trial", proposal, name)
         return hashlib.sha256("".join(names).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class SharedSystemSource(SystemSource):
-    """Operating system's source of rank 0, which sends its numbers to every rank."""
-
-    processes: Processes = field(compare=False)
-
-    def array(self, count: int) -> npt.NDArray[np.int64]:
-        own = partial(SystemSource(self.device).array, count)
-        return self.processes.broadcast("shared randomness", own)  # type: ignore[no-any-return]
-
-
-def _like(source: RandomSource, stream: Stream) -> RandomSource:
-    """Source of the same kind that draws from the stream, or from a state drawn from it."""
-    if not isinstance(source, torch.Generator):
-        return stream
-    generator = torch.Generator(source.device)
-    fill_state(generator, stream)
-    return generator

@@ -1,4 +1,4 @@
-"""Ranks of a private step: process group, messages, sums, and propagation of errors."""
+"""Communication between the ranks of a private step, and propagation of errors."""
 
 import hashlib
 import json
@@ -15,22 +15,22 @@ from hush.accounting.ledger import Ledger
 from hush.core.errors import ProcessFailed, Unsupported, shorten
 
 _MESSAGE = 4096
-"""Bytes of a message that every rank sends to every other: one collective of a known size."""
+"""Size in bytes of messages between ranks, which need one collective each."""
 _LONGEST_ERROR = 600
-# the older name is deprecated in versions that have the newer
+# newer versions of torch deprecate the older name
 _ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _WAY_OUT = (
     "Start all ranks again and resume from the last checkpoint (load_state_dict, or "
-    "hush.Checkpoints(resume=True)): steps that were charged since are repeated and not paid again."
+    "hush.Checkpoints(resume=True)): charged steps after it are repeated without a new charge."
 )
 Facts = dict[str, Any]
-"""Values that must be equal on all ranks, by name; private ones are bytes, which no message shows."""
+"""Values that must be equal on all ranks, by name; private values are bytes, which no message shows."""
 
 
 class Processes:
-    """Ranks of a `torch.distributed` group that run one private step together.
+    """Ranks of a `torch.distributed` group that run a private step together.
 
-    Small messages go through gloo on the CPU: no GPU waits, and a lost peer raises an error.
+    Small messages use gloo on the CPU, so GPUs do not wait and a lost peer raises an error.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -40,27 +40,28 @@ class Processes:
         self._control = _control_group(group)
         self._propagating = False
         self._propagated: Exception | None = None
-        """Last error of this rank that was sent to the others."""
+        """Last error of this rank that was propagated."""
         self.ledger: Ledger | None = None
-        """Ledger of rank 0, or its copy: voided if weights were moved outside of a step on any rank."""
+        """Ledger of rank 0, or its copy; void if weights were changed outside of a step on any rank."""
         self.standing = "No step was charged yet."
         """State of the newest charge, for error messages."""
         self.broken: str | None = None
-        """Why the ranks can no longer communicate; None while they can."""
+        """Reason why the ranks can no longer communicate, or None."""
 
     def exchange(self, phase: str, content: Any = None, error: Exception | None = None) -> list[Any]:
-        """Small plain data of each rank, by rank.
+        """All-gather small plain data.
 
-        Every other collective follows one of these, so a rank that cannot continue meets the others
-        here. A rank with an error sends it, with the reason why its ledger is void, and raises it
-        afterwards. All other ranks raise here, and all do if their phases differ.
+        Every other collective follows an exchange, in which a rank that cannot continue sends its error
+        and, if its ledger is void, the reason. All ranks then raise. They also raise if their phases
+        differ.
         """
         self._propagated = error or self._propagated
         why = error and shorten(f"{type(error).__name__}: {error}", _LONGEST_ERROR)
         text = json.dumps([phase, content, why], ensure_ascii=False).encode()
         sent = torch.zeros(_MESSAGE, dtype=torch.uint8)
         sent[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        # zeros: gloo accepts a shorter message of another collective, which must not end in old content
+        # zeros, because gloo accepts a shorter message of another collective and leaves the rest
+        # unchanged
         received = torch.zeros(self.size * _MESSAGE, dtype=torch.uint8)
         at = f"rank {self.rank} of {self.size} was at {phase}"
         with self.guarded(phase):
@@ -70,9 +71,9 @@ class Processes:
             phases, contents, errors = zip(*map(json.loads, texts), strict=True)
         except (ValueError, TypeError):
             self.broken = (
-                f"{at} and another rank at a collective of its own in the same process group, such as a "
-                f"forward pass of a sharded model on one rank alone. {self.standing} Call collectives "
-                f"on all ranks, in the same order. {_WAY_OUT}"
+                f"{at}, and another rank at a different collective of the same process group, e.g. a "
+                f"forward pass of a sharded model on one rank. {self.standing} Call collectives on "
+                f"all ranks in the same order. {_WAY_OUT}"
             )
             raise ProcessFailed(self.broken) from None
         failed = [rank for rank, each in enumerate(errors) if each is not None]
@@ -82,19 +83,19 @@ class Processes:
         if failed and error is None:
             named = "; ".join(f"rank {rank} stopped ({errors[rank]})" for rank in failed)
             raise ProcessFailed(
-                f"{named}, and {at}: no rank continues alone, as all contribute to the sum and its "
+                f"{named}, and {at}: all ranks must stop, because all contribute to the sum and the "
                 f"noise. {self.standing} {_WAY_OUT}"
             )
         if not failed and len(set(phases)) > 1:
             other = next(rank for rank, each in enumerate(phases) if each != phases[0])
             raise ProcessFailed(
-                f"rank 0 is at {phases[0]} and rank {other} at {phases[other]}, and all ranks run one "
-                "step together. Call the same methods of the step on every rank, in the same order."
+                f"rank 0 is at {phases[0]} and rank {other} at {phases[other]}. Call the same methods "
+                "of the step on every rank, in the same order."
             )
         return list(contents)
 
     def agree(self, phase: str, facts: Facts, content: Any = None) -> list[Any]:
-        """Like `exchange`; all ranks raise if a fact differs, by the hashes of all facts."""
+        """Like `exchange`; all ranks raise if a fact differs between ranks (compared by hash)."""
         hashes = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in facts.values()]
         said = self.exchange(phase, [hashes, content])
         for rank, (other, _) in enumerate(said):
@@ -103,15 +104,15 @@ class Processes:
                     private = isinstance(value, bytes)
                     shown = "it is private and not shown" if private else f"here it is {value}"
                     raise ProcessFailed(
-                        f"ranks 0 and {rank} differ in {name} ({shorten(shown, 400)}) at {phase}, and "
-                        "run one step together. Nothing was charged for it. Pass and do the same on "
-                        "every rank, resume all of them from one checkpoint, or pass "
+                        f"ranks 0 and {rank} differ in {name} ({shorten(shown, 400)}) at {phase}. "
+                        "The step was not charged. Pass equal arguments and make equal calls on every "
+                        "rank, resume all ranks from one checkpoint, or pass "
                         "distributed=hush.Distributed(processes=False) for independent runs."
                     )
         return [each for _, each in said]
 
     def gather(self, phase: str, content: Any) -> list[Any]:
-        """Any object of each rank, by rank; for content that is too long for `exchange`."""
+        """All-gather any object, for content that is too long for `exchange`."""
         self.exchange(phase)
         received: list[Any] = [None] * self.size
         with self.guarded(phase):
@@ -119,7 +120,7 @@ class Processes:
         return received
 
     def broadcast(self, phase: str, make: Callable[[], Any], *, short: bool = False) -> Any:
-        """Object of rank 0, or its error on all ranks; `short` plain data take one collective."""
+        """Broadcast an object of rank 0, or its error; `short` plain data need one collective."""
         made: list[Any] = [None]
         failure = None
         if self.rank == 0:
@@ -137,19 +138,19 @@ class Processes:
         return made[0]
 
     def sum_slices(self, padded: Tensor) -> Tensor:
-        """This rank's slice of the sum of all ranks' vectors, which consist of a slice for each rank."""
+        """Reduce-scatter: this rank's slice of the sum of all ranks' vectors."""
         sent = self._movable(padded)
         received = torch.empty_like(sent)
         with self.guarded("the sum of gradients"):
             dist.all_to_all_single(received, sent, group=self.group)
-        # in the order of ranks, so a repeated step rounds alike
+        # in the order of ranks, so a repeated step rounds identically
         total, *others = received.view(self.size, -1).unbind()
         for other in others:
             total += other
         return total.to(padded.device)
 
     def gather_slices(self, own: Tensor, padded: Tensor) -> None:
-        """Fill a vector with the consecutive slices of all ranks."""
+        """All-gather the slices of all ranks into a vector."""
         sent = self._movable(own)
         received = padded if padded.device == sent.device else padded.to(sent.device)
         with self.guarded("gathering the noisy gradient"):
@@ -158,14 +159,14 @@ class Processes:
             padded.copy_(received)
 
     def copy_of_first(self, phase: str, tensors: Sequence[Tensor]) -> None:
-        """Overwrite tensors with rank 0's."""
+        """Overwrite tensors with those of rank 0."""
         first = self.broadcast(phase, lambda: [tensor.cpu() for tensor in tensors])
         for tensor, value in zip(tensors, first, strict=True):
             tensor.copy_(value)
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Context between collectives of vectors, in which errors cannot propagate."""
+        """Context between collectives of vectors, in which errors cannot be propagated."""
         try:
             yield
         except Exception as error:
@@ -174,14 +175,14 @@ class Processes:
 
     @contextmanager
     def propagate_errors(self) -> Iterator[None]:
-        """Context that propagates its errors to the other ranks, which would wait for this one."""
+        """Context that propagates its errors to the other ranks."""
         if self._propagating:
             yield
             return
         self._propagating = True
         try:
             yield
-        except ProcessFailed:  # already known to all ranks
+        except ProcessFailed:  # all ranks have this error
             raise
         except Exception as error:
             if error is not self._propagated and self.broken is None:
@@ -192,7 +193,7 @@ class Processes:
             self._propagating = False
 
     def _movable(self, tensor: Tensor) -> Tensor:
-        """The tensor on a device that the group's backend supports."""
+        """The tensor on a device that the backend supports."""
         backends = dist.get_backend_config(self.group)
         if f"{tensor.device.type}:" in backends and not (tensor.is_cuda and "cuda:gloo" in backends):
             return tensor.contiguous()
@@ -200,14 +201,14 @@ class Processes:
 
     @contextmanager
     def guarded(self, phase: str) -> Iterator[None]:
-        """Context that turns an error of a collective into one with the state of the charge."""
+        """Context that adds the state of the charge to an error of a collective."""
         own = f"rank {self.rank} of {self.size}"
         try:
             dist.get_rank(self.group)
         except ValueError:
             self.broken = self.broken or (
                 f"{own} was at {phase} and the process group was destroyed. {self.standing} Call "
-                "destroy_process_group() after the last step; for a new group make a new step, and "
+                "destroy_process_group() after the last step; for a new group, make a new step and call "
                 "load_state_dict."
             )
         if self.broken is not None:
@@ -216,16 +217,16 @@ class Processes:
             yield
         except RuntimeError as error:
             self.broken = (
-                f"{own} cannot go on at {phase}: another rank was killed or ended, hung longer than the "
-                f"group's timeout or lost its connection ({shorten(str(error), 300)}). {self.standing} "
-                f"{_WAY_OUT} For slow ranks, pass init_process_group a longer timeout."
+                f"{own} cannot continue at {phase}: another rank was killed, ended, exceeded the "
+                f"timeout or lost its connection ({shorten(str(error), 300)}). {self.standing} "
+                f"{_WAY_OUT} For slow ranks, pass a longer timeout to init_process_group."
             )
             raise ProcessFailed(self.broken) from error
 
 
 @lru_cache(maxsize=8)
 def _control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Group of the same ranks for small messages on the CPU, with the same timeout."""
+    """Group of the same ranks for small messages on the CPU."""
     if "cpu:gloo" in dist.get_backend_config(group):
         return group
     options = getattr(group._get_backend(torch.device("cuda")), "options", None)
@@ -240,14 +241,14 @@ def _control_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 Group = dist.ProcessGroup | Processes | Literal[False] | None
-"""Ranks to run a step with, as a caller passes them: None is all processes, False this one alone."""
+"""`processes` argument: None for all processes, False for this process alone."""
 
 
 def check_first_rank(what: str) -> None:
-    """Raise on every rank but 0 of an initialized process group: a release of this name is made once."""
+    """Raise on ranks other than 0 of an initialised process group."""
     if dist.is_initialized() and dist.get_rank():
         raise Unsupported(
-            f"{what} on rank {dist.get_rank()} of {dist.get_world_size()} processes: one charge does "
-            "not cover a release of each. Call it on rank 0 alone, and send the others its result "
+            f"{what} on rank {dist.get_rank()} of {dist.get_world_size()} processes: each rank would "
+            "make its own release. Call it on rank 0 only, and broadcast its result "
             "(torch.distributed.broadcast_object_list)."
         )

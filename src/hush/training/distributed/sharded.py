@@ -1,7 +1,7 @@
-"""Reducer for parameters that `fully_shard` has split over ranks: each sums, noises and moves its shard.
+"""Reducer for parameters that `fully_shard` has sharded: sum, noise and update by shard.
 
-Clipped sums are formed module by module and added up over ranks straight into shards: no rank ever has
-the whole gradient, nor all weights (docs/guarantees/distributed.md, Sharded parameters).
+Clipped sums are reduce-scattered module by module, so no rank has the whole gradient or all weights
+(docs/guarantees/distributed.md, Sharded parameters).
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from hush.clipping.norms import L2
 from hush.core.errors import DataError, Unsupported
@@ -23,7 +23,7 @@ from hush.gradients.sharding import ShardedModules
 from hush.gradients.tape import GradientTape, MaskedTape
 from hush.gradients.tree import local_shard
 from hush.noise.gaussian import Gaussian
-from hush.training.data import Batch, Data, held_slots
+from hush.training.data import Batch, Data, count
 from hush.training.distributed.process_group import ProcessGroup
 from hush.training.distributed.processes import Processes
 from hush.training.fingerprint import fingerprint
@@ -35,34 +35,64 @@ if TYPE_CHECKING:
 
 
 class Sharded(ProcessGroup):
-    """Reducer of ranks that each hold a shard of the parameters, of its sum and of its noise."""
+    """Reducer for sharded parameters; each rank has a shard of the sum and of the noise."""
 
     modules: ShardedModules
 
     def __init__(self, group: ProcessGroup, modules: ShardedModules) -> None:
-        super().__init__(group.processes, shard=group.shard)
+        super().__init__(group.processes)
         self.modules = modules
 
     def check_whole(self, what: str) -> None:
         raise Unsupported(
             f"{what} with sharded parameters: a rank holds a part of the weights alone. Loop `for batch "
-            "in step.batches(data): step(batch)` with hush.PrivateStep, and call save and load of "
-            "hush.training.distributed.sharded_checkpoint on every rank."
+            "in step.batches(data): step(batch)` with hush.PrivateStep."
         )
 
     def free_whole_weights(self) -> None:
         self.modules.release()
 
+    def whole_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state with whole tensors on the CPU of rank 0; nothing on the other ranks."""
+
+        def whole(tensors: dict[str, Any]) -> dict[str, Any]:
+            shards: dict[str, Any] = {
+                name: value for name, value in tensors.items() if isinstance(value, DTensor)
+            }
+            for name, value in shards.items():
+                gathered = value.full_tensor()
+                shards[name] = None if self.rank else gathered.cpu()
+            return {**tensors, **shards}
+
+        self.exchange("the checkpoint's shards")
+        with self.processes.guarded("the checkpoint"):
+            model, optimizer = whole(state["model"]), state["optimizer"]
+            entries = {number: whole(entry) for number, entry in optimizer["state"].items()}
+        if self.rank:
+            return {}
+        return {**state, "model": model, "optimizer": {**optimizer, "state": entries}}
+
+    def own_state(self, step: "PrivateStep", state: dict[str, Any]) -> dict[str, Any]:
+        parameters = [value for group in step.optimizer.param_groups for value in group["params"]]
+        by_number = dict(enumerate(parameters))
+        weights, entries = step.model.state_dict(), state["optimizer"]["state"]
+        model = {name: _own_shard(value, weights.get(name)) for name, value in state["model"].items()}
+        own = {
+            number: {key: _own_shard(value, by_number.get(number)) for key, value in entry.items()}
+            for number, entry in entries.items()
+        }
+        return {**state, "model": model, "optimizer": {**state["optimizer"], "state": own}}
+
     @contextmanager
     def probing(self, data: Data) -> Iterator[None]:
-        """Context of the probe: forward passes gather weights, and every rank runs all of them."""
-        check_some_number(data)  # before the ranks gather weights together
-        for rank, each in enumerate(self.exchange("the number of records", held_slots(data))):
-            if each < 2:
-                raise DataError(
-                    f"rank {rank} holds {each} records, and the parameters are sharded: the probe needs "
-                    "two. Give each rank two at least, or let all read all (leave shard out)."
-                )
+        """Context of the probe, in which every rank runs all forward passes, because they gather
+        weights."""
+        check_some_number(data)  # before the first collective
+        if count(data) < 2:
+            raise DataError(
+                "the data has one record, and the parameters are sharded: the probe needs two. Pass "
+                "more records, or leave fully_shard out."
+            )
         with self.modules.gathering():
             yield
 
@@ -77,10 +107,10 @@ class Sharded(ProcessGroup):
     ) -> Tensor:
         """This rank's shards of the sum over the shares of all ranks (sensitive).
 
-        All ranks run equally many passes, as they gather weights and add up shards in each of them.
+        All ranks run the same number of passes, because each pass gathers weights and reduces shards.
         """
         share, before = self.share(batch), step.skipped
-        # before any pass: ranks that are not in the same step would wait for each other
+        # before the first pass, because ranks in different steps would deadlock
         passes = max(self._agree_on_draw(step, batch, -(-len(share) // share.physical)))
         with self.processes.moving():
             total = compute(share, passes)
@@ -120,13 +150,13 @@ class Sharded(ProcessGroup):
 
 @dataclass(frozen=True, eq=False)
 class ShardedTape:
-    """Per-sample gradients of one rank's records, summed into the shards of all ranks."""
+    """Per-sample gradients of this rank's records, with sums over all ranks by shard."""
 
     tape: GradientTape | MaskedTape
     reducer: Sharded
 
     def norms(self, order: float) -> Tensor:
-        """Per-sample gradient norms over all parameters, whichever rank holds their shards."""
+        """Per-sample gradient norms over all parameters."""
         return self.tape.norms(order)
 
     def weighted_sum(self, weights: Tensor) -> dict[str, Tensor]:
@@ -141,15 +171,15 @@ class ShardedTape:
         return {name: own[name] for name in names}
 
     def _own_shards(self, sums: list[Tensor], names: list[str]) -> dict[str, Tensor]:
-        """This rank's shards of sums, added up over ranks in their order: one collective."""
+        """This rank's shards of the sums over ranks, in one collective."""
         processes, modules = self.reducer.processes, self.reducer.modules
-        # as `Shard(0)` cuts: equally many rows for each rank; the last ranks may have fewer, or none
+        # as in `Shard(0)`: equal numbers of rows; the last ranks may have fewer or none
         rows = [-(-len(total) // processes.size) for total in sums]
-        sizes = [count * math.prod(total.shape[1:]) for count, total in zip(rows, sums, strict=True)]
+        sizes = [length * math.prod(total.shape[1:]) for length, total in zip(rows, sums, strict=True)]
         sent = sums[0].new_zeros(processes.size, sum(sizes))
-        for part, count in zip(sent.split(sizes, dim=1), rows, strict=True):
-            # the whole sum of a parameter is freed when it is cut
-            for rank, piece in enumerate(sums.pop(0).split(count)):
+        for part, length in zip(sent.split(sizes, dim=1), rows, strict=True):
+            # frees the whole sum of a parameter
+            for rank, piece in enumerate(sums.pop(0).split(length)):
                 part[rank, : piece.numel()] = piece.reshape(-1)
         received = processes.sum_slices(sent.view(-1)).split(sizes)
         shards = _local_values(modules.parameters[name] for name in names)
@@ -159,14 +189,22 @@ class ShardedTape:
         }
 
 
+def _own_shard(value: Any, like: Any) -> Any:
+    """This rank's shard of a whole value, as of a parameter of its shape; others unchanged."""
+    if not isinstance(like, DTensor) or getattr(value, "shape", None) != like.shape:
+        return value
+    whole = value.to(like.device)
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+
+
 def _local_values(parameters: Any) -> list[Tensor]:
-    """Part of each parameter that this rank holds: its shard, or the whole if it is not split."""
+    """This rank's part of each parameter: its shard, or the whole parameter."""
     with torch.no_grad():
         return [local_shard(value) for value in parameters]
 
 
 def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules:
-    """Sharded modules of the step's model; raise for what is not proved."""
+    """Sharded modules of the step's model; raise for options without a proof."""
     model, plan = step.model, step.plan
     unproved = {
         f"clipping by {type(plan.clipping).__name__}": type(plan.clipping) is not L2,
@@ -180,8 +218,8 @@ def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules
     }
     for part in (part for part, true in unproved.items() if true):
         raise Unsupported(
-            f"{part} with parameters that are sharded over ranks: the proof is for L2 clipping of "
-            "single records and Gaussian noise on every update. Leave it out, or leave fully_shard out."
+            f"{part} is not supported with sharded parameters: the proof is for L2 clipping of single "
+            "records and Gaussian noise on every update. Leave it out, or leave fully_shard out."
         )
     ranks = torch.distributed.get_process_group_ranks(processes.group)
     for name, value in model.named_parameters():
@@ -195,8 +233,8 @@ def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules
         else:
             continue
         raise Unsupported(
-            f"{name} {how}: each rank adds noise to its own shard, so every entry must be in one shard "
-            f"of the {processes.size} ranks that run the step. Apply fully_shard to the model itself, "
+            f"{name} {how}: each rank adds noise to its shard, so every entry must be in exactly one "
+            f"shard of the {processes.size} ranks. Apply fully_shard to the model itself, "
             "over these ranks, without shard_placement_fn, ignored_params or a second mesh dimension."
         )
     for name, module in model.named_modules():
@@ -206,9 +244,9 @@ def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules
 
 
 def _check_options(name: str, state: Any) -> None:
-    """Raise for options of `fully_shard` that compute gradients with other weights."""
+    """Raise for options of `fully_shard` that change the weights of the forward pass."""
     policy = state._mp_policy
-    # older versions of torch have one group of parameters
+    # older versions of torch have one parameter group
     single = getattr(state, "_fsdp_param_group", None)
     groups = getattr(state, "_fsdp_param_groups", [single] * (single is not None))
     unproved = {
@@ -218,6 +256,6 @@ def _check_options(name: str, state: Any) -> None:
     }
     for option in (option for option, true in unproved.items() if true):
         raise Unsupported(
-            f"fully_shard of {name or 'the model'!r} with {option}: per-sample gradients would be "
-            "computed with other weights. Leave it out."
+            f"fully_shard of {name or 'the model'!r} with {option}: per-sample gradients would "
+            "use different weights. Leave it out."
         )

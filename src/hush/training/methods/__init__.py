@@ -1,1 +1,1 @@
-"""Methods built on a private step or a private sum."""
+"""Selective release, public bases, and private statistics."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hush.accounting.epsilon import epsilon
-from hush.accounting.ledger import Ledger
+from hush.accounting.ledger import LedgerOrPath
 from hush.clipping import L2
 from hush.clipping.norms import clipping_weights
 from hush.core.errors import DataError
@@ -25,10 +25,13 @@ Array = npt.NDArray[np.float64]
 
 _AT_ONCE = 1024
 _PRIORS = np.concatenate([[0.0], np.geomspace(1e-8, 1e4, 97)])
-"""Variances of the coefficients to choose from, in squared target norms."""
-_RESIDUALS = np.geomspace(1e-8, 1.0, 25)  # residual variances to choose from, in squared target norms
+"""Candidate variances of the coefficients, in squared target norms."""
+_RESIDUALS = np.geomspace(1e-8, 1.0, 25)  # candidate residual variances, in squared target norms
 _NORM = number(
-    at_least=1e-3, at_most=1e3, why="it bounds a record: scale columns by declared bounds", example=1.0
+    at_least=1e-3,
+    at_most=1e3,
+    why="it bounds the norm of a record: scale columns by declared bounds",
+    example=1.0,
 )
 
 
@@ -37,23 +40,23 @@ class LinearFit:
     """Affine function `inputs @ coefficients + intercept`, which may be published."""
 
     coefficients: Array
-    """Of shape (columns, targets)."""
+    """Array of shape (columns, targets)."""
     intercept: Array
-    """Of shape (targets,)."""
+    """Array of shape (targets,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyLeastSquares(Value):
-    """Linear least squares by one Gaussian release of the sufficient statistics.
+    """Linear least squares from one Gaussian release of the sufficient statistics.
 
-    A record x (with a constant 1 in front) and t adds x x^T to one sum and x t^T to another, with one
-    weight in both: 1 if sqrt(|x|^2 (|x|^2 + (row_norm / target_norm)^2 |t|^2)) is at most
-    sqrt(2) row_norm^2, and smaller otherwise. Records within both norms have weight 1.
+    A record with row x (including a constant 1) and targets t contributes w x x^T and w x t^T. The
+    weight w is 1 if sqrt(|x|^2 (|x|^2 + (row_norm / target_norm)^2 |t|^2)) is at most sqrt(2)
+    row_norm^2, in particular for records within both norms, and smaller otherwise.
 
     Args:
         multiplier: Noise multiplier.
-        row_norm: Largest Euclidean norm of a row, with the constant, that keeps weight 1.
-        target_norm: Largest Euclidean norm of a record's targets that keeps weight 1.
+        row_norm: Euclidean norm bound of a row, including the constant, for weight 1.
+        target_norm: Euclidean norm bound of a record's targets, for weight 1.
 
     **Guarantee.** docs/guarantees/least-squares.md. Neither the norms nor the scale of the columns may
     depend on the records.
@@ -69,12 +72,12 @@ class NoisyLeastSquares(Value):
 
     @property
     def plan(self) -> Plan:
-        """Plan of the release, as a ledger charges it."""
+        """Plan of the release, for the ledger."""
         clipping, noise = L2(norm=math.sqrt(2) * self.row_norm**2), Gaussian(multiplier=self.multiplier)
         return Plan(sampling=FullBatch(), clipping=clipping, noise=noise)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """(epsilon, delta) guarantee of the release, on its own.
+        """(epsilon, delta) guarantee of this release alone.
 
         Args:
             delta: Failure probability.
@@ -85,16 +88,16 @@ class NoisyLeastSquares(Value):
         self,
         inputs: Tensor,
         targets: Tensor,
-        ledger: Ledger,
+        ledger: LedgerOrPath,
         *,
         generator: torch.Generator | None = None,
     ) -> LinearFit:
-        """Empirical-Bayes fit of the noisy statistics, charged before it is returned.
+        """Charge the release and return the empirical Bayes fit of the noisy statistics.
 
         Args:
             inputs: Records of shape (records, columns), without a constant.
             targets: Targets of shape (records, targets).
-            ledger: Ledger to charge, once.
+            ledger: Ledger to charge, once, or its path.
             generator: Seed of the noise, for tests.
         """
         shapes = tuple(inputs.shape), tuple(targets.shape)
@@ -107,8 +110,8 @@ class NoisyLeastSquares(Value):
         rows, values = (part.detach().to("cpu", torch.float64) for part in (inputs, targets))
         if not bool(rows.isfinite().all()) or not bool(values.isfinite().all()):
             raise DataError(
-                "inputs or targets are not all finite (which is private). Fix or drop such records, "
-                "each independently."
+                "inputs or targets are not all finite (the records are private and not shown). Fix or "
+                "drop each such record independently."
             )
         size, outputs = rows.shape[1] + 1, values.shape[1]
         norm = self.plan.clipping.reference_norm * (1 + ROUNDING)
@@ -129,10 +132,10 @@ class NoisyLeastSquares(Value):
         )
 
     def _clipped_sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Sum of the records' weighted vectors, flat, in double precision (sensitive).
+        """Flat weighted sum over the records, in double precision (sensitive).
 
-        A record's vector is the upper triangle of x x^T, entries off the diagonal times sqrt(2), and
-        x t^T times row_norm / target_norm: the Euclidean norm of the first is |x|^2.
+        The vector of a record is the upper triangle of x x^T, with off-diagonal entries times sqrt(2),
+        so that its Euclidean norm is |x|^2, and x t^T times row_norm / target_norm.
         """
         limit = self.plan.clipping.reference_norm
         size = inputs.shape[1] + 1
@@ -140,7 +143,7 @@ class NoisyLeastSquares(Value):
         moments = torch.zeros(size, targets.shape[1], dtype=torch.float64)
         for some, values in zip(inputs.split(_AT_ONCE), targets.split(_AT_ONCE), strict=True):
             rows = torch.cat([torch.ones(len(some), 1, dtype=torch.float64), some], 1)
-            scaled = values * (self.row_norm / self.target_norm)  # both halves have the same bound
+            scaled = values * (self.row_norm / self.target_norm)  # both parts have the same bound
             lengths = torch.linalg.vector_norm(rows, dim=1)
             norms = lengths * torch.linalg.vector_norm(torch.cat([rows, scaled], 1), dim=1)
             weighted = (clipping_weights(limit, norms)[:, None] * rows).T

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hush.accounting.epsilon import epsilon
-from hush.accounting.ledger import Ledger
+from hush.accounting.ledger import LedgerOrPath
 from hush.clipping import L2
 from hush.clipping.norms import NORM
 from hush.core.errors import DataError
@@ -30,7 +30,7 @@ Statistics = TypeVar("Statistics")
 
 _AT_ONCE = 1024
 _CANCELLING = 2.0**10
-"""Length of the terms of a mean, in clipping norms, above which the rounding of their sum may count."""
+"""Size of the terms of a mean, in clipping norms, above which the rounding of their sum matters."""
 _FLOOR = number(above=0, at_most=1e12, why="noise can make a variance negative", example=1e-5)
 
 
@@ -47,12 +47,12 @@ class NoisySums(Value, ABC, Generic[Statistics]):
 
     @property
     def plan(self) -> Plan:
-        """Plan of one of the two releases, which cost the same."""
+        """Plan of each of the two releases, which have the same cost."""
         noise = Gaussian(multiplier=self.multiplier)
         return Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=noise)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """(epsilon, delta) guarantee of both releases, on their own.
+        """(epsilon, delta) guarantee of these two releases alone.
 
         Args:
             delta: Failure probability.
@@ -61,20 +61,20 @@ class NoisySums(Value, ABC, Generic[Statistics]):
 
     @abstractmethod
     def _vectors(self, values: Tensor) -> tuple[Term, Term]:
-        """Vectors that finite records (records, channels, places) add to the two sums (sensitive)."""
+        """Contributions of finite records (records, channels, places) to the two sums (sensitive)."""
 
     @abstractmethod
     def _statistics(self, means: list[Tensor], shape: torch.Size) -> Statistics:
-        """Post-processing of the two noisy means of inputs of a shape."""
+        """Statistics from the two noisy means, by post-processing."""
 
     def __call__(
-        self, inputs: Tensor, ledger: Ledger, *, generator: torch.Generator | None = None
+        self, inputs: Tensor, ledger: LedgerOrPath, *, generator: torch.Generator | None = None
     ) -> Statistics:
-        """Statistics of the inputs, charged before they are returned.
+        """Charge the two releases and return the statistics of the inputs.
 
         Args:
             inputs: Records of shape (records, channels, places...).
-            ledger: Ledger to charge, twice.
+            ledger: Ledger to charge, twice, or its path.
             generator: Seed of the noise, for tests.
         """
         check_kind("inputs", inputs, Tensor)
@@ -88,7 +88,7 @@ class NoisySums(Value, ABC, Generic[Statistics]):
         return self._statistics(means, inputs.shape)
 
     def _clipped_sums(self, inputs: Tensor) -> Iterator[tuple[float, Tensor]]:
-        """Norm with rounding slack and clipped sum of either vector (sensitive)."""
+        """Norm with rounding slack, and clipped sum, of each of the two vectors (sensitive)."""
         norms = self.norm, self.square_norm
         totals = [torch.zeros((), dtype=torch.float64)] * 2
         for some in inputs.split(_AT_ONCE):
@@ -113,14 +113,13 @@ class Moments:
 class NoisyMoments(NoisySums[Moments]):
     """Differentially private mean and variance of each channel over all records and places.
 
-    A record adds the means of its channels to the first sum and the means of their squares to the
-    second.
+    The first sum is over each record's channel means, the second over its channel means of squares.
 
     Args:
         multiplier: Noise multiplier of both sums.
-        norm: Clipping norm of a record's means.
+        norm: Clipping norm of a record's channel means.
         square_norm: Clipping norm of a record's mean squares.
-        floor: Smallest variance that is returned.
+        floor: Lower bound on the returned variances.
 
     **Guarantee.** See `NoisySums`; the floor must not depend on the records either.
 
@@ -131,8 +130,8 @@ class NoisyMoments(NoisySums[Moments]):
     floor: float = field(default=1e-5, metadata=_FLOOR)
 
     def _vectors(self, values: Tensor) -> tuple[Term, Term]:
-        # the rounding of a mean whose terms cancel may depend on the other records: means of terms more
-        # than a thousand times `norm` long fall to 0
+        # if the terms of a mean cancel, its rounding may depend on other records: such means are scaled
+        # down to 0 if the terms are above 1,000 times `norm`
         terms = vector_norms(values.abs().mean(2), 2.0)
         trust = (2 - terms / (_CANCELLING * self.norm)).clamp(min=0.0, max=1.0).nan_to_num()
         return Dense(values.mean(2) * trust[:, None]), Dense(values.square().mean(2))
@@ -143,7 +142,7 @@ class NoisyMoments(NoisySums[Moments]):
 
 
 class FrozenWhitening(nn.Module):
-    """Affine layer, not trained: features minus a public mean, channels times a public matrix."""
+    """Frozen affine layer: subtracts a public mean and multiplies channels by a public matrix."""
 
     mean: Tensor
     matrix: Tensor
@@ -162,8 +161,8 @@ class FrozenWhitening(nn.Module):
 class NoisyWhitening(NoisySums[FrozenWhitening]):
     """Whitening with a differentially private mean and covariance.
 
-    A record adds its features to the first sum, and the outer products of its channels, averaged over
-    its places, to the second. Eigenvalues of the covariance below the noise level are raised to it.
+    The first sum is over each record's features, the second over its outer products of channels,
+    averaged over places. Eigenvalues of the covariance are raised to at least the noise level.
 
     Args:
         multiplier: Noise multiplier of both sums.
@@ -184,7 +183,7 @@ class NoisyWhitening(NoisySums[FrozenWhitening]):
         centre = mean.view(channels, places)
         covariance = (products + products.T) / 2 - centre @ centre.T / places
         variances, directions = torch.linalg.eigh(covariance)
-        # the largest eigenvalue of a symmetric noise matrix, asymptotically
+        # asymptotically the largest eigenvalue of a symmetric noise matrix
         noise = math.sqrt(2 * channels) * self.multiplier * self.square_norm / records
         matrix = directions * variances.clamp(min=noise).rsqrt() @ directions.T
         return FrozenWhitening(mean.view(shape[1:]), matrix)

@@ -1,4 +1,4 @@
-"""Bases and thresholds for clipping, from public records and released weights: they cost no privacy.
+"""Bases and thresholds for clipping from public records and released weights, without privacy cost.
 
 A basis consists of principal subspaces, by block power iteration with deflation (Algorithm 4 of the
 twice-sampling paper) for each group of parameters.
@@ -29,18 +29,17 @@ from hush.gradients.tree import Loss, tree_map
 from hush.training.data import Data, count, own_randomness, take
 from hush.training.methods.statistics import QUANTILE
 
-_ROWS_AT_ONCE = 4096  # rows of a basis that are in double precision at a time
+_ROWS_AT_ONCE = 4096  # rows of a basis converted to double precision at a time
 _GRADIENTS_AT_ONCE = {"cpu": 64, "cuda": 256}
 """Records per pass with per-sample gradients; a GPU needs more to be busy."""
 _PERTURBATIONS = (1e-7, 1e-5)
-"""Relative random perturbations of each column, tried in turn: the smallest that gives columns which
-depend on each other, or on the basis, a Cholesky factor in double precision."""
+"""Relative random perturbations of columns, tried in turn until the Cholesky factorisation succeeds."""
 _TINY = float(torch.finfo(torch.float32).tiny)
-_FOR_BASES = 0.6  # share of the public records that the basis of `public_thresholds` is computed from
+_FOR_BASES = 0.6  # fraction of the public records for the basis of `public_thresholds`
 
 
 class BasisSchedule:
-    """Public basis of each step; the same one for `every` steps."""
+    """Public basis of each step, recomputed every `every` steps."""
 
     def __init__(self, model: nn.Module, loss: Loss, public: Data, clipping: Subspaces) -> None:
         self.public = public
@@ -49,7 +48,7 @@ class BasisSchedule:
         self._inputs: dict[str, Any] = {}
 
     def at(self, step: int, generator: RandomSource) -> PublicBasis:
-        """Public basis of a step, counted from 0; a new one draws its seed from the generator."""
+        """Public basis of a step (from 0); a new basis draws its seed from the generator."""
         assert self._clipping.bases is not None
         due = step % self._clipping.bases.every == 0 and step != self._inputs.get("step")
         if self.current is None or due:
@@ -58,12 +57,12 @@ class BasisSchedule:
         return self.current
 
     def state_dict(self) -> dict[str, Any]:
-        """Step, seed and weights that the current basis was computed from."""
+        """Step, seed and weights from which the current basis was computed."""
         return self._inputs
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Recompute the basis of a state, from the weights of the state."""
+        """Recompute the basis from the weights of a state."""
         self._inputs, self.current = state, None
         if not state:
             return
@@ -100,18 +99,18 @@ def public_thresholds(
 ) -> Subspaces:
     """Clipping in principal subspaces with thresholds from the gradients of public records.
 
-    The first 60% of the public records give a basis, the others the expected norm in each of its blocks,
-    to which thresholds are in proportion: docs/guarantees/public-basis.md, 4.
+    The first 60% of the public records determine a basis. The thresholds are proportional to the
+    expected norms of the other public gradients in its blocks: docs/guarantees/public-basis.md, 4.
 
     Args:
-        model: Model at the weights that training starts from.
+        model: Model with the initial weights of training.
         loss: Loss of a record.
-        public: Inputs and targets that need no protection and are not in the private set.
-        ranks: Rank of each subspace, then of the residual; they add up to the number of parameters.
-        norm: Euclidean norm of all thresholds together.
+        public: Inputs and targets of public records, which are not in the private set.
+        ranks: Rank of each subspace, then of the complement; their sum is the number of parameters.
+        norm: Euclidean norm of the vector of thresholds.
         bases: Principal directions; see `Principal`.
         entries: Also bound each coefficient.
-        quantile: Quantile over the records of the largest coefficient, which bounds each coefficient.
+        quantile: Quantile over the public records of the largest coefficient, used as the bound.
     """
     norm = NORM["range"].check("norm", norm)
     quantile = QUANTILE.check("quantile", quantile)
@@ -126,9 +125,9 @@ def public_thresholds(
     if not bool((bounds >= 1e-6 * norm).all()):
         listed = ", ".join(f"{value:.3g}" for value in expected.tolist())
         raise DataError(
-            f"the public gradients have expected norms of {listed} in the blocks: one is as good as "
-            "zero, and clipping to it would cut that part off every private gradient. Pass more public "
-            "records, or lower the ranks."
+            f"the public gradients have expected norms of {listed} in the blocks: one is nearly zero, "
+            "and clipping to it would remove that block from every private gradient. Pass more public "
+            "records, or reduce the ranks."
         )
     clipped = linf * (bounds / l2.clamp(min=tiny)).clamp(max=1)
     largest = clipped.quantile(quantile, dim=0).clamp(min=1e-12).minimum(bounds)
@@ -137,7 +136,7 @@ def public_thresholds(
 
 
 def _block_norms(model: nn.Module, loss: Loss, data: Data, basis: PublicBasis) -> tuple[Tensor, Tensor]:
-    """Finite l2 and linf norms of per-sample gradients in each block: (records, blocks) each."""
+    """Finite l2 and linf norms of per-sample gradients by block, each of shape (records, blocks)."""
     norms = []
     for tape in tapes(model, loss, data):
         by_block = torch.empty(2, tape.records, len(basis.sizes), device=tape.device)
@@ -154,19 +153,19 @@ def _block_norms(model: nn.Module, loss: Loss, data: Data, basis: PublicBasis) -
 def basis_schedule(
     model: nn.Module, loss: Loss, public: Data | None, clipping: Clipping
 ) -> BasisSchedule | None:
-    """Schedule of the public bases of a clipping; None if it needs none."""
+    """Schedule of the public bases for a clipping rule; None if it needs no basis."""
     if not isinstance(clipping, Subspaces) or clipping.bases is None:
         if public is not None:
             raise DataError(
-                "public records were passed, and the clipping does not use them. Clip with "
-                "Subspaces(..., bases=Principal()), or leave them out."
+                "the clipping does not use public=. Clip with Subspaces(..., bases=Principal()), or "
+                "leave it out."
             )
         return None
     if public is None:
         raise DataError(
-            "the clipping takes its subspaces from public gradients, and public=None. Pass "
-            "public=(inputs, targets) that need no protection and are not in the private set (hush "
-            "train: --public-records N)."
+            "the clipping needs public gradients, and public=None. Pass public=(inputs, targets) with "
+            "records that need no protection and are not in the private set (hush train: "
+            "--public-records N)."
         )
     _split_into_groups(model, public, clipping.ranks, clipping.bases)
     return BasisSchedule(model, loss, public, clipping)
@@ -180,10 +179,10 @@ def principal_basis(
     principal: Principal,
     generator: RandomSource,
 ) -> PublicBasis:
-    """Public basis: principal directions of the public records' gradients at the present weights.
+    """Principal directions of the public records' gradients at the current weights.
 
-    `ranks` has the rank of each subspace, then of the residual; they add up to the number of parameters.
-    Only one group's gradients are in memory.
+    `ranks` has the rank of each subspace, then of the complement; their sum is the number of parameters.
+    The gradients of one parameter group are in memory at a time.
     """
     groups, columns = _split_into_groups(model, public, ranks, principal)
     own = torch.Generator(next(model.parameters()).device).manual_seed(seed_from(generator))
@@ -204,17 +203,17 @@ def principal_basis(
 def _split_into_groups(
     model: nn.Module, public: Data, ranks: Sequence[int], principal: Principal
 ) -> tuple[list[tuple[str, ...]], list[tuple[int, ...]]]:
-    """The groups of parameters and the ranks in each; raise if the records are too few for them."""
+    """Parameter groups and the ranks in each; raise if there are too few public records."""
     sizes = {name: value.numel() for name, value in trainable(model).items()}
     dimension = sum(sizes.values())
     if len(ranks) < 2 or min(ranks) < 1 or sum(ranks) != dimension:
         raise InvalidValue(
-            f"ranks={tuple(ranks)} must be the ranks of the subspaces and, last, of the residual, each "
-            f"at least 1, and add up to the {dimension} trained numbers. Pass e.g. ranks=(1, "
+            f"ranks={tuple(ranks)} must be the ranks of the subspaces and, last, of the complement, "
+            f"each at least 1, with sum {dimension}, the number of parameters. Pass e.g. ranks=(1, "
             f"{dimension - 1}).",
             key="ranks",
         )
-    # consecutive groups of about equal total size, or fewer
+    # consecutive groups of about equal size
     ends = list(accumulate(sizes.values(), initial=0))
     members: dict[int, list[str]] = {}
     for name, (start, end) in zip(sizes, pairwise(ends), strict=True):
@@ -232,12 +231,12 @@ def _split_into_groups(
 def principal_directions(
     rows: Tensor, ranks: Sequence[int], iterations: int, generator: torch.Generator
 ) -> Tensor:
-    """Orthonormal basis of the rows' principal subspaces; `rows` becomes its residual."""
+    """Orthonormal basis of the rows' principal subspaces; `rows` is replaced by the residual."""
     length = rows.shape[1]
     basis = rows.new_zeros(length, 0)
     scale = float(rows.abs().max()) if rows.numel() else 0.0
     if 0 < scale < math.inf:
-        rows /= scale  # products of very small or large numbers would leave the range
+        rows /= scale  # avoids underflow and overflow of products
     for rank in ranks:
         block = torch.randn(length, rank, generator=generator, device=rows.device, dtype=rows.dtype)
         for _ in range(iterations):
@@ -249,24 +248,26 @@ def principal_directions(
     identity = torch.eye(basis.shape[1], dtype=torch.float64, device=basis.device)
     if not bool(((_gram(basis) - identity).abs() < 1e-6).all()):
         raise DataError(
-            "no orthonormal basis was found for the public gradients: they are not finite, or lie in "
-            "fewer directions than the ranks ask for. Check the public records, or lower the ranks."
+            "no orthonormal basis was found: the public gradients are not finite, or have a lower rank "
+            "than requested. Check the public records, or reduce the ranks."
         )
     return basis
 
 
 def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Tensor:
-    """Orthonormal columns that span the block's and are orthogonal to the basis.
+    """Orthonormal columns that span the block and are orthogonal to the basis.
 
-    Random directions complete a block of lower rank. Uses Cholesky factors in double precision: on a
-    GPU the QR decomposition of such columns gave NaN.
+    Random directions complete a block of lower rank. Uses Cholesky factors in double precision, because
+    QR decompositions on a GPU returned NaN for such columns.
     """
     normalize = functools.partial(nn.functional.normalize, dim=0, eps=_TINY)
     perturbation = torch.randn(block.shape, generator=generator, device=block.device, dtype=block.dtype)
     unit = normalize(block)
     for share in _PERTURBATIONS:
         block = unit + share / math.sqrt(len(block)) * perturbation
-        for _ in range(3):  # a column that lies in the basis leaves its rounding, which does too
+        for _ in range(
+            3
+        ):  # projecting a column in the span of the basis leaves rounding errors, so repeat
             block = normalize(block - basis @ (basis.T @ block))
         factor, failed = torch.linalg.cholesky_ex(_gram(block))
         if not bool(failed):
@@ -296,15 +297,15 @@ def _gram(columns: Tensor) -> Tensor:
 def _too_few(records: int, needed: int, groups: int) -> DataError:
     return DataError(
         f"{records} public records with finite gradients cannot span the {needed} directions of the "
-        f"largest of {groups} groups of parameters. Pass at least {needed} public records, lower the "
-        "ranks, or split into more groups."
+        f"largest of {groups} parameter groups. Pass at least {needed} public records, reduce the "
+        "ranks, or use more groups."
     )
 
 
 def gradient_rows(
     model: nn.Module, loss: Loss, data: Data, names: Sequence[str] | None = None
 ) -> Tensor:
-    """Per-sample gradients of the named parameters, or of all, a row each (sensitive)."""
+    """Per-sample gradients of the named parameters, or of all, a row per record (sensitive)."""
     trained = trainable(model)
     names = list(trained) if names is None else names
     dtype = functools.reduce(torch.promote_types, (v.dtype for v in trained.values()), torch.float32)
@@ -320,7 +321,7 @@ def gradient_rows(
 
 
 def tapes(model: nn.Module, loss: Loss, data: Data) -> Iterator[GradientTape]:
-    """Tapes of a few records at a time, in their order."""
+    """Tapes of consecutive chunks of records."""
     device = next(model.parameters()).device
     for indices in torch.arange(count(data)).split(_GRADIENTS_AT_ONCE[device.type]):
         inputs, targets = tree_map(take(data, indices), lambda value: value.to(device))

@@ -1,4 +1,4 @@
-"""Selective release: test the model before and after a proposal on one fresh batch, and keep one."""
+"""Selective release: test the model before and after a proposal on a fresh batch."""
 
 import math
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from hush.training.release import EveryUpdate
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
 
-_MAX_HIDDEN_TRIALS = 1_000_000  # hidden trials for one update beyond which a run may never end
+_MAX_HIDDEN_TRIALS = 1_000_000  # limit of hidden trials for one update: more may take too long
 PhysicalBatches = Sequence[tuple[Any, Any, Tensor | None, Tensor | None]]
 
 
 class Trials(EveryUpdate):
-    """Trials of a private step with a selective plan (DPSUR): propose, test, accept or restore.
+    """Trials of a selective plan (DPSUR): propose an update, test it, accept or revert it.
 
-    **Guarantee.** docs/guarantees/selective.md. The work and the random numbers drawn are independent of
+    **Guarantee.** docs/guarantees/selective.md. The computation and the random draws do not depend on
     the verdict.
     """
 
@@ -58,7 +58,7 @@ class Trials(EveryUpdate):
         for number in range(int(self.release.most_trials)):
             batch = step.draw(batch) if number else batch
             update = step.private_gradient(batch)
-            # taken once: both models must be tested on the very same records
+            # read once, so that both models are tested on the same records
             test_batch = self.draw_test(batch)
             source = step.reducer.own_source(step.generator, "records of the test")
             drawn = step.reducer.share(test_batch).physical_batches(source)
@@ -85,14 +85,14 @@ class Trials(EveryUpdate):
         return False
 
     def draw_test(self, batch: Batch) -> Batch:
-        """Batch of slots that both models are tested on, drawn independently of the training batch."""
+        """Test batch for both models, drawn independently of the training batch."""
         return self.step.draw(batch, self.sampling)
 
     def masked_fingerprint(self, update: Tensor, tested: PhysicalBatches) -> str:
-        """Label of the trial on the ledger, independent of a proposal that may be rejected.
+        """Label of the trial on the ledger, which hides a proposal that may be rejected.
 
-        The mask is uniform and used once. A repeated trial has the same mask, so another proposal or
-        other records under the same noise are still noticed.
+        The mask is uniform and used once. A repeated trial has the same mask, so a different proposal or
+        different records under the same noise are still detected.
         """
         mask = int(random_bits(1, self.step.generator)) % 2**64
         own = fingerprint([update, *tree_leaves(tested)])
@@ -104,9 +104,9 @@ class Trials(EveryUpdate):
 
     @torch.no_grad()
     def losses(self, tested: PhysicalBatches) -> Tensor:
-        """Losses at the present weights, in double precision, without dropout (sensitive).
+        """Losses at the current weights, in double precision, without dropout (sensitive).
 
-        One per record, 0 for an empty slot; means over units that own several records.
+        One loss per record, 0 for an empty slot; for user-level privacy, means over users.
         """
         step, probed = self.step, (self.step.gradients.probed, self._probed)
         source = step.reducer.own_source(step.generator, "losses of the test")
@@ -128,24 +128,25 @@ class Trials(EveryUpdate):
         return torch.cat(values)
 
     def bounded_rise(self, new: Tensor, old: Tensor) -> Tensor:
-        """Bounded rise of the loss of all ranks (sensitive); a rise that is not finite is the worst."""
+        """Clipped increase of the loss over all ranks (sensitive); NaN counts as the largest
+        increase."""
         new, old = (losses.where(losses.isfinite(), torch.inf) for losses in (new, old))
         rises = (new - old).where(new != old, 0.0)
         clip = self.release.clip
         own = rises.clamp(-clip, clip).sum() if self.release.test == "summed" else rises.sum()
         shares = self.step.reducer.exchange("the test", float(own))
-        # added in the order of ranks: all have the same number
+        # summed in the order of ranks, so the result is equal on all ranks
         total = own.new_tensor(math.fsum(shares) if all(map(math.isfinite, shares)) else sum(shares))
         if self.release.test == "summed":
             return total
         mean = total / self.sampling.expected(self.step.records)
-        # both a loss that became infinite and one that ceased to be: worst
+        # NaN (infinite before or after) counts as the largest increase
         return mean.where(~mean.isnan(), clip).clamp(-clip, clip)
 
     def noisy_verdict(self, rise: Tensor) -> bool:
-        """Whether the proposal is accepted, by a bounded rise of the loss under Gaussian noise."""
+        """Whether the proposal is accepted: the clipped increase of the loss plus Gaussian noise."""
         release = self.release
-        # covers the rounding of the losses' sum in double precision
+        # the slack covers the rounding of the sum in double precision
         sensitivity = release.clip * (2 if release.test == "mean" else 1) * (1 + 2.0**-20)
         noisy = self._noise.privatize(rise.reshape(1), norm=sensitivity, generator=self.step.generator)
         return bool(noisy < release.threshold * release.clip)
@@ -156,8 +157,8 @@ class Trials(EveryUpdate):
         if (1 - highest) ** steps > 0.5 and release.accounting == "per-trial":
             raise InvalidValue(
                 f"threshold={release.threshold:g} with noise {release.multiplier:g} accepts a proposal "
-                f"with a probability between m={lowest:.3g} and M={highest:.3g}: most likely none of "
-                f"{steps} trials would be accepted. Raise the threshold, or change the noise of the "
+                f"with a probability between m={lowest:.3g} and M={highest:.3g}: {steps} trials "
+                "would most likely all be rejected. Raise the threshold, or change the noise of the "
                 "test.",
                 key="threshold",
             )
@@ -167,7 +168,7 @@ class Trials(EveryUpdate):
 
 
 def trials_of(step: "PrivateStep") -> Trials:
-    """Trials of a step of a plan with `release=Selective(...)`."""
+    """Trials of a step with a `Selective` plan."""
     if not isinstance(step.rule, Trials):
         raise Unsupported("this step is not selective: pass a step of a plan with release=Selective.")
     return step.rule

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hush.accounting.epsilon import epsilon
-from hush.accounting.ledger import Ledger
+from hush.accounting.ledger import LedgerOrPath, opened
 from hush.accounting.per_instance import individual_rdp
 from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
-from hush.clipping import Entries
+from hush.clipping import Entries, Quantile
 from hush.core.errors import DataError, InvalidValue, Unsupported
 from hush.core.guarantee import Bound, Guarantee, check_delta
 from hush.core.parts import Always
@@ -33,9 +33,9 @@ from hush.training.fingerprint import fingerprint
 from hush.training.records import check_numbers
 
 ROUNDING, MOST_RECORDS = 2.0**-16, 2**21
-"""Relative rounding slack on the sensitivity of a sum in double precision, and the number of records up
-to which it holds: docs/guarantees/tape.md."""
-_EDGE = number(above=0, at_most=1e12, why="norms are sorted by their logarithm", example=1.0)
+"""Relative rounding slack on the sensitivity of a sum in double precision, and the largest number of
+records for which it is proved: docs/guarantees/tape.md."""
+_EDGE = number(above=0, at_most=1e12, why="the bins are equally spaced in the logarithm", example=1.0)
 QUANTILE = Range(above=0, below=1, why="it is a share of the records", example=0.99)
 
 
@@ -43,59 +43,66 @@ def release(
     owner: object,
     plan: Plan,
     sums: Iterable[tuple[float, Tensor]],
-    ledger: Ledger,
+    ledger: LedgerOrPath,
     *,
     records: int,
     generator: torch.Generator | None,
     divisor: float = 1.0,
 ) -> list[Tensor]:
-    """Noisy sums, divided by a public number, each charged to the ledger before it is returned.
+    """Noisy sums divided by a public number; each is charged before it is returned.
 
-    `sums` has the norm that the noise is scaled for and the clipped sum of each release, computed after
-    the ledger was verified. `owner` is the statistic, for messages.
+    `sums` yields the norm for the noise and the clipped sum of each release, after the ledger was
+    verified. `owner` is the statistic, for error messages.
     """
     check_first_rank(type(owner).__name__)
-    check_kind("ledger", ledger, Ledger).check_adjacency()
-    source = derive_source(source_for(torch.device("cpu"), generator), ledger.stream_label())
-    run, released = secrets.token_hex(8), []
-    for step, (norm, total) in enumerate(sums, start=1):
-        noisy = plan.noise.privatize(total, norm=norm, generator=source).div_(divisor)
-        ledger.charge(
-            plan,
-            run=run,
-            step=step,
-            release=fingerprint([noisy]),
-            arithmetic="proved" if records <= MOST_RECORDS else "assumed",
-            randomness="secret" if generator is None else "seeded",
-            records=records,
-        )
-        released.append(noisy)
+    with opened(ledger) as charged:
+        charged.check_adjacency()
+        source = derive_source(source_for(torch.device("cpu"), generator), charged.stream_label())
+        run, released = secrets.token_hex(8), []
+        for step, (norm, total) in enumerate(sums, start=1):
+            noisy = plan.noise.privatize(total, norm=norm, generator=source).div_(divisor)
+            charged.charge(
+                plan,
+                run=run,
+                step=step,
+                release=fingerprint([noisy]),
+                arithmetic="proved" if records <= MOST_RECORDS else "assumed",
+                randomness="secret" if generator is None else "seeded",
+                records=records,
+            )
+            released.append(noisy)
     return released
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateMean:
-    """A noisy mean and the guarantee of its release; both may be published."""
+    """A noisy mean and its guarantee; both may be published."""
 
     value: npt.NDArray[np.float64]
     guarantee: Guarantee
 
 
 def mean(
-    records: npt.ArrayLike, plan: Plan, *, delta: float, generator: torch.Generator | None = None
+    records: npt.ArrayLike,
+    plan: Plan,
+    *,
+    delta: float,
+    ledger: LedgerOrPath | None = None,
+    generator: torch.Generator | None = None,
 ) -> PrivateMean:
-    """Differentially private mean of the records, a row each, under any plan.
+    """Differentially private mean of the records (one row each) under any plan.
 
-    Rows are subsampled, clipped and summed. The noisy sum is divided by the expected number of rows.
-    Noise on a fixed support has its `scale` and `bound` in units of the sum.
+    Rows are subsampled, clipped and summed, and the noisy sum is divided by the expected number of rows.
+    `scale` and `bound` of bounded-support noise are in units of the sum.
 
-    **Guarantee.** `hush.epsilon(plan, steps=1, delta=delta)`. The number of rows is public; the row of
-    an absent record is zero.
+    **Guarantee.** `hush.epsilon(plan, steps=1, delta=delta)`, or with `ledger` the one of all its
+    charges. The number of rows is public; the row of an absent record is zero.
 
     Args:
-        records: A row of finite numbers each.
+        records: Array of finite numbers, one row per record.
         plan: Sampling and clipping of the rows, and the noise.
         delta: Delta of the guarantee.
+        ledger: Ledger or its path, charged before the mean is returned; by default a ledger in memory.
         generator: Seed of the draws, for tests.
 
     >>> import hush, torch
@@ -111,25 +118,36 @@ def mean(
     """
     rows = _mean_rows(records, plan)
     check_delta(delta, len(rows))
-    guarantee = epsilon(plan, 1, delta, dimension=rows.shape[1])
-    guarantee = replace(
-        guarantee,
-        arithmetic="assumed" if len(rows) > MOST_RECORDS else guarantee.arithmetic,
-        randomness="secret" if generator is None else "seeded",
-        records=len(rows),
-    )
-    source = source_for(rows.device, generator)
-    taken = rows[plan.sampling.draw(len(rows), source)]
-    with own_randomness(source, rows.device):
-        total = clipped_row_sum(taken, plan, source).mul_(1 - ROUNDING)
-    balls = plan.clipping.sensitivity(len(total))
-    blocks = total.split([ball.dimension or len(total) for ball in balls])
-    laws = plan.noise.per_block(balls, plan.clipping.reference_norm)
-    for block, (noise, norm) in zip(blocks, laws, strict=True):
-        block.copy_(noise.privatize(block, norm=norm, generator=source))
-    share = 1 - ROUNDING if plan.noise.additive else 1.0
-    value = total.div_(share * plan.sampling.expected(len(rows))).numpy()
-    return PrivateMean(value=value, guarantee=guarantee)
+    with opened(ledger) as charged:
+        charged.check_adjacency()
+        source = derive_source(source_for(rows.device, generator), charged.stream_label())
+        taken = rows[plan.sampling.draw(len(rows), source)]
+        with own_randomness(source, rows.device):
+            total = clipped_row_sum(taken, plan, source).mul_(1 - ROUNDING)
+        balls = plan.clipping.sensitivity(len(total))
+        blocks = total.split([ball.dimension or len(total) for ball in balls])
+        laws = plan.noise.per_block(balls, plan.clipping.reference_norm)
+        for block, (noise, norm) in zip(blocks, laws, strict=True):
+            block.copy_(noise.privatize(block, norm=norm, generator=source))
+        share = 1 - ROUNDING if plan.noise.additive else 1.0
+        value = total.div_(share * plan.sampling.expected(len(rows)))
+        charged.charge(
+            plan,
+            run=secrets.token_hex(8),
+            step=1,
+            release=fingerprint([value]),
+            dimension=rows.shape[1],
+            arithmetic="proved" if len(rows) <= MOST_RECORDS else "assumed",
+            randomness="secret" if generator is None else "seeded",
+            records=len(rows),
+        )
+        if charged.delta is None:
+            charged.store_delta(delta)
+        guarantee = charged.epsilon(delta)
+        if sum(charged.counts.values()) == 1:  # the dimension may give a smaller bound
+            alone = epsilon(plan, 1, delta, dimension=rows.shape[1])
+            guarantee = replace(guarantee, epsilon=alone.epsilon)
+        return PrivateMean(value=value.numpy(), guarantee=guarantee)
 
 
 def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guarantee:
@@ -138,7 +156,7 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
     **Guarantee** (per-instance). docs/guarantees/bounded.md; for full batches.
 
     Args:
-        records: A row of finite numbers each.
+        records: Array of finite numbers, one row per record.
         plan: Full-batch plan of the mean.
         delta: Delta of the guarantee.
     """
@@ -151,14 +169,14 @@ def individual_mean(records: npt.ArrayLike, plan: Plan, *, delta: float) -> Guar
         epsilon=Bound(lower=0.0, upper=min(upper, at_worst)),
         delta=delta,
         notion="per-instance",
-        arithmetic="assumed",  # its bound is for the unrounded law
+        arithmetic="assumed",  # the bound is for the unrounded law
         records=len(rows),
         sensitive=True,
     )
 
 
 def clipped_row_sum(rows: Tensor, plan: Plan, source: "RandomSource | None" = None) -> Tensor:
-    """Sum of the clipped rows, coordinates masked from the source if there is one (sensitive)."""
+    """Sum of the clipped rows, with coordinate sampling from the source, if any (sensitive)."""
     mask = None
     if source is not None and plan.sampling.coordinate_participation < 1:
         mask = partial(plan.sampling.mask_coordinates, generator=source)
@@ -168,18 +186,17 @@ def clipped_row_sum(rows: Tensor, plan: Plan, source: "RandomSource | None" = No
 def _mean_rows(records: npt.ArrayLike, plan: Plan) -> Tensor:
     """Copy of the records in double precision, for a plan that can release a mean."""
     check_kind("plan", plan, Plan)
-    if type(plan.release) is not Always or getattr(plan.clipping, "bases", None) is not None:
+    if type(plan.release) is not Always or (
+        isinstance(plan.clipping, Quantile) or getattr(plan.clipping, "bases", None) is not None
+    ):
         raise Unsupported(
-            f"{plan} is for training: a mean is always shown, and has no loss to test and no gradients "
-            "for public bases. Leave out release=, and clip without bases=."
+            f"{plan} is for training: a mean has no loss to test, no gradients for public bases and no "
+            "next step. Leave out release=, and clip without bases= and not by Quantile."
         )
     values: Any = records
     if np.ma.is_masked(values):
-        raise DataError(
-            "records have masked entries, whose hidden values would be summed. Pass e.g. "
-            "records.filled(0.0), or drop such rows, each independently."
-        )
-    wanted = "must be a row of finite real numbers each. Pass e.g. an array of shape (records, numbers)."
+        check_numbers(values)
+    wanted = "must be rows of finite real numbers. Pass e.g. an array of shape (records, numbers)."
     try:
         rows = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
     except (TypeError, ValueError):
@@ -198,8 +215,8 @@ def _mean_rows(records: npt.ArrayLike, plan: Plan) -> Tensor:
 class NoisyQuantile(Value):
     """Quantiles of per-record norms, one per block, from counts with Gaussian noise.
 
-    Norms are counted in `bins` that grow geometrically from `low` to `high`; norms outside count in the
-    first or the last bin. A quantile is the upper edge of its bin.
+    Norms are counted in `bins` bins with geometrically growing edges from `low` to `high`; norms outside
+    count in the first or last bin. A quantile is the upper edge of its bin.
 
     Args:
         multiplier: Noise multiplier of the counts.
@@ -212,7 +229,7 @@ class NoisyQuantile(Value):
 
     >>> quantile = NoisyQuantile(multiplier=20.0)
     >>> print(quantile.guarantee(blocks=1, delta=1e-5))
-    epsilon <= 0.16005 (and >= 0) at delta 1e-05 (dp, zero-out one record, proved, publishable)
+    epsilon <= 0.16005 (no lower bound) at delta 1e-05 (dp, zero-out one record, proved, publishable)
     """
 
     multiplier: float = field(metadata=MULTIPLIER)
@@ -222,7 +239,7 @@ class NoisyQuantile(Value):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "bins", check_count("bins", self.bins, "norms are sorted into them", 2))
+        object.__setattr__(self, "bins", check_count("bins", self.bins, "it is the number of bins", 2))
         if self.low >= self.high:
             raise InvalidValue(f"low={self.low:g} must be below high={self.high:g}.", key="low")
 
@@ -234,7 +251,7 @@ class NoisyQuantile(Value):
         return (ends[0] + (ends[1] - ends[0]) * shares).exp()
 
     def plan(self, blocks: int) -> Plan:
-        """Plan of the noisy histogram, as charged to a ledger.
+        """Plan of the noisy histogram, for the ledger.
 
         Args:
             blocks: Number of norms per record.
@@ -243,7 +260,7 @@ class NoisyQuantile(Value):
         return Plan(sampling=FullBatch(), clipping=Entries(changed=blocks), noise=noise)
 
     def guarantee(self, blocks: int, delta: float) -> Guarantee:
-        """(epsilon, delta) guarantee of the quantiles of all blocks together, on their own.
+        """(epsilon, delta) guarantee of the quantiles of all blocks, for this release alone.
 
         Args:
             blocks: Number of norms per record.
@@ -252,22 +269,28 @@ class NoisyQuantile(Value):
         return epsilon(self.plan(blocks), 1, delta)
 
     def _counts(self, norms: Tensor) -> Tensor:
-        """Histogram of each block's norms (blocks, bins): each record in exactly one bin (sensitive)."""
-        # a NaN would be in no bin, and its count would be missing
+        """Histogram of each block's norms, of shape (blocks, bins); each record is in one bin
+        (sensitive)."""
+        # a NaN would not be counted in any bin
         numbers = norms.to("cpu", torch.float64).nan_to_num(nan=self.high)
         bins = torch.bucketize(numbers, self.edges).clamp(max=self.bins - 1)
         counts = torch.zeros(norms.shape[1], self.bins, dtype=torch.float64)
         return counts.scatter_add_(1, bins.T, torch.ones(bins.T.shape, dtype=torch.float64))
 
     def __call__(
-        self, norms: Tensor, quantile: float, ledger: Ledger, *, generator: torch.Generator | None = None
+        self,
+        norms: Tensor,
+        quantile: float,
+        ledger: LedgerOrPath,
+        *,
+        generator: torch.Generator | None = None,
     ) -> tuple[float, ...]:
-        """Noisy quantile of each block's norms, charged before it is returned.
+        """Charge the release and return the noisy quantile of each block's norms.
 
         Args:
             norms: Norms of shape (records, blocks).
-            quantile: Share of the records below it.
-            ledger: Ledger to charge, once for all blocks.
+            quantile: Fraction of the records below the quantile.
+            ledger: Ledger to charge, once for all blocks, or its path.
             generator: Seed of the noise, for tests.
         """
         quantile = QUANTILE.check("quantile", quantile)

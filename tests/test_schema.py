@@ -1,6 +1,8 @@
 """Public schemas: each record encoded by itself; what is not declared is refused without being shown."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hush.core.errors import DataError, InvalidValue
-from hush.integrations.sklearn import Categorical, Numeric
-from hush.integrations.sklearn.schema import Encoded, encode
+from hush.schema import Categorical, Encoded, Ignored, Image, Numeric, encode, read_schema, schema_text
 
 SCHEMA = {
     "age": Numeric(low=0, high=100),
@@ -79,7 +80,7 @@ def test_unscaling_is_the_way_back_within_the_bounds(value: float, log: bool) ->
 
 @pytest.mark.parametrize("age", [math.nan, math.inf, "ancient"])
 def test_what_is_no_number_is_refused_without_being_shown(age: Any) -> None:
-    with pytest.raises(DataError, match="column 'age' holds NaN") as refused:
+    with pytest.raises(DataError, match=r"column 'age' (holds infinity|has missing values)") as refused:
         encode(frame(age=np.array([age, 1.0, 2.0, 3.0], dtype=object)), SCHEMA)
     assert "ancient" not in str(refused.value)
 
@@ -97,7 +98,7 @@ def test_no_message_of_another_library_shows_a_value(table: Any) -> None:
 def test_a_category_outside_the_schema_is_refused_without_being_shown(colour: Any) -> None:
     colours = np.empty(4, dtype=object)
     colours[:] = ["red", "red", "red", colour]
-    with pytest.raises(DataError, match="column 'colour' holds a value that is not declared") as refused:
+    with pytest.raises(DataError, match=r"column 'colour' .* that is not declared") as refused:
         encode(frame(colour=colours), SCHEMA)
     assert "ultraviolet" not in str(refused.value)
 
@@ -127,3 +128,87 @@ def test_bounds_are_two_numbers(low: Any, high: Any) -> None:
 def test_categories_are_a_list_of_different_values(values: Any) -> None:
     with pytest.raises(InvalidValue, match="at least two different values"):
         Categorical(values=values)
+
+
+MISSING = [None, math.nan, pandas.NA, pandas.NaT, "", " ", "NA", "?", "null"]
+
+
+@pytest.mark.parametrize("cell", MISSING, ids=repr)
+def test_a_missing_value_has_a_public_encoding_or_is_named(cell: Any) -> None:
+    values = np.empty(3, object)
+    values[:] = [25.0, cell, "100"]
+    encoded = Numeric(low=0, high=100, missing=50).encode("age", values)
+    assert encoded.tolist() == [[-0.5, 0], [0, 1], [1, 0]]
+    with pytest.raises(DataError, match=r"missing values .* Declare Numeric\(missing=NUMBER\)"):
+        Numeric(low=0, high=100).encode("age", values)
+    values[:] = ["red", cell, "blue"]
+    colours = ("red", "blue", "other")
+    for column in (
+        Categorical(values=colours, missing="other"),
+        Categorical(values=colours, unseen="other"),
+        Categorical(values=colours, unseen="red", missing="other"),
+    ):
+        assert column.encode("colour", values).argmax(1).tolist() == [0, 2, 1]
+    with pytest.raises(DataError, match=r"lacks a value \(missing\) .* Categorical\(missing=\)"):
+        Categorical(values=colours).encode("colour", values)
+
+
+def test_an_undeclared_category_takes_the_place_of_unseen() -> None:
+    column = Categorical(values=(1, 2, "other"), unseen="other")
+    cells = np.array(["1", 2, " 2 ", "7", 7], object)
+    assert column.encode("size", cells).argmax(1).tolist() == [0, 1, 1, 2, 2]
+    with pytest.raises(InvalidValue, match="unseen='none' must be one of the declared values"):
+        Categorical(values=(1, 2), unseen="none")
+
+
+def test_a_text_of_a_missing_value_may_be_declared() -> None:
+    column = Categorical(values=("NA", "EU"), missing="EU")
+    assert column.encode("region", np.array(["NA", "", "EU"], object)).argmax(1).tolist() == [0, 1, 1]
+
+
+def test_a_schema_is_written_and_read(tmp_path: Path) -> None:
+    schema = {
+        **SCHEMA,
+        'odd "name".x': Numeric(low=-1, high=1, missing=0),
+        "shape": Categorical(values=("a\nb", "é", 3, "other"), unseen="other", missing="é"),
+        "picture": Image(height=8, width=9, channels=1),
+        "id": Ignored(),
+    }
+    path = tmp_path / "schema.toml"
+    path.write_text(schema_text(schema), encoding="utf-8")
+    assert read_schema(path) == {name: replace(column) for name, column in schema.items()}
+    assert list(read_schema(path)) == list(schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "declares no column"),
+        ("[age", "cannot be read"),
+        ("[age]\nlow = 0", "column 'age' needs a kind: Numeric, Categorical, Image, Ignored"),
+        ('[age]\nkind = "Numeric"\nlow = 0', "column 'age': 'high' of Numeric is missing"),
+        ('[job]\nkind = "Categorical"\nvalues = ["a"]', "column 'job': values=.*two different values"),
+        ('[age]\nkind = "Numeric"\nlow = 0\nhigh = 1\nlogg = true', "'logg' is not an argument"),
+    ],
+)
+def test_a_schema_file_that_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "schema.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidValue, match=said) as refused:
+        read_schema(path)
+    assert str(path) in str(refused.value)
+
+
+def test_ignored_columns_of_a_data_frame_have_no_feature() -> None:
+    with_id = {**SCHEMA, "id": Ignored()}
+    assert np.array_equal(
+        together(encode(frame(id=["x", None, "y", "z"]), with_id)), together(encode(frame(), SCHEMA))
+    )
+
+
+def test_the_schema_of_the_page_is_a_schema(tmp_path: Path) -> None:
+    page = Path(__file__).parents[1] / "docs" / "own-data.md"
+    (tmp_path / "schema.toml").write_text(page.read_text().split("```toml\n")[1].split("```")[0])
+    schema = read_schema(tmp_path / "schema.toml")
+    assert schema["age"] == Numeric(low=0, high=100, missing=40)
+    assert {type(column) for column in schema.values()} == {Numeric, Categorical, Ignored}

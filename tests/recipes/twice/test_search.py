@@ -14,9 +14,9 @@ from hush.accounting.numerics import Array
 from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.profile import CoordinateRDP
-from hush.accounting.shaping import BlockCost, scale_to_limit
 from hush.accounting.steps import CoordinateWise, ellipsoid
 from hush.core.parts import SensitivitySet
+from hush_recipes.twice.search import BlockCost, scale_to_limit
 from hush_recipes.twice.shape import LeastVarianceNoise, charged_variance, least_variance_noise
 from tests.accounting.rdp.twice_oracle import printed
 

@@ -1,0 +1,130 @@
+"""Choice of batch size and steps by public numbers: signal against noise, at one budget and compute.
+
+The convergence bound of SGD for convex losses, with clipped gradients and Gaussian noise (Bassily, Smith
+and Thakurta, 2014), is proportional to sqrt((1 + d (s / b)^2) / T) for T steps, d parameters, a noise
+multiplier s and an expected batch of b records. So the noisy run makes the progress of
+T / (1 + d (s / b)^2) steps without noise. McKenna et al. (2025) fit scaling laws in the same quantities.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hush import plans
+from hush.accounting.calibrate import calibrate
+from hush.core.errors import BudgetExceeded
+from hush.core.guarantee import Budget, check_delta
+from hush.core.plan import Plan
+from hush.core.value import check_count
+
+_LEAST_BATCH, _MOST_STEPS = 16, 10**6
+_ENOUGH = 0.8
+"""Share of the best progress that is enough: larger batches take fewer steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Batch size and steps at the compute limit, with calibrated noise."""
+
+    plan: Plan
+    batch: float
+    """Expected batch size."""
+    steps: int
+    noise: float
+    """Noise multiplier / expected batch size: noise on the mean gradient, in clipping norms."""
+    effective: float
+    """Number of steps without noise that make the same progress."""
+
+
+def curve(
+    *,
+    records: int,
+    parameters: int,
+    budget: Budget,
+    gradients: int,
+    clip_norm: float = 1.0,
+    done: Callable[[], None] = lambda: None,
+) -> list[Point]:
+    """Points of plain DP-SGD for growing batches, each with `gradients` per-sample gradients in all.
+
+    Batches are powers of two from 16 records, and the full batch. Points that no noise brings within the
+    budget are left out.
+
+    Args:
+        records: Number of records.
+        parameters: Number of trained parameters.
+        budget: Budget of the whole run.
+        gradients: Compute limit: expected number of per-sample gradients.
+        clip_norm: Clipping norm of the plans; the curve does not depend on it.
+        done: Called after each point.
+    """
+    for name, value in (("records", records), ("parameters", parameters), ("gradients", gradients)):
+        check_count(name, value, "the curve is computed for them", at_least=1)
+    check_delta(budget.delta, records)
+    points = []
+    for batch in _batches(records, gradients):
+        steps = max(1, round(gradients / batch))
+        start = plans.dpsgd(rate=batch / records, clip_norm=clip_norm)
+        try:
+            plan = calibrate(start, budget, steps)
+        except BudgetExceeded:
+            continue
+        noise = plan.noise.to_plain()["multiplier"] / batch
+        effective = steps / (1 + parameters * noise**2)
+        points.append(Point(plan=plan, batch=batch, steps=steps, noise=noise, effective=effective))
+        done()
+    if not points:
+        raise BudgetExceeded(f"no batch size has a plan within {budget}. Allow a larger budget.")
+    return points
+
+
+def best(points: Sequence[Point]) -> Point:
+    """The largest batch that makes at least 80% of the best point's progress."""
+    most = max(point.effective for point in points)
+    enough = (point for point in points if point.effective >= _ENOUGH * most)
+    return max(enough, key=lambda point: point.batch)
+
+
+def _batches(records: int, gradients: int) -> Iterator[int]:
+    """Powers of two, and all records, with a number of steps from 1 to a million."""
+    least = max(min(_LEAST_BATCH, records), math.ceil(gradients / _MOST_STEPS))
+    batch = 2 ** math.ceil(math.log2(least))
+    while batch < records and batch <= gradients:
+        yield batch
+        batch *= 2
+    if records <= gradients or batch > gradients:
+        yield min(records, gradients)
+
+
+def deviation(beta: float, scale: float) -> float:
+    """Standard deviation of the density proportional to exp(-(|x| / scale)^beta)."""
+    return scale * math.exp((math.lgamma(3 / beta) - math.lgamma(1 / beta)) / 2)
+
+
+def signal_to_noise(plan: Plan, records: int, steps: int, dimension: int) -> float:
+    """Upper bound on the ratio of the summed clipped gradients to the noise (root mean square norm).
+
+    Infinite for noise without a density and without a dominating noise that has one.
+    """
+    blocks = plan.clipping.sensitivity(dimension)
+    variance = 0.0
+    noises = plan.noise.per_block(blocks, plan.clipping.reference_norm)
+    for block, (noise, norm) in zip(blocks, noises, strict=True):
+        law = (noise.dominating_noise(norm) or noise).exponential_power(norm)
+        if law is None:
+            return math.inf
+        variance += block.size * deviation(*law) ** 2
+    signal = math.hypot(*(block.l2_radius for block in blocks)) * plan.sampling.expected(records)
+    return math.sqrt(steps) * signal / math.sqrt(variance)
+
+
+def low_snr_warning(plan: Plan, records: int, steps: int, dimension: int) -> str | None:
+    """Warning if the noise of a run exceeds its signal, from public numbers alone; None otherwise."""
+    ratio = signal_to_noise(plan, records, steps, dimension)
+    if ratio >= 1:
+        return None
+    return (
+        f"the noise is larger than the signal: over {steps} steps, even if all gradients agree, the "
+        f"signal on the {dimension} parameters is {ratio:.2g} times the noise. Allow a larger epsilon "
+        "or a larger batch, or train fewer parameters. `hush plan` finds the batch size."
+    )
