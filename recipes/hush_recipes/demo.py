@@ -43,6 +43,8 @@ _TESTED = 64
 """Expected records of a test of DPSUR."""
 _BOUND = 1.5
 """Half-width of the support of truncated noise, in deviations."""
+_LARGER_RATE = 3.6
+"""Learning rate for truncated noise, which multiplies the mean of an update by 0.55."""
 _PUBLIC = 100
 """Training records without protection, for the subspaces."""
 _QUERIES, _TEACHERS, _WATCHED = 40, 50, 50
@@ -73,7 +75,7 @@ SOURCES = {
     ),
     "bounded support (truncated)": (
         "Privacy Amplification via Bounded Support, 2024",
-        f"hush train --plan truncated --bound {_BOUND} --steps 60 --lr {_LEARNING_RATE:g}",
+        f"hush train --plan truncated --bound {_BOUND} --steps 60 --lr {_LARGER_RATE}",
         "docs/mechanisms/bounded-support.md",
     ),
     _PATE: (
@@ -169,9 +171,9 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
     text = (
         f"{Table(header=header, rows=cells).markdown()}\n\nEpsilon at delta {BUDGET.delta:g}, one "
         f"record; accuracy on digits that were not trained on, mean of {seeds} seeds. A linear model, "
-        f"SGD with learning rate {_LEARNING_RATE:g} (PATE: Adam with {_LESSON.rate:g}). Rate of "
-        "records, and of coordinates. The clip is an l2 norm, for beta-DP-SGD an l1.5 norm; subspaces "
-        "have one norm each. The noise multiplier is in units of the clip, for PATE in votes. "
+        f"SGD with learning rate {_LEARNING_RATE:g} (truncated noise: {_LARGER_RATE}; PATE: Adam with "
+        f"{_LESSON.rate:g}). Rate of records, and of coordinates. The clip is an l2 norm, for "
+        "beta-DP-SGD an l1.5 norm; subspaces have one norm each. The noise multiplier is in units of the clip, for PATE in votes. "
         f"DPSUR tests {_TESTED} records with clip 0.01, noise 8 and threshold 0. Truncated noise "
         f"ends {_BOUND:g} deviations from 0. PATE has {_TEACHERS} teachers.\n"
     )
@@ -195,7 +197,8 @@ def _private(plan: Plan, steps: int, data: Pair, test: Pair, seed: int, folder: 
         options["public"], x, y = (x[:_PUBLIC], y[:_PUBLIC]), x[_PUBLIC:], y[_PUBLIC:]
     if isinstance(plan.noise, Truncated) and not seed:
         options["per_instance"] = PerInstance([8.0, 10.0], slots=range(_WATCHED), iterations=20)
-    optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
+    learning_rate = _LARGER_RATE if isinstance(plan.noise, Truncated) else _LEARNING_RATE
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     return train(
         *(model, nn.CrossEntropyLoss(), optimizer, plan, (x, y)),
         budget=BUDGET,
