@@ -173,7 +173,8 @@ def demo(out: Path, *, steps: int = 200, seeds: int = SEEDS) -> None:
         f"record; accuracy on digits that were not trained on, mean of {seeds} seeds. A linear model, "
         f"SGD with learning rate {_LEARNING_RATE:g} (truncated noise: {_LARGER_RATE}; PATE: Adam with "
         f"{_LESSON.rate:g}). Rate of records, and of coordinates. The clip is an l2 norm, for "
-        "beta-DP-SGD an l1.5 norm; subspaces have one norm each. The noise multiplier is in units of the clip, for PATE in votes. "
+        "beta-DP-SGD an l1.5 norm; subspaces have one norm each. The noise multiplier is in "
+        "units of the clip, for PATE in votes. "
         f"DPSUR tests {_TESTED} records with clip 0.01, noise 8 and threshold 0. Truncated noise "
         f"ends {_BOUND:g} deviations from 0. PATE has {_TEACHERS} teachers.\n"
     )
