@@ -49,7 +49,7 @@ def bounded_fig3(*, device: str = "cpu", seeds: int = 3) -> Figure:
         notes=[
             f"{STEPS} full-batch steps, delta {DELTA:g}, mean of {seeds} seed(s); all runs: the CSV",
             "ratios of epsilons added up along a run: for the records at hand, and no guarantee",
-            "published: what holds for any records, the same for all three laws",
+            "published: for any records; equal for the Gaussian and the rectified law",
             "picked by looking at test accuracy and records: nothing here was paid for",
         ],
     )

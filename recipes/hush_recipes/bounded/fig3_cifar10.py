@@ -112,7 +112,7 @@ def bounded_fig3_cifar10(*, device: str = "cpu", seeds: int = 1, processes: int 
             f"{len(x)} records, delta {DELTA:g}, mean of {seeds} seed(s); all runs: the CSV",
             "thinned: two of the paper's four C, four of its five sigma/C, three of its five a",
             "ratios of epsilons added up along a run: for the records at hand, and no guarantee",
-            "published (CSV): what holds for any records, the same for all three laws",
+            "published (CSV): for any records; equal for the Gaussian and the rectified law",
             "picked by looking at test accuracy and records: nothing here was paid for",
         ],
     )
