@@ -21,6 +21,8 @@ HOW_TO = (
         "who-is-protected",
         "data",
         "own-data",
+        "models",
+        "class-imbalance",
         "batches",
         "plans",
         "own-loop",

@@ -13,7 +13,6 @@ from hush.core.plan import STAGES, declared
 
 ROOT = Path(__file__).parents[2]
 GUARANTEES = ROOT / "docs" / "guarantees"
-PLANS = ROOT / "docs" / "plans.md"
 _QUESTIONS = {
     "sampling": ("which records take part?", hush.Poisson),
     "clipping": ("how much can one record contribute?", hush.L2),
@@ -38,8 +37,8 @@ def parts_table() -> str:
     return "\n".join(lines)
 
 
-def proofs_table(folder: str = "") -> str:
-    """Every proved combination, with the page that proves it in a folder."""
+def proofs_table() -> str:
+    """Every proved combination, with the page that proves it."""
     rows: dict[tuple[str, ...], dict[int, list[str]]] = {}
     for kind, proof in declared():
         if not ours(kind):
@@ -54,14 +53,13 @@ def proofs_table(folder: str = "") -> str:
         for own, kinds in owners.items():
             full = [*cells[:own], ", ".join(kinds), *cells[own + 1 :]]
             title = (GUARANTEES / note).read_text().partition("\n")[0].removeprefix("# ")
-            lines.append(f"| [{title}]({folder}{note}) | {' | '.join(full)} |")
+            lines.append(f"| [{title}]({note}) | {' | '.join(full)} |")
     return "\n".join(lines)
 
 
 TABLES = {
     ROOT / "README.md": (r"\| part \| question \|.*?(?=\n\n)", parts_table),
     GUARANTEES / "README.md": (r"\| proof \| sampling \|.*?(?=\n\n)", proofs_table),
-    PLANS: (r"\| proof \| sampling \|.*?(?=\n\n)", lambda: proofs_table("guarantees/")),
 }
 
 

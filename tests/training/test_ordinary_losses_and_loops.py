@@ -117,7 +117,7 @@ def test_losses(name: str) -> None:
 
 
 def test_a_mask_of_a_public_weight_per_class_is_drawn_for_each_record() -> None:
-    """docs/data.md: a record counts with the probability of its class, and within the clipping norm."""
+    """docs/class-imbalance.md: a record counts by the weight of its class."""
 
     def rarely(outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs[:, 0] * (torch.rand(len(targets)) < torch.tensor([0.25, 1.0])[targets])

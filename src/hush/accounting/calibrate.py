@@ -179,8 +179,10 @@ def fit_noise(
     Args:
         plan: Plan; its noise is replaced by `BlockGaussian` noise, one multiplier for each block of the
             clipping, or by `Gaussian` noise if there is one block.
-        budget, steps, adjacency: As for `calibrate`.
+        budget: Limit on epsilon, or on the success of an attack (`hush.Risk`).
+        steps: Number of steps that the budget covers.
         dimension: Number of parameters, if the clipping does not determine it.
+        adjacency: Adjacency relation and group of the guarantee.
 
     **Guarantee.** As for `calibrate`, which scales the noise to the budget. Its proportions are optimal
     if every coordinate takes part: docs/guarantees/shaped-noise.md.
