@@ -12,7 +12,8 @@ from hush.accounting.pld import analytic_gaussian
 from hush.audit.canaries import CanaryRun, run_with_canaries
 from hush.audit.lower_bound import CanaryBound, many_runs, one_run
 from hush.core.parts import Sampling
-from tests.audit import sabotage, sabotage_units, test_canaries
+from tests.audit import test_canaries
+from tests.recipes.audit import sabotage, sabotage_units
 
 DELTA, ORDINARY = 1e-5, [i // 2 for i in range(20)]
 UNITS = 10

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.audit.draws import Check, bonferroni, coins, sizes
 from hush.clipping import Linf
 from hush.core.errors import Unsupported
 from hush.core.parts import Sampling
@@ -19,6 +18,7 @@ from hush.training.methods.selective import trials_of
 from hush.training.options import Execution, Randomness
 from hush.training.step import PrivateStep
 from hush_recipes.audit import copies
+from hush_recipes.audit.draws import Check, bonferroni, coins, sizes
 
 
 def masks_independent(

@@ -24,7 +24,7 @@ from hush.training.fingerprint import fingerprint
 from hush.training.methods.selective import Trials, trials_of
 from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
-from tests.audit import sabotage
+from tests.recipes.audit import sabotage
 from tests.training import helpers
 from tests.training.helpers import plan_of, randomness, run, seeded, step_of
 

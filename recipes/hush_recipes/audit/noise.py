@@ -8,7 +8,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from hush.audit.draws import Array, Check, batch_of_units, bonferroni, number_of_units
 from hush.clipping import Subspaces
 from hush.core.errors import Unsupported
 from hush.core.guarantee import Neighbours
@@ -16,6 +15,7 @@ from hush.core.release import Selective
 from hush.training.data import Batch, Data
 from hush.training.rehearsal import rehearsal
 from hush.training.step import PrivateStep
+from hush_recipes.audit.draws import Array, Check, batch_of_units, bonferroni, number_of_units
 
 _REPEATS = 8
 _EXTREME = 1000
