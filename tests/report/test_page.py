@@ -56,22 +56,6 @@ def test_everything_is_said(facts: RunFacts) -> None:
     assert all(chart.caption in page.texts[name] for name, chart in charts(facts).items())
 
 
-def test_an_audit_is_shown_and_makes_the_page_sensitive(facts: RunFacts) -> None:
-    assert "audit" not in Page(render(facts)).texts
-    found: dict[str, object] = {
-        "lower_bound": 0.4375,
-        "confidence": 0.95,
-        "charge": 2.5,
-        "exceeded": False,
-    }
-    found |= {"kind": "gradient", "canaries": 256, "runs": 1, "steps": 30}
-    page = Page(render(replace(facts, audit=found)))
-    assert "Epsilon is at least 0.4375 with confidence 0.95" in page.texts["audit"]
-    assert "Do not publish" in "".join(page.texts.values())
-    refuted = render(replace(facts, audit={**found, "exceeded": True}))
-    assert "THE BOUND IS ABOVE THE CHARGE" in refuted
-
-
 def test_nothing_is_fetched(facts: RunFacts) -> None:
     text = render(facts)
     page = Page(text)

@@ -29,7 +29,6 @@ def report(
     out: Annotated[Path | None, _reporting("HTML file; report.html by default.")] = None,
     delta: opt.ReportedDelta = None,
     baseline: Annotated[float | None, _reporting("Accuracy without privacy, e.g. 0.95.")] = None,
-    audit: Annotated[Path | None, _reporting("Output of `hush audit --json` (sensitive).")] = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Write the privacy report of a run: guarantee, risks and assumptions, as one HTML page.
@@ -46,12 +45,10 @@ def report(
     if run_dir.exists():
         check_folder("--out", page.parent)
     with Progress("computing the curves", visible=not quiet):
-        facts = run_facts(run_dir, delta=delta, baseline=baseline, audit=audit)
+        facts = run_facts(run_dir, delta=delta, baseline=baseline)
     write_report(page, facts)
     print(facts.guarantee)
     print(f"report: {page}")
-    if facts.audit is not None:
-        print("sensitive: the report contains the result of an audit; do not publish it")
 
 
 def pate(

@@ -10,7 +10,7 @@ from typing import Any
 from hush.accounting.epsilon import compose
 from hush.accounting.explanation import FALSE_POSITIVE_RATES, MIN_ERROR_RATE, Explanation, explain
 from hush.accounting.ledger import reported_delta
-from hush.core.errors import CheckpointError, InvalidValue, LedgerError, shorten
+from hush.core.errors import CheckpointError, LedgerError, shorten
 from hush.core.guarantee import Adjacency, Bound, Guarantee, percent
 from hush.core.plan import Plan, proof_note
 from hush.core.release import BestOf, Selective
@@ -80,8 +80,6 @@ class RunFacts:
     notes: tuple[str, ...]
     """Results of verifying the ledger."""
     files: tuple[RunFile, ...]
-    audit: Mapping[str, Any] | None
-    """Result of `hush audit` (sensitive)."""
 
     @property
     def one(self) -> str:
@@ -133,16 +131,13 @@ def proved_counts(counts: Mapping[Plan, int]) -> dict[Plan, int]:
     }
 
 
-def run_facts(
-    path: Path, *, delta: float | None = None, baseline: float | None = None, audit: Path | None = None
-) -> RunFacts:
+def run_facts(path: Path, *, delta: float | None = None, baseline: float | None = None) -> RunFacts:
     """Facts of the report of a run's folder or of a ledger.
 
     Args:
         path: Folder of a run, or a ledger file.
         delta: Delta of the guarantee; by default the run's own.
         baseline: Accuracy without privacy on the same evaluation records.
-        audit: Output of `hush audit --json` for this run; makes the report sensitive.
     """
     if baseline is not None:
         baseline = _ACCURACY.check("baseline", baseline)
@@ -188,7 +183,6 @@ def run_facts(
         finished=folder is None or any((folder / name).exists() for name in results),
         notes=(reason, *notes),
         files=tuple(_files(path)),
-        audit=None if audit is None else audit_facts(audit, counts),
     )
 
 
@@ -230,23 +224,3 @@ def _read_object(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({shorten(str(error), 200)}), so the report would omit the settings "
             "of the run. Restore it, or move it away to report the charges alone."
         ) from None
-
-
-def audit_facts(path: Path, counts: Mapping[Plan, int]) -> dict[str, Any]:
-    """Result of `hush audit --json` in a file, verified against the charges of the run."""
-    try:
-        found = json.loads(path.read_bytes())
-        kept = ("lower_bound", "confidence", "kind", "canaries", "runs", "steps")
-        audit = {name: found[name] for name in kept}
-        audit["charge"] = Guarantee.from_plain(found["charge"]).epsilon.upper
-        audit["exceeded"] = audit["lower_bound"] > audit["charge"]
-        plan = Plan.from_plain(found["plan"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        text = f"{path} is not the result of an audit ({shorten(str(error), 200)}). Write it with "
-        raise InvalidValue(f"{text}`hush audit RUN_DIR --json > audit.json`.") from None
-    if counts.get(plan) != audit["steps"]:
-        raise InvalidValue(
-            f"{path} is an audit of {audit['steps']} steps of {plan}, which are not the charged steps "
-            "of this run. Audit this run, or omit --audit."
-        )
-    return audit

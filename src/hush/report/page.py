@@ -10,7 +10,7 @@ from typing import Any
 
 from hush import __version__
 from hush.core.atomic_files import replace_file
-from hush.core.guarantee import at_least, at_most, percent
+from hush.core.guarantee import at_most, percent
 from hush.report import wording
 from hush.report.facts import RunFacts, attack_rows
 
@@ -131,7 +131,6 @@ def render(facts: RunFacts) -> str:
         attacks=attack_rows(facts.explanation) if facts.explanation else [],
         style=(folder / "page.css").read_text(encoding="utf-8"),
         at_most=at_most,
-        at_least=at_least,
         percent=percent,
         mechanism=wording.mechanism,
     )

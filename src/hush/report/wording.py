@@ -32,11 +32,6 @@ _HIDDEN = {
 _RAW = "the records, and every gradient, batch and draw of noise"
 _CAVEATS = {
     "Unfinished": ("", "The run is not finished. The report covers the charges so far."),
-    "Sensitive": (
-        "",
-        "This report contains the result of an audit, which used the records and is not charged. Do not "
-        "publish it. A report without --audit may be published.",
-    ),
     "Proof": (
         "Statement, assumptions, proof and tests: {pages}.",
         "The numbers of the published claim are for comparison only.",
@@ -174,7 +169,6 @@ def caveats(facts: RunFacts) -> list[Item]:
     }
     holds = {
         "Unfinished": facts.finished,
-        "Sensitive": facts.audit is None,
         "Proof": stated.basis == "proved",
         "Arithmetic": stated.arithmetic == "proved",
         "Randomness": stated.randomness == "secret",
