@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -63,11 +64,10 @@ class RunFacts:
     kind: str
     """"training", "selective training", "private selection", "PATE" or "ledger"."""
     guarantee: Guarantee
-    proved: Guarantee
-    """The guarantee; for a basis "published", the same steps under proved accounting."""
+    """The proved guarantee, also of a run that was charged by a published claim."""
     adjacency: Adjacency
-    explanation: Explanation | None
-    """Attack bounds; None without a proof."""
+    explanation: Explanation
+    """Attack bounds."""
     plans: tuple[PlanCharge, ...]
     metrics: tuple[Mapping[str, Any], ...]
     """Lines of metrics.jsonl, measured on records without protection."""
@@ -123,12 +123,12 @@ def attack_rows(meaning: Explanation) -> list[list[str]]:
 
 def proved_counts(counts: Mapping[Plan, int]) -> dict[Plan, int]:
     """The same steps with proved instead of published accounting."""
-    return {
-        replace(plan, release=replace(plan.release, accounting="per-acceptance"))
-        if isinstance(plan.release, Selective) and plan.release.accounting == "published"
-        else plan: steps
-        for plan, steps in counts.items()
-    }
+    proved: Counter[Plan] = Counter()
+    for plan, steps in counts.items():
+        if isinstance(plan.release, Selective) and plan.release.accounting == "published":
+            plan = replace(plan, release=replace(plan.release, accounting="per-acceptance"))
+        proved[plan] += steps
+    return dict(proved)
 
 
 def run_facts(path: Path, *, delta: float | None = None, baseline: float | None = None) -> RunFacts:
@@ -148,30 +148,27 @@ def run_facts(path: Path, *, delta: float | None = None, baseline: float | None 
     chosen, reason = reported_delta(ledger, delta)
     settings = {} if folder is None else _read_object(folder / SETTINGS)
     pate = folder is not None and holds_pate(folder)
-    counts = _planned(folder, settings) if folder is not None and pate else dict(ledger.counts)
+    counts = _planned(folder, settings) if folder is not None and pate else proved_counts(ledger.counts)
 
     def epsilon(of: Mapping[Plan, int]) -> Bound:
         return compose(of, chosen, ledger.dimensions, ledger.adjacency).epsilon
 
-    guarantee = replace(ledger.epsilon(chosen), epsilon=epsilon(counts))
-    proved = guarantee
+    guarantee = ledger.epsilon(chosen)
     if guarantee.basis != "proved":
-        proved = replace(guarantee, epsilon=epsilon(proved_counts(counts)), basis="proved")
+        claim = "the run was charged by a published claim; all numbers here are of proved accounting"
+        notes = [claim, *notes]
+    guarantee = replace(guarantee, epsilon=epsilon(counts), basis="proved")
     releases = {type(plan.release) for plan in counts}
     kind = "ledger" if folder is None else "selective training" if Selective in releases else "training"
     if pate or BestOf in releases:
         kind = "PATE" if pate else "private selection"
     results = ("student.safetensors",) if pate else ("model.safetensors", "tuned.json")
-    explanation = None
-    if guarantee.basis == "proved":
-        explanation = explain(guarantee, counts, ledger.dimensions, ledger.adjacency)
     return RunFacts(
         name=(folder or path.parent).resolve().name or str(path),
         kind=kind,
         guarantee=guarantee,
-        proved=proved,
         adjacency=ledger.adjacency,
-        explanation=explanation,
+        explanation=explain(guarantee, counts, ledger.dimensions, ledger.adjacency),
         plans=tuple(
             PlanCharge(plan=plan, steps=n, epsilon_alone=epsilon({plan: n}), proof=proof_note(plan))
             for plan, n in counts.items()

@@ -77,8 +77,6 @@ def charts(facts: RunFacts) -> dict[str, Chart]:
             caption="Measured on records without protection.",
             percent="y",
         )
-    if facts.explanation is None:
-        return drawn
     profile, curve = facts.explanation.profile, facts.explanation.trade_off
     low, upper = (
         [(d, e) for d, e in zip(deltas, profile.epsilons, strict=True) if d >= _MIN_DELTA]
@@ -128,7 +126,7 @@ def render(facts: RunFacts) -> str:
         attention=[item for item in wording.caveats(facts) if item.state == "attention"],
         day=date.today().isoformat(),
         charts=charts(facts),
-        attacks=attack_rows(facts.explanation) if facts.explanation else [],
+        attacks=attack_rows(facts.explanation),
         style=(folder / "page.css").read_text(encoding="utf-8"),
         at_most=at_most,
         percent=percent,
