@@ -9,8 +9,9 @@ import numpy.typing as npt
 import torch
 from scipy import stats
 
+from hush.core.errors import Unsupported
 from hush.training.data import Batch, Data
-from hush.training.methods.selective import trials_of
+from hush.training.methods.selective import Trials
 from hush.training.rehearsal import rehearsal
 from hush.training.step import PrivateStep
 
@@ -92,6 +93,13 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
             accepted = sum(trials.noisy_verdict(each) for each in rises)
             by_side.append(stats.binomtest(accepted, tries, float(stats.norm.cdf(-side))).pvalue)
     return Check(name="noise of the verdict", p_value=bonferroni(by_side))
+
+
+def trials_of(step: PrivateStep) -> Trials:
+    """Trials of a step with a `Selective` plan."""
+    if not isinstance(step.rule, Trials):
+        raise Unsupported("this step is not selective: pass a step of a plan with release=Selective.")
+    return step.rule
 
 
 def number_of_units(step: PrivateStep, data: Data) -> int:
