@@ -23,7 +23,7 @@ COMMANDS = {
 WRONG = ["nan", "-inf", "abc", "9" * 400]
 """Values that no option with a number takes."""
 TEXT = {
-    *("--data-dir", "--run-dir", "--out", "--plan", "--units", "--ledger", "--audit", "--device"),
+    *("--data-dir", "--run-dir", "--out", "--plan", "--units", "--ledger", "--device"),
     *("--data", "--features", "--model", "--neighbours", "--test", "--subspaces", "--kind"),
     "--test-data",
 }

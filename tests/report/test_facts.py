@@ -7,8 +7,8 @@ import pytest
 
 import hush
 from hush.accounting.epsilon import compose
-from hush.core.errors import CheckpointError, InvalidValue, LedgerError
-from hush.report.facts import RunFacts, audit_facts, run_facts
+from hush.core.errors import CheckpointError, LedgerError
+from hush.report.facts import RunFacts, run_facts
 from hush.report.wording import protection
 from hush.training.run_folder import step_file
 from tests.report.conftest import STATISTICS, TRAINING, charge
@@ -76,27 +76,3 @@ def test_a_damaged_or_void_ledger_is_not_reported_on(tmp_path: Path) -> None:
         ledger.void("the model was moved")
     with pytest.raises(LedgerError, match="is void"):
         run_facts(path)
-
-
-COUNTS = {STATISTICS: 2, TRAINING: 30}
-
-
-def audit_output(plan: hush.Plan, steps: int, bound: float) -> dict[str, object]:
-    charge = hush.epsilon(plan, steps=steps, delta=1e-5).to_plain()
-    found = {"lower_bound": bound, "confidence": 0.95, "kind": "gradient", "canaries": 256, "runs": 1}
-    return {**found, "charge": charge, "steps": steps, "plan": plan.to_plain()}
-
-
-def test_an_audit_belongs_to_its_run(tmp_path: Path) -> None:
-    path = tmp_path / "audit.json"
-    path.write_text(json.dumps(audit_output(TRAINING, 30, 0.4)))
-    found = audit_facts(path, COUNTS)
-    assert (found["lower_bound"], found["exceeded"]) == (0.4, False)
-    path.write_text(json.dumps(audit_output(TRAINING, 30, 99.0)))
-    assert audit_facts(path, COUNTS)["exceeded"]
-    path.write_text(json.dumps(audit_output(TRAINING, 29, 0.4)))
-    with pytest.raises(InvalidValue, match="not the charged steps of this run"):
-        audit_facts(path, COUNTS)
-    path.write_text("{}")
-    with pytest.raises(InvalidValue, match="is not the result of an audit"):
-        audit_facts(path, COUNTS)

@@ -9,7 +9,6 @@ import hush
 from hush.accounting.attacker import Attacker
 from hush.accounting.epsilon import compose
 from hush.accounting.explanation import FALSE_POSITIVE_RATES
-from hush.core.guarantee import at_most
 from hush.report.facts import RunFacts, attack_rows, run_facts
 from hush.report.page import charts, render
 from hush.report.wording import statements
@@ -56,22 +55,6 @@ def test_everything_is_said(facts: RunFacts) -> None:
     assert all(chart.caption in page.texts[name] for name, chart in charts(facts).items())
 
 
-def test_an_audit_is_shown_and_makes_the_page_sensitive(facts: RunFacts) -> None:
-    assert "audit" not in Page(render(facts)).texts
-    found: dict[str, object] = {
-        "lower_bound": 0.4375,
-        "confidence": 0.95,
-        "charge": 2.5,
-        "exceeded": False,
-    }
-    found |= {"kind": "gradient", "canaries": 256, "runs": 1, "steps": 30}
-    page = Page(render(replace(facts, audit=found)))
-    assert "Epsilon is at least 0.4375 with confidence 0.95" in page.texts["audit"]
-    assert "Do not publish" in "".join(page.texts.values())
-    refuted = render(replace(facts, audit={**found, "exceeded": True}))
-    assert "THE BOUND IS ABOVE THE CHARGE" in refuted
-
-
 def test_nothing_is_fetched(facts: RunFacts) -> None:
     text = render(facts)
     page = Page(text)
@@ -105,25 +88,19 @@ def test_the_rates_of_attacks_are_the_attackers(facts: RunFacts) -> None:
     attacker = Attacker(COUNTS)
     rates = [attacker.posterior(0.5), attacker.advantage]
     rates += [attacker.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES]
-    assert facts.explanation is not None
     printed = [float(own.removesuffix("%")) / 100 for _, own, _ in attack_rows(facts.explanation)]
     for rate, shown in zip(rates, printed, strict=True):
         assert rate * (1 - 1e-9) <= shown <= rate * 1.02, "rounded up"
 
 
-def test_a_published_claim_has_no_attack_bound_and_names_the_proved_epsilon(tmp_path: Path) -> None:
+def test_a_published_claim_is_reported_by_proved_accounting(tmp_path: Path) -> None:
     claim = hush.Selective(rate=0.1, clip=0.1, multiplier=3.0, test="mean", accounting="published")
     proved = replace(TRAINING, release=replace(claim, accounting="per-acceptance"))
-    path = charge(tmp_path / "ledger.jsonl", (replace(TRAINING, release=claim), 10))
-    facts = run_facts(path)
-    expected = at_most(hush.epsilon(proved, steps=10, delta=1e-5).epsilon.upper)
-    page, said = Page(render(facts)), statements(facts)
-    assert "attacks" not in page.texts
-    assert facts.explanation is None
-    for text in (said["for_lawyers"], said["model_card"]):
-        assert text.replace("## Privacy", "").strip().startswith("No guarantee")
-        assert f"proved epsilon of the same steps is at most {expected}" in text
-    assert "certified" not in said["for_engineers"]
-    assert said["for_engineers"].startswith("As claimed and not proved, (")
-    assert said["for_lawyers"] in render(facts)
-    assert float(facts.proved) > float(facts.guarantee)
+    claimed = replace(TRAINING, release=claim)
+    facts = run_facts(charge(tmp_path / "ledger.jsonl", (claimed, 10), (proved, 5)))
+    assert facts.guarantee.epsilon == hush.epsilon(proved, steps=15, delta=1e-5).epsilon
+    assert facts.guarantee.basis == "proved"
+    assert float(facts.guarantee) > hush.epsilon(claimed, steps=15, delta=1e-5).epsilon.upper
+    assert [(each.plan, each.steps) for each in facts.plans] == [(proved, 15)]
+    page = Page(render(facts))
+    assert "charged by a published claim" in page.texts["caveats"].lower()

@@ -13,8 +13,8 @@ from hush.core.randomness import Stream
 from hush.data import flips_and_shifts
 from hush.gradients.probe import Probed
 from hush.gradients.recording import record
-from hush.training.methods.selective import trials_of
 from hush.training.step import PrivateStep
+from hush_recipes.audit.draws import trials_of
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
 from tests.training import helpers
 from tests.training.helpers import all_but, randomness, run

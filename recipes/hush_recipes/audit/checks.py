@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hush.audit.draws import Check, bonferroni, coins, sizes
 from hush.clipping import Linf
 from hush.core.errors import Unsupported
 from hush.core.parts import Sampling
@@ -15,10 +14,10 @@ from hush.core.plan import Plan
 from hush.gradients.tree import tree_leaves
 from hush.noise import Gaussian
 from hush.training.data import Data
-from hush.training.methods.selective import trials_of
 from hush.training.options import Execution, Randomness
 from hush.training.step import PrivateStep
 from hush_recipes.audit import copies
+from hush_recipes.audit.draws import Check, bonferroni, coins, sizes, trials_of
 
 
 def masks_independent(

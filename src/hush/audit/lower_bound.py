@@ -5,7 +5,7 @@ docs/guarantees/audit.md and docs/guarantees/audit-canaries.md.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
@@ -25,6 +25,8 @@ _OUTWARD = 1e-12  # outward shift, larger than the error of betaincinv (about 1e
 _FEWEST_RUNS = 8
 _STEP, _STRIDE, _LARGEST = 0.01, 50, 30.0
 """Grid of epsilons and separations, finer than the statistical error."""
+_SHARES = (0.125, 0.25, 0.5, 1.0)
+"""Fractions of the canaries to guess; each is tested at an equal part of 1 - confidence."""
 _UNIT = NormalDist()
 
 InverseCurve = Callable[[float], float]
@@ -186,7 +188,6 @@ def one_run(
     *,
     delta: float,
     confidence: float = 0.95,
-    shares: Sequence[float] = (0.125, 0.25, 0.5, 1.0),
 ) -> CanaryBound:
     """Lower bounds from the canary scores of one run and their coins.
 
@@ -199,12 +200,11 @@ def one_run(
         included: Coin of each canary.
         delta: Delta of the bound.
         confidence: Probability of each bound separately.
-        shares: Fractions of the canaries to guess; each is tested at an equal part of 1 - confidence.
     """
     DELTA["range"].check("delta", delta)
-    level = (1 - CONFIDENCE.check("confidence", confidence)) / len(shares)
+    level = (1 - CONFIDENCE.check("confidence", confidence)) / len(_SHARES)
     canaries = np.asarray(scores).size
-    guesses = [surest_guesses(scores, included, max(1, round(share * canaries))) for share in shares]
+    guesses = [surest_guesses(scores, included, max(1, round(share * canaries))) for share in _SHARES]
     curve = partial(approximate_dp_curve, delta=delta)
     bounds = [_largest_refuted(some, level, curve) for some in guesses]
     separation = max(_largest_refuted(some, level, gaussian_curve) for some in guesses)

@@ -29,7 +29,6 @@ def report(
     out: Annotated[Path | None, _reporting("HTML file; report.html by default.")] = None,
     delta: opt.ReportedDelta = None,
     baseline: Annotated[float | None, _reporting("Accuracy without privacy, e.g. 0.95.")] = None,
-    audit: Annotated[Path | None, _reporting("Output of `hush audit --json` (sensitive).")] = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Write the privacy report of a run: guarantee, risks and assumptions, as one HTML page.
@@ -46,12 +45,10 @@ def report(
     if run_dir.exists():
         check_folder("--out", page.parent)
     with Progress("computing the curves", visible=not quiet):
-        facts = run_facts(run_dir, delta=delta, baseline=baseline, audit=audit)
+        facts = run_facts(run_dir, delta=delta, baseline=baseline)
     write_report(page, facts)
     print(facts.guarantee)
     print(f"report: {page}")
-    if facts.audit is not None:
-        print("sensitive: the report contains the result of an audit; do not publish it")
 
 
 def pate(
@@ -92,7 +89,7 @@ def pate(
 
     from hush.data import load, read_owners, tensors
     from hush.models import build, default_model
-    from hush.pate.argmax import Confident, NoisyMax, with_noise
+    from hush.pate.argmax import Confident, NoisyMax
     from hush.pate.run import pate as run_pate
     from hush.pate.teachers import Lesson
     from hush.training.progress import Progress
@@ -118,7 +115,7 @@ def pate(
     opt.reject_together(noise=noise, epsilon=epsilon)
     if noise is None:
         budget = Budget(epsilon=8.0 if epsilon is None else epsilon, delta=delta)
-        query = with_noise(query, budget, queries, queries if answers is None else answers)
+        query = query.calibrated(budget, queries, answers)
     shape, kind, classes = dataset.shape, x_train.dtype, dataset.classes
     chosen = model or ("mlp" if data == "digits" else default_model(data))
     network = partial(build, chosen, classes=classes, shape=shape, dtype=kind)

@@ -120,7 +120,6 @@ class Run(Training):
     per_instance: Annotated[int | None, opt.running(_WATCHED)] = None
     resume: opt.Resume = False
     reseed: Annotated[bool, opt.running("Resume with new randomness, charged anew.")] = False
-    self_test: Annotated[bool, opt.running("Run the self-test before training.", "--self-test")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,7 +177,6 @@ def train(asked: Run) -> None:
     from hush.accounting.calibrate import calibrate, fit_noise
     from hush.accounting.mechanism import grows_with_dimension
     from hush.accounting.planning import low_snr_warning
-    from hush.audit import self_test as check_step
     from hush.training.data import count
     from hush.training.loop import train as run_loop
     from hush.training.options import Checkpoints, Execution, Logging, Randomness
@@ -254,7 +252,6 @@ def train(asked: Run) -> None:
             neighbours=settings.relation,
             views=experiment.views,
             public=experiment.public,
-            self_test=check_step if asked.self_test else None,
             per_instance=watched,
             logging=Logging(progress=not asked.quiet),
         )

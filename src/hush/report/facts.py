@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from hush.accounting.epsilon import compose
 from hush.accounting.explanation import FALSE_POSITIVE_RATES, MIN_ERROR_RATE, Explanation, explain
 from hush.accounting.ledger import reported_delta
-from hush.core.errors import CheckpointError, InvalidValue, LedgerError, shorten
+from hush.core.errors import CheckpointError, LedgerError, shorten
 from hush.core.guarantee import Adjacency, Bound, Guarantee, percent
 from hush.core.plan import Plan, proof_note
 from hush.core.release import BestOf, Selective
@@ -63,11 +64,10 @@ class RunFacts:
     kind: str
     """"training", "selective training", "private selection", "PATE" or "ledger"."""
     guarantee: Guarantee
-    proved: Guarantee
-    """The guarantee; for a basis "published", the same steps under proved accounting."""
+    """The proved guarantee, also of a run that was charged by a published claim."""
     adjacency: Adjacency
-    explanation: Explanation | None
-    """Attack bounds; None without a proof."""
+    explanation: Explanation
+    """Attack bounds."""
     plans: tuple[PlanCharge, ...]
     metrics: tuple[Mapping[str, Any], ...]
     """Lines of metrics.jsonl, measured on records without protection."""
@@ -80,8 +80,6 @@ class RunFacts:
     notes: tuple[str, ...]
     """Results of verifying the ledger."""
     files: tuple[RunFile, ...]
-    audit: Mapping[str, Any] | None
-    """Result of `hush audit` (sensitive)."""
 
     @property
     def one(self) -> str:
@@ -125,24 +123,21 @@ def attack_rows(meaning: Explanation) -> list[list[str]]:
 
 def proved_counts(counts: Mapping[Plan, int]) -> dict[Plan, int]:
     """The same steps with proved instead of published accounting."""
-    return {
-        replace(plan, release=replace(plan.release, accounting="per-acceptance"))
-        if isinstance(plan.release, Selective) and plan.release.accounting == "published"
-        else plan: steps
-        for plan, steps in counts.items()
-    }
+    proved: Counter[Plan] = Counter()
+    for plan, steps in counts.items():
+        if isinstance(plan.release, Selective) and plan.release.accounting == "published":
+            plan = replace(plan, release=replace(plan.release, accounting="per-acceptance"))
+        proved[plan] += steps
+    return dict(proved)
 
 
-def run_facts(
-    path: Path, *, delta: float | None = None, baseline: float | None = None, audit: Path | None = None
-) -> RunFacts:
+def run_facts(path: Path, *, delta: float | None = None, baseline: float | None = None) -> RunFacts:
     """Facts of the report of a run's folder or of a ledger.
 
     Args:
         path: Folder of a run, or a ledger file.
         delta: Delta of the guarantee; by default the run's own.
         baseline: Accuracy without privacy on the same evaluation records.
-        audit: Output of `hush audit --json` for this run; makes the report sensitive.
     """
     if baseline is not None:
         baseline = _ACCURACY.check("baseline", baseline)
@@ -153,30 +148,27 @@ def run_facts(
     chosen, reason = reported_delta(ledger, delta)
     settings = {} if folder is None else _read_object(folder / SETTINGS)
     pate = folder is not None and holds_pate(folder)
-    counts = _planned(folder, settings) if folder is not None and pate else dict(ledger.counts)
+    counts = _planned(folder, settings) if folder is not None and pate else proved_counts(ledger.counts)
 
     def epsilon(of: Mapping[Plan, int]) -> Bound:
         return compose(of, chosen, ledger.dimensions, ledger.adjacency).epsilon
 
-    guarantee = replace(ledger.epsilon(chosen), epsilon=epsilon(counts))
-    proved = guarantee
+    guarantee = ledger.epsilon(chosen)
     if guarantee.basis != "proved":
-        proved = replace(guarantee, epsilon=epsilon(proved_counts(counts)), basis="proved")
+        claim = "the run was charged by a published claim; all numbers here are of proved accounting"
+        notes = [claim, *notes]
+    guarantee = replace(guarantee, epsilon=epsilon(counts), basis="proved")
     releases = {type(plan.release) for plan in counts}
     kind = "ledger" if folder is None else "selective training" if Selective in releases else "training"
     if pate or BestOf in releases:
         kind = "PATE" if pate else "private selection"
     results = ("student.safetensors",) if pate else ("model.safetensors", "tuned.json")
-    explanation = None
-    if guarantee.basis == "proved":
-        explanation = explain(guarantee, counts, ledger.dimensions, ledger.adjacency)
     return RunFacts(
         name=(folder or path.parent).resolve().name or str(path),
         kind=kind,
         guarantee=guarantee,
-        proved=proved,
         adjacency=ledger.adjacency,
-        explanation=explanation,
+        explanation=explain(guarantee, counts, ledger.dimensions, ledger.adjacency),
         plans=tuple(
             PlanCharge(plan=plan, steps=n, epsilon_alone=epsilon({plan: n}), proof=proof_note(plan))
             for plan, n in counts.items()
@@ -188,7 +180,6 @@ def run_facts(
         finished=folder is None or any((folder / name).exists() for name in results),
         notes=(reason, *notes),
         files=tuple(_files(path)),
-        audit=None if audit is None else audit_facts(audit, counts),
     )
 
 
@@ -230,23 +221,3 @@ def _read_object(path: Path) -> dict[str, Any]:
             f"{path} cannot be read ({shorten(str(error), 200)}), so the report would omit the settings "
             "of the run. Restore it, or move it away to report the charges alone."
         ) from None
-
-
-def audit_facts(path: Path, counts: Mapping[Plan, int]) -> dict[str, Any]:
-    """Result of `hush audit --json` in a file, verified against the charges of the run."""
-    try:
-        found = json.loads(path.read_bytes())
-        kept = ("lower_bound", "confidence", "kind", "canaries", "runs", "steps")
-        audit = {name: found[name] for name in kept}
-        audit["charge"] = Guarantee.from_plain(found["charge"]).epsilon.upper
-        audit["exceeded"] = audit["lower_bound"] > audit["charge"]
-        plan = Plan.from_plain(found["plan"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        text = f"{path} is not the result of an audit ({shorten(str(error), 200)}). Write it with "
-        raise InvalidValue(f"{text}`hush audit RUN_DIR --json > audit.json`.") from None
-    if counts.get(plan) != audit["steps"]:
-        raise InvalidValue(
-            f"{path} is an audit of {audit['steps']} steps of {plan}, which are not the charged steps "
-            "of this run. Audit this run, or omit --audit."
-        )
-    return audit

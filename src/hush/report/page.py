@@ -10,7 +10,7 @@ from typing import Any
 
 from hush import __version__
 from hush.core.atomic_files import replace_file
-from hush.core.guarantee import at_least, at_most, percent
+from hush.core.guarantee import at_most, percent
 from hush.report import wording
 from hush.report.facts import RunFacts, attack_rows
 
@@ -77,8 +77,6 @@ def charts(facts: RunFacts) -> dict[str, Chart]:
             caption="Measured on records without protection.",
             percent="y",
         )
-    if facts.explanation is None:
-        return drawn
     profile, curve = facts.explanation.profile, facts.explanation.trade_off
     low, upper = (
         [(d, e) for d, e in zip(deltas, profile.epsilons, strict=True) if d >= _MIN_DELTA]
@@ -128,10 +126,9 @@ def render(facts: RunFacts) -> str:
         attention=[item for item in wording.caveats(facts) if item.state == "attention"],
         day=date.today().isoformat(),
         charts=charts(facts),
-        attacks=attack_rows(facts.explanation) if facts.explanation else [],
+        attacks=attack_rows(facts.explanation),
         style=(folder / "page.css").read_text(encoding="utf-8"),
         at_most=at_most,
-        at_least=at_least,
         percent=percent,
         mechanism=wording.mechanism,
     )

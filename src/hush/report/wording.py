@@ -32,15 +32,7 @@ _HIDDEN = {
 _RAW = "the records, and every gradient, batch and draw of noise"
 _CAVEATS = {
     "Unfinished": ("", "The run is not finished. The report covers the charges so far."),
-    "Sensitive": (
-        "",
-        "This report contains the result of an audit, which used the records and is not charged. Do not "
-        "publish it. A report without --audit may be published.",
-    ),
-    "Proof": (
-        "Statement, assumptions, proof and tests: {pages}.",
-        "The numbers of the published claim are for comparison only.",
-    ),
+    "Proof": ("Statement, assumptions, proof and tests: {pages}.", ""),
     "Arithmetic": (
         "Noise is sampled exactly in floating-point numbers, and the rounding of sums is part of the "
         "sensitivity. Assumptions on the matrix kernels: docs/guarantees/tape.md.",
@@ -91,11 +83,6 @@ def statements(facts: RunFacts) -> dict[str, Any]:
 
 def for_lawyers(facts: RunFacts) -> str:
     """The guarantee in one sentence without formulas."""
-    if facts.explanation is None:
-        return (
-            "No guarantee: the charge follows a published claim that is not proved. The proved epsilon "
-            f"of the same steps is at most {at_most(facts.proved.epsilon.upper)}."
-        )
     one, group = facts.one, facts.adjacency.group
     owned = "" if one == "record" else ", with all of their records,"
     either = f"with or without any one {one}{owned} in the data"
@@ -112,15 +99,12 @@ def for_lawyers(facts: RunFacts) -> str:
 
 def for_engineers(facts: RunFacts) -> str:
     """The guarantee in one sentence with all of its qualifiers."""
-    stated, lower, certified = facts.guarantee, facts.guarantee.epsilon.lower, ""
-    claimed = "" if facts.explanation else "As claimed and not proved, "
-    if facts.explanation is not None:
-        curve = facts.explanation.trade_off
-        certified = f"certified: epsilon is at least {at_least(lower)}; " if lower else ""
-        certified += f"{at_most(curve.mu)}-GDP for error rates of 1e-10 or more; "
+    stated, lower = facts.guarantee, facts.guarantee.epsilon.lower
+    certified = f"certified: epsilon is at least {at_least(lower)}; " if lower else ""
+    certified += f"{at_most(facts.explanation.trade_off.mu)}-GDP for error rates of 1e-10 or more; "
     charged = "; ".join(f"{charge.steps} x {mechanism(charge.plan)}" for charge in facts.plans)
     return (
-        f"{claimed}({at_most(stated.epsilon.upper)}, {stated.delta:g})-differential privacy of the "
+        f"({at_most(stated.epsilon.upper)}, {stated.delta:g})-differential privacy of the "
         f"composition of {charged}, {stated.neighbours} adjacency, unit of privacy {stated.unit}; "
         f"{certified}{stated.basis}, arithmetic {stated.arithmetic}, randomness {stated.randomness}."
     )
@@ -174,8 +158,7 @@ def caveats(facts: RunFacts) -> list[Item]:
     }
     holds = {
         "Unfinished": facts.finished,
-        "Sensitive": facts.audit is None,
-        "Proof": stated.basis == "proved",
+        "Proof": True,
         "Arithmetic": stated.arithmetic == "proved",
         "Randomness": stated.randomness == "secret",
         "Tuning": any(isinstance(charge.plan.release, BestOf) for charge in facts.plans),
@@ -218,20 +201,15 @@ def _utility(facts: RunFacts) -> str:
 
 def model_card(facts: RunFacts) -> str:
     """Privacy section of a model card, in Markdown."""
-    stated, attacks = facts.guarantee, []
-    if facts.explanation is not None:
-        attack = facts.explanation.attack
-        ten, one, tenth = map(percent, attack.true_positive_rates)
-        attacks = [
-            f"- Best membership attack: true positive rate at most {ten}, {one} and {tenth} at 10%, 1% "
-            f"and 0.1% false positives; advantage at most {percent(attack.advantage)}."
-        ]
+    stated, attack = facts.guarantee, facts.explanation.attack
+    ten, one, tenth = map(percent, attack.true_positive_rates)
     named = ("Unfinished", "Arithmetic", "Randomness", "Tuning", "Public data")
     lines = [
         f"## Privacy\n\n{for_lawyers(facts)}\n",
-        f"- {'Guarantee' if facts.explanation else 'Claim'}: {for_engineers(facts)}",
+        f"- Guarantee: {for_engineers(facts)}",
         f"- Unit of privacy: {stated.unit} ({stated.neighbours}).",
-        *attacks,
+        f"- Best membership attack: true positive rate at most {ten}, {one} and {tenth} at 10%, 1% "
+        f"and 0.1% false positives; advantage at most {percent(attack.advantage)}.",
         *(f"- {each.term}: {each.text}" for each in caveats(facts) if each.term in named),
         f"- Accuracy: {_utility(facts)}.",
         f"- Computed by hush {__version__} from the run's ledger.",

@@ -2,7 +2,6 @@
 
 import inspect
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -79,7 +78,6 @@ def train(
     logging: Logging = _LOGGING,
     randomness: Randomness = _RANDOMNESS,
     distributed: Distributed = _DISTRIBUTED,
-    self_test: Callable[[PrivateStep, Data], None] | None = None,
     per_instance: PerInstance | None = None,
     **options: Unpack[StepOptions],
 ) -> Run:
@@ -111,8 +109,6 @@ def train(
         randomness: source of sampling and noise.
         distributed: process group that trains together. Rank 0 writes the directory and evaluates;
             all return the same.
-        self_test: function of the step and the data, called before the first draw, e.g.
-            `hush.audit.self_test`; an error stops the run without a charge.
         per_instance: accumulator of the per-instance costs (sensitive), stored in the secret checkpoint
             and, at the end, in `private/per_instance.npz` of the directory. Its guard decides which
             records take part.
@@ -136,7 +132,7 @@ def train(
     directory = checkpoints.directory
     ranks = reducer_of(distributed)
     with ranks.propagate_errors(), ExitStack() as stack:
-        passed = {"evaluation": evaluation, "directory": directory, "self_test": self_test}
+        passed = {"evaluation": evaluation, "directory": directory}
         facts = {name: "none" if value is None else "some" for name, value in passed.items()}
         facts |= {"budget": str(budget), "every": str(period), "scheduler": type(scheduler).__name__}
         ranks.agree("the arguments of hush.train", facts)
@@ -192,8 +188,6 @@ def train(
         if evaluation is not None:
             with rehearsal(step):
                 check_evaluation(model, loss, evaluation, data)
-        if self_test is not None:
-            self_test(step, data)
         if per_instance is not None:
             per_instance.check(step, ranks.slots(data))
         if folder and not folder.checkpoint.exists():

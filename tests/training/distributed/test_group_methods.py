@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import hush
-from hush.audit.noise import noise_scale, observe
 from hush.training.data import Batch
-from hush.training.methods.selective import trials_of
+from hush_recipes.audit.draws import trials_of
+from hush_recipes.audit.noise import noise_scale, observe
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import RECORDS, data_of, model_of, plan_of, step_of
 from tests.training.helpers import run, weights_of

@@ -12,15 +12,15 @@ import pytest
 from torch import Tensor
 
 from hush.accounting.ledger import Ledger
-from hush.audit.draws import Check, draws_independent
-from hush.audit.noise import noise_fresh, noise_scale, observe
-from hush.audit.run_self_test import charged
 from hush.core.randomness import Stream
 from hush.training.data import Batch
 from hush.training.distributed.process_group import ProcessGroup
 from hush.training.noisy_mean import NoisyMean
 from hush.training.reducer import Local, StepStreams
 from hush.training.step import PrivateStep
+from hush_recipes.audit.draws import Check, draws_independent
+from hush_recipes.audit.noise import noise_fresh, noise_scale, observe
+from hush_recipes.audit.self_test import charged
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import data_of, step_of
 

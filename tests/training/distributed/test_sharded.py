@@ -20,14 +20,14 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import hush
-from hush.audit.noise import noise_fresh, noise_law, noise_scale, observe
-from hush.audit.run_self_test import charged, influence
 from hush.core.randomness import derive_source
 from hush.gradients.sharding import ShardedModules
 from hush.training.data import Batch
 from hush.training.distributed.process_group import ProcessGroup
 from hush.training.distributed.sharded import ShardedTape
 from hush.training.step import PrivateStep
+from hush_recipes.audit.noise import noise_fresh, noise_law, noise_scale, observe
+from hush_recipes.audit.self_test import charged, influence
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import RECORDS, plan_of
 from tests.training.distributed.spawned import Raised

@@ -21,10 +21,11 @@ from hush.accounting.ledger import Ledger
 from hush.core.errors import InvalidPlan, InvalidValue, LedgerError
 from hush.training.data import Batch
 from hush.training.fingerprint import fingerprint
-from hush.training.methods.selective import Trials, trials_of
+from hush.training.methods.selective import Trials
 from hush.training.rehearsal import Snapshot
 from hush.training.step import PrivateStep
-from tests.audit import sabotage
+from hush_recipes.audit.draws import trials_of
+from tests.recipes.audit import sabotage
 from tests.training import helpers
 from tests.training.helpers import plan_of, randomness, run, seeded, step_of
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import hush
 from hush.core.errors import CheckpointError
+from hush_recipes.audit.self_test import self_test
 from tests.training import helpers
 from tests.training.helpers import plan_of, seeded, step_of, weights_of
 from tests.training.sources.problems import Bag, Items, pad_to_longest
@@ -68,4 +69,4 @@ def test_a_run_is_not_resumed_on_other_records_of_a_data_set(tmp_path: Path) -> 
 def test_a_step_on_a_source_does_what_is_charged() -> None:
     torch.manual_seed(0)
     step = step_of(Bag(), PLAN, seed=1, units=hush.Units(owners=[i // 3 for i in range(30)], per_unit=2))
-    hush.audit.self_test(step, hush.Source(sentences(), collate_fn=pad_to_longest, pad_to=(5, None)))
+    self_test(step, hush.Source(sentences(), collate_fn=pad_to_longest, pad_to=(5, None)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hush.core.errors import InvalidValue, Unsupported
+from hush.core.errors import InvalidValue
 from hush.core.randomness import random_bits
 from hush.core.release import Selective
 from hush.gradients.probe import Probed, buffers_restored, probe
@@ -165,10 +165,3 @@ class Trials(EveryUpdate):
 
     def describe(self) -> dict[str, int]:
         return {"accepted": self.step.accepted} if self.release.accounting == "per-trial" else {}
-
-
-def trials_of(step: "PrivateStep") -> Trials:
-    """Trials of a step with a `Selective` plan."""
-    if not isinstance(step.rule, Trials):
-        raise Unsupported("this step is not selective: pass a step of a plan with release=Selective.")
-    return step.rule

@@ -1,4 +1,4 @@
-"""Self-test of a private step, and its checks of sensitivity, charges and state."""
+"""All checks of a private step, and its checks of sensitivity, charges and state."""
 
 import math
 import warnings
@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from hush.accounting.ledger import Ledger
-from hush.audit.draws import (
+from hush.core.errors import PrivacyWarning, Unsupported
+from hush.core.guarantee import Neighbours
+from hush.gradients.tree import tree_leaves, tree_map
+from hush.training.data import Batch, Data, count, pair_of, take
+from hush.training.methods.selective import Trials
+from hush.training.rehearsal import rehearsal
+from hush.training.step import PrivateStep
+from hush_recipes.audit.draws import (
     Check,
     batch_of_units,
     draws_independent,
@@ -20,7 +27,7 @@ from hush.audit.draws import (
     noisy_verdicts,
     number_of_units,
 )
-from hush.audit.noise import (
+from hush_recipes.audit.noise import (
     noise_at_any_size,
     noise_fresh,
     noise_law,
@@ -29,13 +36,6 @@ from hush.audit.noise import (
     observe_proposals,
     sum_before_noise,
 )
-from hush.core.errors import PrivacyWarning, Unsupported
-from hush.core.guarantee import Neighbours
-from hush.gradients.tree import tree_leaves, tree_map
-from hush.training.data import Batch, Data, count, pair_of, take
-from hush.training.methods.selective import Trials
-from hush.training.rehearsal import rehearsal
-from hush.training.step import PrivateStep
 
 _NUMBERS = 1000  # number of noise values: detects a scale error of a fifth
 _MOST_NUMBERS, _COINS, _VERDICTS = 2**18, 2_000_000, 200
@@ -44,29 +44,26 @@ _LENGTHS = (1.0, 1e4, 1e8)
 
 
 def self_test(step: PrivateStep, data: Data) -> None:
-    """Test a step for a few seconds; raise if it violates its guarantee.
+    """Run all checks on a step for a few seconds; raise an error that names the failed ones.
 
     Checks the scale, distribution and independence of the noise, the sampling, the influence of a record
     on the clipped sum, the charges, and the state; for selective plans also the sampling and noise of
     the test; under `ADD_REMOVE` that updates do not depend on the length of the data. The noise is not
     checked with public bases or bounded support.
 
-    **Guarantee.** Only the verdict is released; model, optimizer, randomness and ledger are restored. A
-    correct step fails with probability below 2e-5, for any records.
-
-        hush.train(..., self_test=hush.audit.self_test)
+    Model, optimizer, randomness and ledger are restored. A correct step fails with probability below
+    2e-5, for any records.
 
     Args:
         step: Private step without a pending batch; it may be resumed.
-        data: Training records.
+        data: Records that need no protection, with which the step was made.
     """
     with rehearsal(step):
-        passed = [check.passed for check in _checks(step, data)]  # run all checks in any case
-    if not all(passed):
+        failed = [check.name for check in _checks(step, data) if not check.passed]
+    if failed:
         raise Unsupported(
-            "The self-test failed: the step violates its guarantee. The failed check may depend on the "
-            "records and is not shown. Run the checks of docs/guarantees/audit.md on data that need no "
-            "protection."
+            f"The step violates its guarantee: the checks of {', '.join(failed)} failed. "
+            "docs/guarantees/audit.md describes them."
         )
 
 

@@ -14,14 +14,14 @@ from scipy import stats
 from torch import Tensor, nn
 
 import hush
-from hush.audit.draws import LEVEL, Check, draws_independent, fresh_test_batches, noisy_verdicts
-from hush.audit.noise import noise_at_any_size, noise_fresh, noise_law, noise_scale, observe
-from hush.audit.run_self_test import charged, influence, nothing_kept
 from hush.core.parts import Clipping, Noise, Release, Sampling
 from hush.training.step import PrivateStep
 from hush_recipes.audit.checks import masks_independent, no_change_measured, rollback_complete
-from tests.audit import sabotage
-from tests.audit.sabotage import plan_of
+from hush_recipes.audit.draws import LEVEL, Check, draws_independent, fresh_test_batches, noisy_verdicts
+from hush_recipes.audit.noise import noise_at_any_size, noise_fresh, noise_law, noise_scale, observe
+from hush_recipes.audit.self_test import charged, influence, nothing_kept
+from tests.recipes.audit import sabotage
+from tests.recipes.audit.sabotage import plan_of
 from tests.training.helpers import step_of
 
 RECORDS, RATE, STEPS, NUMBERS = 40, 0.25, 16, 45

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.audit import self_test
-from hush.audit.draws import Check, batch_of_units, draws_independent, fresh_test_batches
-from hush.audit.noise import noise_at_any_size, noise_scale, observe
-from hush.audit.run_self_test import influence, length_hidden
 from hush.core.errors import Unsupported
 from hush.core.parts import Release
-from tests.audit import sabotage, sabotage_units
-from tests.audit.sabotage import Sabotage, plan_of
-from tests.audit.test_sabotage import MOMENTUM, name
+from hush_recipes.audit.draws import Check, batch_of_units, draws_independent, fresh_test_batches
+from hush_recipes.audit.noise import noise_at_any_size, noise_scale, observe
+from hush_recipes.audit.self_test import influence, length_hidden, self_test
+from tests.recipes.audit import sabotage, sabotage_units
+from tests.recipes.audit.sabotage import Sabotage, plan_of
+from tests.recipes.audit.test_sabotage import MOMENTUM, name
 from tests.training import helpers
 
 OWNERS = [owner for owner in range(30) for _ in range(1 + owner % 4)]

@@ -13,7 +13,7 @@ from hush.gradients.tape import Reduction, unit_tape
 from hush.training.data import Batch, Data, count
 from hush.training.step import PrivateStep
 from hush.training.units import UnitTable
-from tests.audit.sabotage import replaces
+from tests.recipes.audit.sabotage import replaces
 
 PRIVATE, BATCHES = PrivateStep.private_gradient, PrivateStep.batches
 DRAW, LAYOUT = UnitTable.draw, Batch._layout

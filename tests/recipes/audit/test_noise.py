@@ -7,13 +7,13 @@ from scipy import stats
 from torch import nn
 
 import hush
-from hush.audit import draws
-from hush.audit.noise import ObservedNoise, noise_fresh, noise_law, noise_scale, observe
-from hush.audit.run_self_test import influence
 from hush.core.parts import Clipping, Noise, Sampling
 from hush.core.randomness import Stream
-from tests.audit import sabotage
-from tests.audit.test_sabotage import STEPS, problem
+from hush_recipes.audit import draws
+from hush_recipes.audit.noise import ObservedNoise, noise_fresh, noise_law, noise_scale, observe
+from hush_recipes.audit.self_test import influence
+from tests.recipes.audit import sabotage
+from tests.recipes.audit.test_sabotage import STEPS, problem
 
 
 @pytest.mark.parametrize(
