@@ -93,13 +93,25 @@ def test_generalized_noise_keeps_the_budget(rows: dict[str, Row], name: str, bet
     assert spent.epsilon.upper == pytest.approx(2.0, rel=5e-3)
 
 
-def test_bounded_support_costs_full_batches(rows: dict[str, Row]) -> None:
+def test_bounded_support_costs_full_batches_and_less_at_one_location(rows: dict[str, Row]) -> None:
     plain = multiplier(plans.dpsgd(rate=1.0), 1500) / 50_000
+    local = {}
     for name in ("rectified", "truncated"):
         row = rows[f"bounded support, {name}"]
         assert row.gradients == 50
         # truncated noise is charged by Rényi orders, whose conversion costs some percent
         assert plain * (1 - 1e-3) <= row.deviation <= plain * (1.001 if name == "rectified" else 1.1)
+        assert row.plan is not None
+        assert row.per_instance is not None
+        local[name] = row.per_instance
+        # the center of the support costs most; the location is near it
+        orders = np.arange(2, 33)
+        center = np.array([0.0])
+        cost = hush.individual_rdp(row.plan, center, orders) * SETTING.dimension * SETTING.steps
+        penalty = (np.log(1e5) - np.log(orders)) / (orders - 1) + np.log1p(-1 / orders)
+        assert 0.95 * (cost + penalty).min() < row.per_instance < (cost + penalty).min() * 1.001
+    assert local["rectified"] < local["truncated"] <= 2.0, "the truncated law has its least noise"
+    assert all(row.per_instance is None for row in rows.values() if row.name not in local)
 
 
 def test_votes(rows: dict[str, Row]) -> None:

@@ -14,13 +14,15 @@ from scipy.special import gammaln
 
 from hush import plans
 from hush.accounting.calibrate import calibrate, fit_noise
+from hush.accounting.per_instance import individual_rdp
+from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.clipping import Entries, Linf
 from hush.core.errors import BudgetExceeded, InvalidValue
 from hush.core.guarantee import Budget, check_delta
 from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.core.value import Range, check_count
-from hush.noise import Gaussian, Laplace, Truncated
+from hush.noise import Gaussian, Laplace, Rectified, Truncated
 from hush.noise.bounded import largest_variance
 from hush.sampling import FullBatch, Twice
 
@@ -35,6 +37,9 @@ _ACCEPTANCE = Range(
 _TEST_BATCH = 256
 _SUPPORT = 0.5
 """Bound of bounded-support noise in standard deviations, as in docs/results/bounded.md."""
+_ORDERS = np.concatenate([[1.25, 1.5, 1.75], np.arange(2, 33), np.geomspace(34, 1024, 24)])
+_PATTERN = 4096
+"""Size of the synthetic location, which larger models repeat."""
 
 
 def check_cap(name: str, cap: float, dimension: int) -> float:
@@ -108,6 +113,8 @@ class Row:
     deviation: float
     variance: float = math.nan
     gradients: float = math.nan
+    per_instance: float | None = None
+    """Epsilon at one synthetic location of the sum; not a guarantee."""
     needs: str
     measured: str
     """Measured outcome, and its page of docs/results."""
@@ -233,15 +240,25 @@ def _row(
     )
     if plan is None:
         return row
-    rate = plan.sampling.participation
+    rate, per_instance = plan.sampling.participation, None
     found, total = _calibrated(plan, setting.budget, row.steps, setting.dimension)
-    if isinstance(plan.noise, Truncated):  # divided by the slope of its mean, its own variance
-        total /= math.sqrt(largest_variance(_SUPPORT))
+    if found is not None and isinstance(found.noise, Rectified | Truncated):
+        if isinstance(found.noise, Truncated):  # divided by the slope of its mean, its own variance
+            total /= math.sqrt(largest_variance(_SUPPORT))
+        # the location is a sum of synthetic gradients with normal entries; divergences add over
+        # coordinates
+        size = min(setting.dimension, _PATTERN)
+        entries = np.random.default_rng(0).standard_normal(size)
+        location = math.sqrt(setting.records) * found.clipping.reference_norm * entries
+        divergences = individual_rdp(found, location, _ORDERS) * (setting.dimension / size)
+        local = rdp_to_epsilon(setting.steps * divergences, _ORDERS, setting.budget.delta)
+        per_instance = min(local, setting.budget.epsilon)
     return replace(
         row,
         plan=found,
         deviation=total / (setting.records * rate * plan.sampling.coordinate_participation),
         gradients=rate / setting.rate / acceptance,
+        per_instance=per_instance,
     )
 
 

@@ -405,19 +405,20 @@ def compare(
         relation = {"neighbours": RECORD.neighbours, "unit": RECORD.unit}
         print_json({**setting.budget.to_plain(), **relation, "rows": plain, "recommendation": advice})
         return
-    columns = ["method", "plan", "noise", "variance", "gradients", "needs", "measured"]
+    columns = ["method", "plan", "noise", "variance", "gradients", "per-instance", "needs", "measured"]
     cells = []
     for row in rows:
         noise = _cell(row.deviation) + " votes" * (row.name == "pate")
-        costs = [noise, _cell(row.variance), _cell(row.gradients)]
-        cells.append([row.method, row.name, *costs, row.needs, row.measured])
+        instance = "" if row.per_instance is None else at_most(row.per_instance, 3)
+        cells.append([row.method, row.name, noise, _cell(row.variance), _cell(row.gradients)])
+        cells[-1] += [instance, row.needs, row.measured]
     print(Table(header=columns, rows=cells).markdown())
     print(
         f"\nEpsilon {epsilon:g} at delta {delta:g} (dp, {RECORD.neighbours} {RECORD.unit}) for "
         f"{setting.steps} updates. Noise: standard deviation on a coordinate of the mean gradient, for "
         "gradients of norm 1 (PATE: on a count; bounded support: before clamping). Variance and "
-        "gradients per update are relative to plain DP-SGD. Measured: page of docs/results. "
-        "`hush plans NAME` prints a plan.\n\n"
+        "gradients per update are relative to plain DP-SGD. Per-instance: epsilon at a synthetic "
+        "location, not a guarantee. Measured: page of docs/results. `hush plans NAME` prints a plan.\n\n"
         f"{advice}"
     )
 
