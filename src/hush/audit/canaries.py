@@ -2,7 +2,7 @@
 empty."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -16,12 +16,13 @@ from hush.core.plan import Plan
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.public_basis import ProjectedTape, PublicBasis
 from hush.gradients.recording import record
-from hush.gradients.tape import GradientTape
+from hush.gradients.tape import GradientTape, UnitTape, unit_tape
 from hush.gradients.terms import CHUNK_ENTRIES, Dense
 from hush.gradients.tree import Loss, Views
 from hush.training.data import Data, count, take
-from hush.training.options import Execution, Randomness
+from hush.training.options import Execution, Randomness, Units
 from hush.training.step import PrivateStep
+from hush.training.units import UnitTable
 
 ORDINARY = -1
 """Canary index of ordinary records."""
@@ -129,49 +130,65 @@ def run_with_canaries(
     physical_batch: int | None = None,
     views: Views | None = None,
     public: Example | None = None,
+    units: Units | None = None,
+    owned: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> CanaryRun:
     """Train with the canaries that `included` selects, and score all canaries.
 
-    The other arguments are as in `PrivateStep`, `Randomness` and `Execution`.
+    With `units` a canary is a user, and one coin includes all of its records. The other arguments are as
+    in `PrivateStep`, `Randomness` and `Execution`.
 
     Args:
         plan: Plan of the run.
         data: Ordinary records.
-        canaries: Canary records, scored by the decrease of their loss; or `Spikes` or `Signs`, scored
-            by the inner product of clipped gradients and updates.
+        canaries: Canary records (consecutive for one user), scored by the decrease of their loss; or
+            `Spikes` or `Signs`, scored by the inner product of clipped gradients and updates.
         included: Fair coin for each canary.
         delta: Delta of the reported guarantee.
         others: Whether ordinary records take part; the audit is stronger without them.
+        units: User ids of the ordinary records.
+        owned: Number of records per canary.
         done: Callback after each step.
     """
     per_sample = per_sample_loss(loss)
     directions = None if isinstance(canaries, tuple) else canaries
+    if units is None and owned > 1:
+        raise InvalidValue(
+            f"owned={owned} needs units: otherwise a canary with several records is several units of "
+            "privacy. Pass units=, or leave out owned.",
+            key="owned",
+        )
     coins, number, ordinary = included.cpu(), len(included), len(data[1])
     # a selective test evaluates directions on ordinary inputs
-    some = torch.arange(number) % ordinary
+    some = torch.arange(owned * number) % ordinary
     own = canaries if isinstance(canaries, tuple) else take(data, some)
-    if len(own[1]) != number or (directions and directions.canaries != number):
+    if len(own[1]) != owned * number or (directions and directions.canaries != number):
         raise DataError(
-            f"the number of coins, {number}, differs from the number of canaries. Pass one coin per "
-            "canary."
+            f"the number of coins, {number}, differs from the number of canaries with {owned} records "
+            "each. Pass one coin per canary."
         )
+    whose = torch.arange(number).repeat_interleave(owned)
+    if units is not None:
+        table = UnitTable.of(units.owners, 1)
+        units = replace(units, owners=torch.cat([table.owners, len(table) + whose]))
     step = CanaryStep(
         WithCanaryIndex(model),
         lambda outputs, targets: per_sample(outputs[0], targets),
         optimizer,
         plan,
-        records=ordinary + number,
+        records=ordinary + number if units is None else None,
+        units=units,
         randomness=Randomness(generator=generator),
         execution=Execution(physical_batch=physical_batch),
         views=None if views is None else _views_with_index(views),
         public=None if public is None else _with_index(public, torch.full((len(public[1]),), ORDINARY)),
     )
     step.directions = directions
-    who = torch.cat([torch.full((ordinary,), ORDINARY), torch.arange(number)])
-    present = torch.cat([torch.full((ordinary,), others), coins])
+    who = torch.cat([torch.full((ordinary,), ORDINARY), whose])
+    present = torch.cat([torch.full((ordinary,), others), coins[whose]])
     slots = [torch.cat([a, b.to(a.device)]) for a, b in zip(data, own, strict=True)]
-    before = None if directions else _losses(model, per_sample, own)
+    before = None if directions else _losses(model, per_sample, own, owned)
     scores = torch.zeros(number, dtype=torch.float64)
     for batch in step.batches(_with_index((slots[0], slots[1]), who), steps=steps, present=present):
         if step(batch) and directions:
@@ -179,7 +196,7 @@ def run_with_canaries(
             scores += step.scores(directions, step.update).cpu()
         done()
     if before is not None:
-        scores = (before - _losses(model, per_sample, own)).cpu()
+        scores = (before - _losses(model, per_sample, own, owned)).cpu()
     return CanaryRun(scores=scores, charge=step.spent(delta), steps=step.steps)
 
 
@@ -209,7 +226,7 @@ class CanaryStep(PrivateStep):
         if self._traces is None or self._traces[0] is not basis:
             rows = []
             for who in torch.arange(directions.canaries, device=self.device).split(1):
-                alone = self._clip_canaries(directions, who, basis, None)
+                alone = self._clip_canaries(directions, who, torch.ones_like(who), basis, None)
                 flat = torch.cat([part.reshape(-1) for part in alone.total.values()])
                 rows.append(flat if basis is None else basis.to_parameters(flat))
             self._traces = basis, torch.stack(rows)
@@ -229,10 +246,17 @@ class CanaryStep(PrivateStep):
         who, mask = inputs[1], self.coordinate_mask()
         is_ordinary = who == ORDINARY
         parts = [super().clip_physical_batch(inputs, targets, basis, present & is_ordinary, counts)]
-        drawn, at_once = who[present & ~is_ordinary], CHUNK_ENTRIES[self.device.type] // self.dimension
+        canary = present & ~is_ordinary
+        unit = torch.arange(len(who), device=who.device)
+        if counts is not None:
+            unit = unit[: len(counts)].repeat_interleave(counts)
+        owned = unit[canary].unique_consecutive(return_counts=True)[1]
+        at_once = CHUNK_ENTRIES[self.device.type] // (self.dimension * max(owned.tolist(), default=1))
+        groups = owned.split(max(1, at_once))
+        drawn = who[canary].split([int(few.sum()) for few in groups])
         parts += [
-            self._clip_canaries(directions, some, basis, mask)
-            for some in drawn.split(max(1, at_once))
+            self._clip_canaries(directions, some, few, basis, mask)
+            for some, few in zip(drawn, groups, strict=True)
             if len(some)
         ]
         sums = {name: [part.total[name] for part in parts] for name in parts[0].total}
@@ -245,21 +269,25 @@ class CanaryStep(PrivateStep):
         self,
         directions: Directions,
         who: Tensor,
+        counts: Tensor,
         basis: PublicBasis | None,
         mask: CoordinateMask | None,
     ) -> ClippedSum:
-        """Clipped sum of the gradients of canaries `who`."""
+        """Clipped sum of the gradients of canaries `who`; consecutive `counts` of them form a user."""
         # exceeds every bound, so all canary gradients are clipped
         length = 2 * max(block.norm for block in self.plan.clipping.sensitivity(self.dimension))
         trained = self.trainable()
         parts = directions.rows(who, length).split([value.numel() for value in trained.values()], dim=1)
-        tape = GradientTape(
+        records = GradientTape(
             {
                 name: Dense(part.reshape(len(who), *value.shape))
                 for (name, value), part in zip(trained.items(), parts, strict=True)
             },
             self.device,
         )
+        tape: GradientTape | UnitTape = records
+        if self.units is not None:
+            tape = unit_tape(records, counts, self.units.reduction, None)
         return self.plan.clipping.clip(tape if basis is None else ProjectedTape(tape, basis), mask)
 
 
@@ -276,8 +304,8 @@ def _views_with_index(views: Views) -> Views:
 
 
 @torch.no_grad()
-def _losses(model: nn.Module, loss: Loss, records: Example) -> Tensor:
-    """Loss of each canary."""
+def _losses(model: nn.Module, loss: Loss, records: Example, owned: int) -> Tensor:
+    """Mean loss of the records of each canary."""
     device = next(model.parameters()).device
     losses: Tensor = loss(model(records[0].to(device)), records[1].to(device)).double()
-    return losses
+    return losses.reshape(-1, owned).mean(1)
