@@ -21,7 +21,7 @@ from hush.core.release import Selective
 from hush.data import load, tensors
 from hush.models import build
 from hush.noise import BlockGaussian, Gaussian, GeneralizedGaussian, Truncated
-from hush.pate.argmax import NoisyMax
+from hush.pate.argmax import NoisyMax, with_noise
 from hush.pate.run import pate
 from hush.pate.teachers import Lesson
 from hush.report.facts import run_facts
@@ -215,7 +215,8 @@ def _private(plan: Plan, steps: int, data: Pair, test: Pair, seed: int, folder: 
 def _teach(row: Row, data: Pair, public: Pair, test: Pair, seed: int, out: Path) -> None:
     """One run of PATE with Laplace votes, the best noise for few answers."""
     noise = GeneralizedGaussian(beta=1.0, multiplier=1.0)
-    query = NoisyMax.of_teachers(noise=noise).calibrated(BUDGET, _QUERIES)
+    query = with_noise(NoisyMax.of_teachers(noise=noise), BUDGET, _QUERIES, _QUERIES)
+    assert isinstance(query, NoisyMax)
     folder = out / "pate"
     rmtree(folder, ignore_errors=True)
     torch.manual_seed(seed)

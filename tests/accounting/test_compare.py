@@ -115,10 +115,10 @@ def test_bounded_support_costs_full_batches_and_less_at_one_location(rows: dict[
 
 
 def test_votes(rows: dict[str, Row]) -> None:
-    from hush.pate.argmax import NoisyMax
+    from hush.pate.argmax import NoisyMax, with_noise
 
     for kind, noise in (("Gaussian", hush.Gaussian(1.0)), ("Laplace", hush.Laplace(1.0))):
-        vote = NoisyMax.of_teachers(noise=noise).calibrated(BUDGET, 200)
+        vote = with_noise(NoisyMax.of_teachers(noise=noise), BUDGET, 200, 200)
         unit = 1.0 if kind == "Gaussian" else math.sqrt(2)
         expected = float(vote.vote.noise.to_plain()["multiplier"]) * unit
         assert rows[f"PATE, {kind} votes"].deviation == pytest.approx(expected, rel=2e-3)

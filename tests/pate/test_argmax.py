@@ -15,10 +15,10 @@ from scipy.stats import norm
 import hush
 from hush.accounting.epsilon import compose
 from hush.accounting.epsilon import delta as delta_of
-from hush.core.errors import BudgetExceeded, Unproved
+from hush.core.errors import BudgetExceeded, InvalidValue, Unproved
 from hush.core.guarantee import Budget, Neighbours
 from hush.core.parts import Noise
-from hush.pate.argmax import NO_ANSWER, Confident, NoisyMax, planned
+from hush.pate.argmax import NO_ANSWER, Confident, NoisyMax, planned, with_noise
 
 Array = NDArray[np.float64]
 NOISES: list[tuple[float, Noise]] = [
@@ -218,11 +218,22 @@ def test_the_noise_a_budget_asks_for(noise: hush.Gaussian | hush.Laplace) -> Non
     budget = Budget(epsilon=2.0, delta=1e-5)
     vote = NoisyMax.of_votes(noise=noise)
     for query in (vote, Confident(vote=vote, threshold=60.0, noise=hush.Gaussian(3.0))):
-        scaled = query.calibrated(budget, queries=200, answers=100)
+        scaled = with_noise(query, budget, queries=200, answers=100)
         cost = compose(planned(scaled, 200, 100), 1e-5).epsilon.upper
         assert 0.999 * 2.0 <= cost <= 2.0
         if isinstance(scaled, Confident):
             ratio = scaled.noise.to_plain()["multiplier"] / scaled.vote.noise.to_plain()["multiplier"]
             assert ratio == pytest.approx(3.0)
     with pytest.raises(BudgetExceeded, match="Pass fewer queries"):
-        vote.calibrated(Budget(epsilon=1e-12, delta=1e-12), queries=10**6)
+        with_noise(vote, Budget(epsilon=1e-12, delta=1e-12), queries=10**6, answers=10**6)
+
+
+def test_calibrate_takes_a_noisy_max() -> None:
+    budget = Budget(epsilon=1.0, delta=1e-5)
+    vote = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=1.0))
+    for query in (vote, Confident(vote=vote, threshold=9.0, noise=hush.Gaussian(multiplier=3.0))):
+        found = hush.calibrate(query, budget, steps=50)
+        assert found == with_noise(query, budget, 50, 50)
+        assert 0.99 < found.guarantee(50, delta=1e-5).epsilon.upper <= 1.0
+    with pytest.raises(InvalidValue, match="spent, dimension and adjacency do not apply"):
+        hush.calibrate(vote, budget, 50, spent={vote.plan: 1})  # type: ignore[call-overload]

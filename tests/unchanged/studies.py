@@ -6,7 +6,7 @@ import torch
 import hush
 from hush.accounting.compare import Setting, compare
 from hush.accounting.filters import RenyiFilter, individual_gaussian_rdp
-from hush.pate.argmax import Confident, NoisyMax
+from hush.pate.argmax import Confident, NoisyMax, with_noise
 from hush.pate.per_instance import per_instance
 from hush.training.methods.moments import NoisyMoments
 from hush.training.methods.statistics import NoisyQuantile, individual_mean
@@ -91,7 +91,7 @@ def _votes() -> Entries:
             **asked(f"votes {name} confident", test.guarantee, 30, 1e-5, 10),
             **asked(f"votes {name} at hand", per_instance, vote, scores, 1e-5),
             **asked(f"votes {name} tested", per_instance, test, scores, 1e-5, 10),
-            **asked(f"votes {name} noise", test.calibrated, _BUDGET, 30, 10),
+            **asked(f"votes {name} noise", with_noise, test, _BUDGET, 30, 10),
         }
     return numbers
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any, Protocol, Self, TypeVar, overload
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from hush.accounting.epsilon import Dimension, upper_epsilon
 from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.core.errors import BudgetExceeded, InvalidValue
-from hush.core.guarantee import RECORD, Adjacency
+from hush.core.guarantee import RECORD, Adjacency, Budget
 from hush.core.parts import Always, Noise, SensitivitySet
 from hush.core.plan import Plan
 from hush.core.release import Selective
@@ -38,6 +39,17 @@ Point = tuple[float, float]
 _NOTHING: Mapping[Plan, int] = MappingProxyType({})
 
 
+class Calibrated(Protocol):
+    """Mechanism that scales its own noise, such as `hush.NoisyMax`."""
+
+    def calibrated(self, budget: Budget, queries: int) -> Self:
+        """The mechanism with the least noise for this number of queries within the budget."""
+
+
+Scaled = TypeVar("Scaled", bound=Calibrated)
+
+
+@overload
 def calibrate(
     plan: Plan,
     budget: Limit,
@@ -46,11 +58,27 @@ def calibrate(
     *,
     spent: Mapping[Plan, int] = _NOTHING,
     adjacency: Adjacency = RECORD,
-) -> Plan:
+) -> Plan: ...
+
+
+@overload
+def calibrate(plan: Scaled, budget: Budget, steps: int) -> Scaled: ...
+
+
+def calibrate(
+    plan: Any,
+    budget: Limit,
+    steps: int,
+    dimension: int | None = None,
+    *,
+    spent: Mapping[Plan, int] = _NOTHING,
+    adjacency: Adjacency = RECORD,
+) -> Any:
     """Plan with the smallest noise multiplier for which `steps` steps stay within `budget`.
 
     Args:
-        plan: Plan; its noise multiplier is replaced.
+        plan: Plan; its noise multiplier is replaced. Or a `NoisyMax` or `Confident`, with `steps` as
+            the number of queries.
         budget: A `Budget` (epsilon and delta), or a `Risk` (limit on an attack).
         steps: Number of steps.
         dimension: Number of parameters, as in `hush.rdp`.
@@ -71,6 +99,13 @@ def calibrate(
     >>> 2.997 <= hush.epsilon(private, steps=1000, delta=1e-5).epsilon.upper <= 3.0
     True
     """
+    if hasattr(plan, "calibrated"):
+        if spent or dimension is not None or adjacency != RECORD:
+            raise InvalidValue(
+                f"spent, dimension and adjacency do not apply to a {type(plan).__name__}: its noise is "
+                "calibrated alone, for its own adjacency. Pass the rest of the budget."
+            )
+        return plan.calibrated(check_kind("budget", budget, Budget), steps)
     start = check_kind("plan", plan, Plan)
     mechanism(start, dimension)
     most = allowance(budget)

@@ -89,7 +89,7 @@ def pate(
 
     from hush.data import load, read_owners, tensors
     from hush.models import build, default_model
-    from hush.pate.argmax import Confident, NoisyMax
+    from hush.pate.argmax import Confident, NoisyMax, with_noise
     from hush.pate.run import pate as run_pate
     from hush.pate.teachers import Lesson
     from hush.training.progress import Progress
@@ -115,7 +115,7 @@ def pate(
     opt.reject_together(noise=noise, epsilon=epsilon)
     if noise is None:
         budget = Budget(epsilon=8.0 if epsilon is None else epsilon, delta=delta)
-        query = query.calibrated(budget, queries, answers)
+        query = with_noise(query, budget, queries, queries if answers is None else answers)
     shape, kind, classes = dataset.shape, x_train.dtype, dataset.classes
     chosen = model or ("mlp" if data == "digits" else default_model(data))
     network = partial(build, chosen, classes=classes, shape=shape, dtype=kind)

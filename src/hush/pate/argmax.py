@@ -94,15 +94,14 @@ class NoisyMax(Value):
         """
         return noisy(self.plan, as_scores(scores), generator).argmax(1)
 
-    def calibrated(self, budget: Budget, queries: int, answers: int | None = None) -> Self:
-        """This query with the least noise for `queries` within the budget.
+    def calibrated(self, budget: Budget, queries: int) -> Self:
+        """This query with the least noise for `queries` answers within the budget (`hush.calibrate`).
 
         Args:
             budget: Maximum cost of all queries.
             queries: Number of queries.
-            answers: Maximum number of answers; by default all queries.
         """
-        return _with_noise(self, budget, queries, queries if answers is None else answers)
+        return with_noise(self, budget, queries, queries)
 
     def guarantee(self, queries: int, delta: float) -> Guarantee:
         """Guarantee of a number of answers, for any scores.
@@ -167,15 +166,14 @@ class Confident(Value):
         """
         return noisy(self.test, scores.amax(1), generator) >= self.threshold
 
-    def calibrated(self, budget: Budget, queries: int, answers: int | None = None) -> Self:
-        """This query with the least noise for `queries` within the budget.
+    def calibrated(self, budget: Budget, queries: int) -> Self:
+        """This query with the least noise for `queries` answers within the budget (`hush.calibrate`).
 
         Args:
             budget: Maximum cost of all queries.
             queries: Number of queries.
-            answers: Maximum number of answers; by default all queries.
         """
-        return _with_noise(self, budget, queries, queries if answers is None else answers)
+        return with_noise(self, budget, queries, queries)
 
     def guarantee(self, queries: int, delta: float, answers: int | None = None) -> Guarantee:
         """Guarantee of a number of queries, for any scores.
@@ -204,7 +202,7 @@ def planned(query: Query, queries: int, answers: int) -> dict[Plan, int]:
     return counts
 
 
-def _with_noise(query: AnyQuery, budget: Budget, queries: int, answers: int) -> AnyQuery:
+def with_noise(query: AnyQuery, budget: Budget, queries: int, answers: int) -> AnyQuery:
     """The query with the least noise within `budget`; a `Confident` keeps the ratio of its noises."""
 
     def scaled(factor: float) -> Any:
