@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from hush.pate.argmax import Confident, NoisyMax
     from hush.training.loop import train
     from hush.training.methods.least_squares import NoisyLeastSquares
-    from hush.training.methods.moments import NoisyMoments, NoisyWhitening
     from hush.training.methods.public_bases import public_thresholds
-    from hush.training.methods.statistics import NoisyQuantile, individual_mean, mean
+    from hush.training.methods.statistics import mean
     from hush.training.options import Checkpoints, Distributed, Execution, Logging, Randomness, Units
     from hush.training.per_instance import PerInstance
     from hush.training.source import Source
@@ -50,8 +49,7 @@ __all__ += ["Confident", "NoisyMax"]
 __all__ += ["Checkpoints", "Distributed", "Execution", "Logging", "PerInstance", "PrivateStep"]
 __all__ += ["Randomness", "Source", "Units", "fix", "train"]
 __all__ += ["Choice", "LogUniform", "Uniform", "tune"]
-__all__ += ["NoisyLeastSquares", "NoisyMoments", "NoisyQuantile", "NoisyWhitening"]
-__all__ += ["individual_mean", "mean", "public_thresholds"]
+__all__ += ["NoisyLeastSquares", "mean", "public_thresholds"]
 __all__ += sampling.__all__
 __all__ += clipping.__all__
 __all__ += noise.__all__
@@ -70,8 +68,7 @@ _LAZY = {
     "training.source": ("Source",),
     "training.loop": ("train",),
     "training.methods.least_squares": ("NoisyLeastSquares",),
-    "training.methods.moments": ("NoisyMoments", "NoisyWhitening"),
-    "training.methods.statistics": ("NoisyQuantile", "individual_mean", "mean"),
+    "training.methods.statistics": ("mean",),
     "training.methods.public_bases": ("public_thresholds",),
     "training.options": ("Checkpoints", "Distributed", "Execution", "Logging", "Randomness", "Units"),
     "training.step": ("PrivateStep",),

@@ -13,10 +13,10 @@ from torch import nn
 
 import hush
 from hush.data import flips_and_shifts
-from hush.training.methods.moments import NoisyWhitening
-from hush.training.methods.statistics import NoisyQuantile
 from hush_recipes.bounded.linear import LinearDescent
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
+from hush_recipes.statistics.moments import NoisyWhitening
+from hush_recipes.statistics.quantile import NoisyQuantile
 from tests.unchanged.entry import Entries, entries
 from tests.unchanged.networks import (
     CLASSES,

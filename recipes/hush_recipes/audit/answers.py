@@ -10,13 +10,14 @@ from hush.audit.lower_bound import Array
 from hush.core.guarantee import Budget, Neighbours
 from hush.core.plan import Plan
 from hush.pate.argmax import Confident, NoisyMax
-from hush.training.methods.moments import NoisyMoments
-from hush.training.methods.statistics import NoisyQuantile, clipped_row_sum, mean
+from hush.training.methods.statistics import clipped_row_sum, mean
 from hush_recipes.audit.copies import STRENGTH
 from hush_recipes.audit.distinguisher import DELTA, clipped, log_ratio
 from hush_recipes.audit.scores import Audit, Draws, by_line, by_trees
 from hush_recipes.audit.whole_steps import TURN, opposed_loss, opposed_records
 from hush_recipes.dpsur.adaptive import Adaptive, AdaptiveDescent
+from hush_recipes.statistics.moments import NoisyMoments
+from hush_recipes.statistics.quantile import NoisyQuantile
 
 _ROWS = 500
 """Runs side by side: a record for each, written out in as many numbers."""

@@ -27,12 +27,12 @@ from hush.noise import (
 )
 from hush.pate.argmax import Confident, NoisyMax
 from hush.sampling import Coordinate, FullBatch, Poisson, Twice
-from hush.training.methods.moments import NoisyMoments
-from hush.training.methods.statistics import NoisyQuantile
 from hush_recipes.audit import answers, whole_steps
 from hush_recipes.audit.copies import factored
 from hush_recipes.audit.distinguisher import audit
 from hush_recipes.audit.scores import Audit
+from hush_recipes.statistics.moments import NoisyMoments
+from hush_recipes.statistics.quantile import NoisyQuantile
 
 DEVIATION = 0.8
 """Of normal noise on a sum of sensitivity 1: a thousand runs give a lower bound near the charge."""

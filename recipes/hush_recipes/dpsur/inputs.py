@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hush.accounting.ledger import Ledger
 from hush.data import load, tensors, with_features
 from hush.models import build
-from hush.training.methods.moments import NoisyMoments, NoisyWhitening
+from hush_recipes.statistics.moments import NoisyMoments, NoisyWhitening
 
 GROUPS = 27
 _BATCH = 1000

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from hush.accounting.ledger import Ledger
 from hush.data import tensors
-from hush.training.methods.moments import NoisyWhitening
 from hush_recipes.data.scattering import CHANNELS
 from hush_recipes.dpsur.inputs import Inputs
 from hush_recipes.figure import Figure
@@ -33,6 +32,7 @@ from hush_recipes.records.protocol import (
 )
 from hush_recipes.registry import variant
 from hush_recipes.selection import select
+from hush_recipes.statistics.moments import NoisyWhitening
 
 HELD_OUT = {"fashion-mnist": 10_000, "mnist": 10_000, "cifar10": 5000}
 

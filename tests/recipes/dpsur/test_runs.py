@@ -9,12 +9,12 @@ import torch
 
 import hush
 from hush.core.errors import InvalidValue
-from hush.training.methods.moments import NoisyMoments, NoisyWhitening
 from hush_recipes.dpsur import table2 as dpsur_table2
 from hush_recipes.dpsur.adaptive import Adaptive
 from hush_recipes.dpsur.inputs import normalised
 from hush_recipes.dpsur.runs import DELTA, Kind, Method, plan_for, run
 from hush_recipes.dpsur.table2 import table2
+from hush_recipes.statistics.moments import NoisyMoments, NoisyWhitening
 
 LINEAR = Method(
     name="linear", model="scattering-linear", batch=400, epochs=5, rates=(4.0, 4.0, 4.0, 4.0)

@@ -14,6 +14,7 @@ from hush_recipes.records import images
 from hush_recipes.records.basis import unit
 from hush_recipes.records.images import Settings, whitened
 from hush_recipes.records.protocol import DELTA, Job
+from hush_recipes.statistics.moments import NoisyWhitening
 
 RECORDS, CHANNELS = 600, 12
 SMALL = Settings(rate=20.0, whitened=5, multiplier=4.0, batch=200, steps=20)
@@ -36,7 +37,7 @@ def made_up() -> Inputs:
 def test_whitening_is_charged_and_shrinks_what_records_share() -> None:
     inputs, ledger = made_up(), hush.Ledger()
     white = whitened(inputs, SMALL, ledger, seed=0)
-    noisy = hush.NoisyWhitening(multiplier=SMALL.multiplier)
+    noisy = NoisyWhitening(multiplier=SMALL.multiplier)
     assert ledger.counts == {noisy.plan: 2}
 
     def shared(x: Tensor) -> float:

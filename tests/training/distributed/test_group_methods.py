@@ -13,6 +13,8 @@ import hush
 from hush.training.data import Batch
 from hush_recipes.audit.draws import trials_of
 from hush_recipes.audit.noise import noise_scale, observe
+from hush_recipes.statistics.moments import NoisyMoments
+from hush_recipes.statistics.quantile import NoisyQuantile
 from tests.training.distributed import spawned
 from tests.training.distributed.problems import RECORDS, data_of, model_of, plan_of, step_of
 from tests.training.helpers import run, weights_of
@@ -96,7 +98,7 @@ def rises(folder: Path) -> float:
 
 
 def noisy_means_elsewhere(folder: Path) -> None:
-    hush.NoisyMoments(norm=1.0, square_norm=1.0, multiplier=1.0)(torch.ones(9, 2, 4), hush.Ledger())
+    NoisyMoments(norm=1.0, square_norm=1.0, multiplier=1.0)(torch.ones(9, 2, 4), hush.Ledger())
 
 
 def a_quantile_by_rank_0(folder: Path) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def a_quantile_by_rank_0(folder: Path) -> dict[str, Any]:
         batches = step.batches(data_of(), steps=2)
         step(next(batches))
         if dist.get_rank() == 0:
-            hush.NoisyQuantile(multiplier=5.0, low=0.1, high=10.0)(torch.rand(9, 1), 0.5, ledger)
+            NoisyQuantile(multiplier=5.0, low=0.1, high=10.0)(torch.rand(9, 1), 0.5, ledger)
         step(next(batches))
         return {"charges": sum(ledger.counts.values()), "epsilon": step.spent(1e-3).epsilon.upper}
 

@@ -1,6 +1,5 @@
-"""The private mean under every mechanism; the noisy histogram, its noise and its charge."""
+"""The private mean under every mechanism; ledgers that a release of statistics rejects."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -8,21 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy import stats
 from torch import Tensor
 
 import hush
 from hush.core.errors import DataError, LedgerError, Unsupported
 from hush.core.guarantee import Adjacency, Neighbours
 from hush.core.parts import Clipping, Noise, Sampling
-from hush.training.methods.statistics import NoisyQuantile, individual_mean
-from tests.training.helpers import plan_of, released, seeded
+from hush_recipes.statistics.moments import NoisyMoments, NoisyWhitening
+from hush_recipes.statistics.quantile import NoisyQuantile
+from tests.training.helpers import plan_of, seeded
 
 ROWS = np.random.default_rng(0).uniform(-0.2, 1.0, size=(4000, 5))
 TRUTH = ROWS.mean(0)
-NORMS = st.floats(allow_nan=True, allow_infinity=True)
 
 
 def plan(clipping: Clipping, noise: Noise, sampling: Sampling | None = None) -> hush.Plan:
@@ -71,18 +67,6 @@ def test_rows_are_clipped_and_left_as_they_were() -> None:
     assert one.value == pytest.approx([1.0], abs=0.02)
 
 
-def test_the_records_at_hand_are_asked_for_by_name() -> None:
-    outside = plan(hush.Linf(1.0), hush.Rectified(scale=20.0, bound=1000.0))
-    guarantee = individual_mean(ROWS, outside, delta=1e-5)
-    assert guarantee.sensitive
-    assert guarantee.notion == "per-instance"
-    assert guarantee.epsilon.upper < 0.1 * hush.epsilon(outside, 1, 1e-5, dimension=5).epsilon.upper
-    assert "sensitive: do not publish" in str(guarantee)
-    wide = plan(hush.Linf(1.0), hush.Rectified(scale=20.0, bound=1e6))
-    at_worst = hush.epsilon(wide, 1, 1e-5, dimension=5).epsilon.upper
-    assert individual_mean(ROWS, wide, delta=1e-5).epsilon.upper == pytest.approx(at_worst)
-
-
 @pytest.mark.parametrize(
     "records", [None, [["a"]], [[1.0], [1.0, 2.0]], torch.ones(4, 2, dtype=torch.complex64)], ids=str
 )
@@ -96,9 +80,8 @@ def test_masked_entries_are_refused_and_a_mask_of_none_is_not() -> None:
     each = plan(hush.L2(2.0), hush.Gaussian(4.0))
     hidden = np.ma.masked_greater(np.array([[0.5, 9.0], [0.2, 0.1]]), 5.0)
     assert np.asarray(hidden)[0, 1] == 9.0
-    for function in (hush.mean, individual_mean):
-        with pytest.raises(DataError, match=r"masked entries.*filled"):
-            function(hidden, each, delta=1e-3)
+    with pytest.raises(DataError, match=r"masked entries.*filled"):
+        hush.mean(hidden, each, delta=1e-3)
     filled = np.ma.masked_array(hidden.filled(0.0), mask=False)
     values = [
         hush.mean(rows, each, delta=1e-3, generator=seeded()).value for rows in (filled, filled.data)
@@ -120,9 +103,8 @@ def test_a_mean_is_not_charged_as_a_release_that_hides() -> None:
     hidden = replace(always, release=rarely)
     charged, due = (hush.epsilon(each, 1, 1e-5).epsilon.upper for each in (hidden, always))
     assert charged < 0.7 * due, "rejected proposals are not paid for"
-    for work in (hush.mean, individual_mean):
-        with pytest.raises(Unsupported, match="a mean has no loss"):
-            work(ROWS, hidden, delta=1e-5)
+    with pytest.raises(Unsupported, match="a mean has no loss"):
+        hush.mean(ROWS, hidden, delta=1e-5)
 
 
 def test_coins_do_not_come_from_the_program_s_own_generator() -> None:
@@ -151,88 +133,10 @@ def test_a_mean_cannot_be_told_by_the_uniforms_its_noise_came_from() -> None:
     assert private.guarantee.arithmetic == "proved"
 
 
-@given(st.lists(st.tuples(NORMS, NORMS), min_size=1, max_size=6), st.data())
-def test_one_record_changes_one_count_of_each_block_by_one(
-    rows: list[tuple[float, float]], data: st.DataObject
-) -> None:
-    quantile = NoisyQuantile(multiplier=1.0, bins=data.draw(st.integers(2, 30)))
-    norms = torch.tensor(rows, dtype=torch.float64)
-    gone = data.draw(st.integers(0, len(rows) - 1))
-    fewer = torch.cat([norms[:gone], norms[gone + 1 :]])
-    change = quantile._counts(norms) - quantile._counts(fewer)
-    assert change.shape == (2, quantile.bins)
-    for block in change:
-        assert sorted(block.tolist()) == [0.0] * (quantile.bins - 1) + [1.0]
-
-
-def test_counts_against_numpy() -> None:
-    quantile = NoisyQuantile(multiplier=1.0, low=0.1, high=10.0, bins=8)
-    values = np.random.default_rng(0).lognormal(0, 1.5, (500, 2))
-    edges = np.geomspace(0.1, 10.0, 9)
-    edges[0], edges[-1] = 0, np.inf
-    expected = [np.histogram(column, edges)[0] for column in values.T]
-    assert quantile._counts(torch.from_numpy(values)).numpy() == pytest.approx(np.array(expected))
-
-
-def noise_of(multiplier: float, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """What is added to the counts, as it is released."""
-    noisy, norms = released(monkeypatch), torch.ones(50, 3)
-    quantile = NoisyQuantile(multiplier=multiplier, bins=8000)
-    quantile(norms, 0.5, hush.Ledger(), generator=seeded())
-    return (noisy[0] - quantile._counts(norms)).flatten()
-
-
-def test_the_noise_is_the_noise_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = noise_of(7.0, monkeypatch).numpy()
-    assert stats.kstest(noise, stats.norm(scale=7.0).cdf).pvalue > 1e-3
-    assert stats.kstest(noise, stats.norm(scale=0.9 * 7.0).cdf).pvalue < 1e-6
-
-
-def test_what_is_charged_is_one_gaussian_of_all_blocks_together() -> None:
-    # k counts that move by 1 under noise of deviation m: a Gaussian of multiplier m / sqrt(k)
-    quantile, delta = NoisyQuantile(multiplier=8.0), 1e-5
-    ledger = hush.Ledger()
-    quantile(torch.rand(100, 4), 0.9, ledger, generator=seeded())
-    spent = ledger.epsilon(delta).epsilon
-    assert list(ledger.counts.values()) == [1]
-    assert quantile.guarantee(4, delta).epsilon.upper == spent.upper
-    assert quantile.guarantee(4, delta).epsilon.lower == 0
-
-    def exact(eps: float, mu: float = math.sqrt(4) / 8.0) -> float:
-        low = stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu)
-        return float(low)
-
-    assert exact(spent.upper) <= delta <= exact(0.999 * spent.upper)
-
-
-@pytest.mark.parametrize("share", [0.5, 0.99])
-def test_quantiles_are_off_by_a_bin_and_the_noise_of_the_counts(share: float) -> None:
-    values = np.random.default_rng(1).lognormal(0.3, 0.8, (50_000, 2)) * [1, 20]
-    quantile = NoisyQuantile(multiplier=10.0)
-    actual = quantile(torch.from_numpy(values), share, hush.Ledger(), generator=seeded(3))
-    factor = (quantile.high / quantile.low) ** (1 / quantile.bins)
-    off = 4 * 10.0 * math.sqrt(2 * quantile.bins) / 50_000
-    for column, value in zip(values.T, actual, strict=True):
-        low, high = np.quantile(column, [share - off, min(1.0, share + off)])
-        assert low <= value <= high * factor
-    # as a guess it would not be known to depend on the noise
-    wild = NoisyQuantile(multiplier=3000.0)(
-        torch.from_numpy(values), share, hush.Ledger(), generator=seeded(3)
-    )
-    assert wild != actual
-
-
-def test_every_estimate_is_charged() -> None:
-    ledger, quantile = hush.Ledger(), NoisyQuantile(multiplier=8.0)
-    for seed in (0, 0, 1):
-        quantile(torch.rand(10, 2), 0.5, ledger, generator=seeded(seed))
-    assert ledger.counts == {quantile.plan(2): 3}
-
-
 RECORDS = torch.ones(20, 3, 2)
 RELEASES: dict[str, Callable[[hush.Ledger], Any]] = {
-    "moments": lambda ledger: hush.NoisyMoments(multiplier=9.0)(RECORDS, ledger),
-    "whitening": lambda ledger: hush.NoisyWhitening(multiplier=9.0)(RECORDS, ledger),
+    "moments": lambda ledger: NoisyMoments(multiplier=9.0)(RECORDS, ledger),
+    "whitening": lambda ledger: NoisyWhitening(multiplier=9.0)(RECORDS, ledger),
     "quantile": lambda ledger: NoisyQuantile(multiplier=9.0)(RECORDS[:, :, 0], 0.5, ledger),
     "least squares": lambda ledger: hush.NoisyLeastSquares(multiplier=9.0, row_norm=1.5)(
         RECORDS[:, 0], RECORDS[:, 0], ledger

@@ -19,6 +19,7 @@ from hush.clipping.norms import NORM
 from hush.core.errors import DataError, InvalidValue
 from hush.core.parts import Clipping
 from hush.core.randomness import RandomSource, seed_from
+from hush.core.value import Range
 from hush.gradients.losses import per_sample_loss
 from hush.gradients.models import trainable
 from hush.gradients.precision import full_precision, vector_norms
@@ -27,7 +28,6 @@ from hush.gradients.recording import NotVectorized, record
 from hush.gradients.tape import GradientTape
 from hush.gradients.tree import Loss, tree_map
 from hush.training.data import Data, count, own_randomness, take
-from hush.training.methods.statistics import QUANTILE
 
 _ROWS_AT_ONCE = 4096  # rows of a basis converted to double precision at a time
 _GRADIENTS_AT_ONCE = {"cpu": 64, "cuda": 256}
@@ -35,6 +35,7 @@ _GRADIENTS_AT_ONCE = {"cpu": 64, "cuda": 256}
 _PERTURBATIONS = (1e-7, 1e-5)
 """Relative random perturbations of columns, tried in turn until the Cholesky factorisation succeeds."""
 _TINY = float(torch.finfo(torch.float32).tiny)
+_QUANTILE = Range(above=0, below=1, why="it is a share of the records", example=0.99)
 _FOR_BASES = 0.6  # fraction of the public records for the basis of `public_thresholds`
 
 
@@ -113,7 +114,7 @@ def public_thresholds(
         quantile: Quantile over the public records of the largest coefficient, used as the bound.
     """
     norm = NORM["range"].check("norm", norm)
-    quantile = QUANTILE.check("quantile", quantile)
+    quantile = _QUANTILE.check("quantile", quantile)
     slots = torch.arange(count(public)).tensor_split([int(_FOR_BASES * count(public))])
     for_basis, measured = (take(public, rows) for rows in slots)
     generator = torch.Generator(next(model.parameters()).device).manual_seed(0)

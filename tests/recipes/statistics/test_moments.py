@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import hush
-from hush.training.methods.moments import NoisyMoments, NoisyWhitening
+from hush_recipes.statistics.moments import NoisyMoments, NoisyWhitening
 from tests.training.helpers import released, seeded
 
 MIXING = torch.tensor([[2.0, 0.0, 0.0], [1.9, 0.3, 0.0], [-1.0, 0.5, 0.7]])

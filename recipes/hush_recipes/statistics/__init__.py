@@ -1,0 +1,1 @@
+"""Private statistics: moments, whitening, and quantiles of norms."""
