@@ -232,16 +232,14 @@ def test_a_claim_without_a_proof_has_no_attack_bound_and_its_proved_epsilon_besi
 
 def test_plan_prints_a_plan_file_within_the_budget(tmp_path: Path) -> None:
     asked = ("plan", "--records", 2000, "--parameters", "1e4", "--epsilon", 3, "--epochs", 10)
-    text = call(*asked, "--out", tmp_path / "curve.svg").stdout
+    text = call(*asked).stdout
     (tmp_path / "plan.toml").write_text(text)
     (steps,) = re.findall(r"train with --steps (\d+)", text)
     said = answer("account", "--plan", tmp_path / "plan.toml", "--steps", steps)
     assert 2.99 < said["epsilon"]["upper"] <= 3
-    assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
     found = answer(*asked)
     assert found["best"] in found["points"]
     assert found["best"]["steps"] == int(steps)
-    for wrong, words in ((("--out", "curve.txt"), "--out"), (("--parameters", -1), "--parameters")):
-        result = call(*asked, *wrong)
-        assert result.returncode == 2
-        assert words in result.stderr
+    result = call(*asked, "--parameters", -1)
+    assert result.returncode == 2
+    assert "--parameters" in result.stderr

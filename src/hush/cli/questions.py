@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +17,6 @@ from hush.core.plan import Plan, plan_text, proof_note
 from hush.core.value import check_count
 from hush.report.text import Table
 from hush.sampling import FullBatch
-
-if TYPE_CHECKING:
-    from hush.accounting.planning import Point
 
 _comparing = partial(opt.about, panel="Gradients and methods")
 
@@ -294,7 +291,6 @@ def plan(
     epochs: Annotated[float, opt.training("Compute limit, as passes over the data.")] = 50,
     gradients: Annotated[float | None, opt.training("Compute limit, as per-sample gradients.")] = None,
     clip: Annotated[float, opt.privacy("Clipping norm of the plan.")] = 1.0,
-    out: Annotated[Path | None, opt.running("Plot of the curve: .svg, .png or .pdf.")] = None,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -308,8 +304,6 @@ def plan(
     from hush.accounting.epsilon import compose
     from hush.training.progress import Progress
 
-    if out is not None and out.suffix not in (".svg", ".png", ".pdf"):
-        raise InvalidValue(f"--out {out} must end in .svg, .png or .pdf: it is a plot.", key="out")
     for name, value in (("--parameters", parameters), ("--gradients", gradients), ("--epochs", epochs)):
         if value is not None and not 0 < value < 1e15:
             raise InvalidValue(f"{name} {value} must be > 0 and below 1e15.")
@@ -324,8 +318,6 @@ def plan(
         )
     best = planning.best(points)
     guarantee = _for_units(compose({best.plan: best.steps}, delta), records)
-    if out is not None:
-        _plot_curve(out, points, best)
     if as_json:
         rows = [{**vars(point), "plan": point.plan.to_plain()} for point in points]
         print_json({**guarantee.to_plain(), "points": rows, "best": rows[points.index(best)]})
@@ -344,17 +336,6 @@ def plan(
     table = Table(header=header, rows=cells).markdown()
     print(*(f"# {line}" for line in table.splitlines()), sep="\n")
     print(f"#\n# train with --steps {best.steps}: {guarantee}\n\n{plan_text(best.plan)}", end="")
-
-
-def _plot_curve(out: Path, points: "list[Point]", best: "Point") -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5, 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    axes.plot([each.batch for each in points], [each.effective for each in points], marker="o")
-    axes.axvline(best.batch, linestyle=":")
-    axes.set(xscale="log", yscale="log", xlabel="batch size", ylabel="equivalent steps without noise")
-    figure.savefig(out)
 
 
 @opt.takes(opt.StepOptions)
