@@ -47,8 +47,6 @@ HUGE = "9" * 400
         ("tune --steps 1 --trials 2 --run-dir file", "--run-dir=file must be a writable folder"),
         ("pate --run-dir file", "--run-dir=file must be a writable folder"),
         ("demo --out file", "--out=file must be a writable folder"),
-        ("train --views 1000000", "<= 1024"),
-        ("train --features scattering --views 2", "needs images, and scattering features are not"),
         (
             "train --data mnist --data-dir nowhere --plan none.toml",
             "cannot read the plan file none.toml",

@@ -204,7 +204,6 @@ def test_a_resumed_run_has_the_schema_it_began_with(folder: Path) -> None:
         ("--target income --schema schema.toml --model own_of_test:number", "an int instead of a torch"),
         ("--target income --schema schema.toml --model cnn", "cnn needs inputs of any x any x any"),
         ("--target income --schema schema.toml --features scattering", "--features are of data sets"),
-        ("--target income --schema schema.toml --views 2", "needs images"),
     ],
 )
 def test_a_mistake_is_named_before_any_work(folder: Path, arguments: str, said: str) -> None:

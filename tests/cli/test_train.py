@@ -68,7 +68,6 @@ def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path: Path) -> Non
         (("--model", "mlp"), "model is logistic there and mlp here"),
         (("--lr", "0.5"), "learning_rate is 1.0 there and 0.5 here"),
         (("--features", "scattering"), "features is not set there and scattering here"),
-        (("--views", "2"), "views is not set there and 2 here"),
         (("--delta", "1e-6"), "delta is 1e-05 there and 1e-06 here"),
         (("--data", "mnist", "--data-dir", "nowhere"), "data is digits there and mnist here"),
         (("--seed", "4"), "began with another seed, not with the seed 4"),

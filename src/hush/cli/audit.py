@@ -197,7 +197,6 @@ def _lower_bound(
             delta=delta,
             others=asked.others,
             generator=generator,
-            views=experiment.views,
             public=experiment.public,
             done=done,
         )

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from hush.gradients.tree import Views
     from hush.training.data import Data
     from hush.training.options import Units
     from hush.training.tables import EncodedTable
 
 _LEARNING_RATE = number(above=0, at_most=1e6, why="it is the length of a step", example=1.0)
-_VIEWS = count("each is a pass over the record, clipped once for all", at_most=1024, example=4)
 _MOMENTUM = number(at_least=0, below=1, why="at 1 no update decays", example=0.9)
 LEARNING_RATE, MOMENTUM = _LEARNING_RATE["range"], _MOMENTUM["range"]
 T = TypeVar("T")
@@ -53,7 +51,6 @@ class Settings(Value):
     learning_rate: float = field(metadata=_LEARNING_RATE)
     momentum: float = field(default=0.0, metadata=_MOMENTUM)
     features: str | None = None
-    views: int | None = field(default=None, metadata=_VIEWS)
     public_records: int = field(default=0, metadata=count("they have no protection", at_least=0))
     per_unit: int | None = field(default=None, metadata=count("a sampled owner has a record"))
     """Records of one user per step, for user-level privacy. No published file contains the user ids."""
@@ -90,7 +87,6 @@ class Experiment:
     loss: "nn.Module"
     device: "torch.device"
     public: "tuple[Tensor, Tensor] | None" = None
-    views: "Views | None" = None
     units: "Units | None" = None
     """User ids of the private records (sensitive); None for record-level privacy."""
 
@@ -151,8 +147,7 @@ def build_experiment(
             "of hush trains in one: each would train a model of its own and charge it. Start it without "
             "the launcher. For several GPUs, call hush.train in a script (docs/distributed.md)."
         )
-    from hush.data import flips_and_shifts, read_owners
-    from hush.training.data import zero_record
+    from hush.data import read_owners
     from hush.training.options import Units
 
     read = _named if settings.schema is None else _from_file
@@ -169,19 +164,10 @@ def build_experiment(
             f"--public-records {public} makes only some records of a user in {units} public. "
             "Order the records by user, and pass a number that does not split a user."
         )
-    views = None
-    if settings.views is not None:
-        shape = zero_record(experiment.train)[0].shape[1:]
-        if settings.features is not None or len(shape) != 3:
-            kind = settings.data if settings.features is None else f"{settings.features} features"
-            text = f"--views {settings.views} needs images, and {kind} are not images. Leave it out."
-            raise InvalidValue(text)
-        # at most an eighth of the side: a shift by 4 pixels would remove half of an 8 x 8 image
-        views = flips_and_shifts(settings.views, shift=min(4, shape[-1] // 8))
     private = None
     if owners is not None and settings.per_unit is not None:
         private = Units(owners=owners[public:], per_unit=settings.per_unit)
-    experiment = replace(experiment, views=views, units=private)
+    experiment = replace(experiment, units=private)
     if not public:
         return experiment
     x, y, *_ = experiment.tensors("--public-records")

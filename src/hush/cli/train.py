@@ -111,7 +111,6 @@ class Run(Training):
     learning_rate: Annotated[float | None, opt.training(_RATE, "--lr")] = None
     momentum: Annotated[float, opt.training("Momentum of SGD.")] = 0.0
     physical_batch: Annotated[int | None, opt.training("Physical batch: records in memory.")] = None
-    views: Annotated[int | None, opt.training("Augmented views per image, averaged.")] = None
     test_batch: Annotated[int | None, opt.testing("Expected batch size of the acceptance test.")] = None
     test_noise: Annotated[float | None, opt.testing("Noise multiplier of the acceptance test.")] = None
     test_clip: Annotated[float | None, opt.testing("Clipping bound on the change of a loss.")] = None
@@ -250,7 +249,6 @@ def train(asked: Run) -> None:
             records=asked.records,
             units=experiment.units,
             neighbours=settings.relation,
-            views=experiment.views,
             public=experiment.public,
             per_instance=watched,
             logging=Logging(progress=not asked.quiet),
