@@ -6,7 +6,7 @@ import pytest
 
 import hush
 from hush import plans
-from hush.accounting.calibrate import calibrate, max_rate, max_steps
+from hush.accounting.calibrate import calibrate, max_steps
 from hush.accounting.epsilon import compose, epsilon
 from hush.accounting.pld import accountant
 from hush.accounting.steps import SampledNoise
@@ -80,18 +80,6 @@ def test_what_was_spent_counts() -> None:
     after = max_steps(step, budget, spent=before)
     assert 0 < after < affordable
     assert compose({**before, step: after}, 1e-5).epsilon.upper <= 2.0
-
-
-@pytest.mark.parametrize(
-    ("multiplier", "steps", "target"), [(1.0, 1000, 3.0), (5.0, 10, 1.0), (0.6, 100_000, 6.0)]
-)
-def test_the_rate_meets_the_budget_and_nearly_uses_it_up(
-    multiplier: float, steps: int, target: float
-) -> None:
-    budget = hush.Budget(epsilon=target, delta=1e-5)
-    calibrated = max_rate(plan(multiplier=multiplier), budget, steps)
-    assert calibrated.noise == plan(multiplier=multiplier).noise
-    assert 0.999 * target <= epsilon(calibrated, steps=steps, delta=1e-5).epsilon.upper <= target
 
 
 @pytest.mark.parametrize("beta", [1.0, 1.5, 2.0, 2.33, 4.0])

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 import hush
 from hush.accounting.attacker import Attacker
-from hush.accounting.calibrate import max_rate, max_steps
+from hush.accounting.calibrate import max_steps
 from tests.unchanged.entry import Entries, asked, entries
 from tests.unchanged.plans import DIMENSION, Question
 
@@ -58,7 +58,6 @@ def _searches(question: Question) -> Entries:
     }
     if question.seed % 30 == 0:
         numbers |= {
-            **asked("rate within", max_rate, plan, _BUDGET, 20, size),
             **asked("fit noise", hush.fit_noise, plan, _BUDGET, 20, size),
             **asked("false negatives", attacker.false_negative_rate, 0.01),
         }

@@ -24,7 +24,6 @@ from hush.sampling import Poisson
 # Multipliers beyond these have no practical use.
 _MIN_MULTIPLIER, _MAX_MULTIPLIER = 1e-3, 1e9
 _MAX_STEPS = 10**12
-_MIN_RATE = 1e-9
 # Largest relative gap between the limit and a calibrated cost.
 _SLACK = 1e-3
 # Consecutive interpolations that may fail to halve the bracket before a bisection.
@@ -236,33 +235,6 @@ def max_steps(
     if spend(1) > most:
         return 0
     return int(largest_affordable(spend, most, start=1e3, low=1.0, high=_MAX_STEPS, whole=True) or 0)
-
-
-def max_rate(
-    plan: Plan, budget: Limit, steps: int, dimension: int | None = None, adjacency: Adjacency = RECORD
-) -> Plan:
-    """Plan with the largest Poisson sampling rate for which `steps` steps stay within `budget`.
-
-    **Guarantee.** As for `calibrate`.
-    """
-    steps = check_count("steps", steps, "the rate is calibrated for them", at_least=1)
-
-    def with_rate(rate: float) -> Plan:
-        return replace(plan, sampling=Poisson(rate=rate))
-
-    most = allowance(budget)
-
-    def spend(rate: float) -> float:
-        return _cost(budget, {with_rate(rate): steps}, dimension, adjacency, most)
-
-    rate = largest_affordable(spend, most, start=0.01, low=_MIN_RATE, high=1.0, whole=False)
-    if rate is None:
-        raise BudgetExceeded(
-            f"steps={steps} cost more than {stated(budget)} even at a rate of {_MIN_RATE:g}: with so "
-            "little noise every participant is detected. Add noise, take fewer steps, or allow a larger "
-            "budget."
-        )
-    return with_rate(rate)
 
 
 def _cost(

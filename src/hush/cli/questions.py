@@ -16,7 +16,6 @@ from hush.core.guarantee import DEFAULT_DELTA, RECORD, Adjacency, Budget, Guaran
 from hush.core.plan import Plan, plan_text, proof_note
 from hush.core.value import check_count
 from hush.report.text import Table
-from hush.sampling import FullBatch
 
 _comparing = partial(opt.about, panel="Gradients and methods")
 
@@ -207,8 +206,7 @@ def calibrate(
 ) -> None:
     """Find the plan that meets a privacy budget or a risk limit, and print it as a plan file.
 
-    Without --noise, find the noise. With --noise and --rate, find the steps; with --noise and --steps,
-    the rate.
+    Without --noise, find the noise. With --noise and --rate, find the steps.
 
     Example: hush calibrate --epsilon 3 --records 60000 --batch-size 600 --epochs 20
 
@@ -232,18 +230,14 @@ def calibrate(
         count = asked.count(start)
         calibration = inverse.fit_noise if fit else inverse.calibrate
         found = calibration(start, limit, count, dimension, adjacency=adjacency)
-    elif asked.rate is not None or asked.batch_size is not None:
+    else:
         found = asked.start()
         if asked.steps is not None or asked.epochs is not None:
-            text = "noise, rate and steps are all given, so there is no unknown. Leave one out, or "
+            text = (
+                "noise, rate and steps are all given, so there is no unknown. Leave out the steps, or "
+            )
             raise InvalidPlan(f"{text}compute their cost with `hush account`.")
         count = inverse.max_steps(found, limit, adjacency=adjacency)
-    elif asked.steps is not None:
-        count = check_count("--steps", asked.steps, "the rate depends on it", at_least=1)
-        full = opt.plan_of(FullBatch(), asked.noise)
-        found = inverse.max_rate(full, limit, count, adjacency=adjacency)
-    else:
-        raise InvalidPlan("with --noise, pass --steps to find the rate, or --rate to find the steps.")
     sizes = {} if dimension is None else {found: dimension}
     guarantee = _for_units(compose({found: count}, delta, sizes, adjacency), asked.records)
     facts: dict[str, Any] = {"steps": count, "plan": found.to_plain()}
