@@ -23,7 +23,6 @@ class WholeModules:
 
     def trainable(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """Currently trainable parameters of forward passes, by name."""
-        """Context that gathers modules one by one in forward and backward passes."""
         return trainable(model)
 
     def gathering(self) -> AbstractContextManager[None]:

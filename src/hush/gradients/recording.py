@@ -71,12 +71,12 @@ def record(
 
     Args:
         model: Model; only trainable parameters are recorded.
-            loss: Loss with one value per record.
+        loss: Loss with one value per record.
         inputs: A tensor, or a tuple or dictionary of tensors, with records along the first dimension.
-            targets: Targets, with records along the first dimension.
-            views: Function that returns augmented views of a record, whose mean loss is used.
-            one_by_one: Compute each record separately by autograd (`Probed.one_by_one`).
-            modules: Modules; their parameters may be sharded over ranks.
+        targets: Targets, with records along the first dimension.
+        views: Function that returns augmented views of a record, whose mean loss is used.
+        one_by_one: Compute each record separately by autograd (`Probed.one_by_one`).
+        modules: Modules; their parameters may be sharded over ranks.
     """
     trainable = modules.trainable(model)
     device = next(iter(trainable.values())).device

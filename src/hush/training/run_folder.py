@@ -38,12 +38,6 @@ def step_file(ledger: Path) -> Path:
     return ledger.with_name(f"_{ledger.name}.secret")
 
 
-def _checkpoint_in(folder: Path) -> Path:
-    """Checkpoint of a run; earlier versions wrote it beside the files to publish."""
-    earlier = folder / Path(_CHECKPOINT).name
-    return earlier if earlier.exists() else folder / _CHECKPOINT
-
-
 class RunFolder:
     """The files of one run; raises if the run cannot start or continue there.
 
@@ -56,7 +50,7 @@ class RunFolder:
         self, path: Path, plan: Plan, *, resume: bool, settings: dict[str, Any] | None = None
     ) -> None:
         self.path, self.weights = path, path / "model.safetensors"
-        self.ledger, self.checkpoint = path / _LEDGER, _checkpoint_in(path)
+        self.ledger, self.checkpoint = path / _LEDGER, path / _CHECKPOINT
         self._metrics, self._plan = path / "metrics.jsonl", path / _PLAN
         self._anchor, self._settings = path / ANCHOR, path / SETTINGS
         self._chosen = json.loads(json.dumps(settings))
@@ -243,7 +237,7 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
         return ledger, [_PATE]
     if not path.is_dir() and (file.name != _LEDGER or not (folder / ANCHOR).exists()):
         return ledger, [_ALONE]
-    stored = _checkpoint_in(folder)
+    stored = folder / _CHECKPOINT
     try:
         plan = read_plan(folder / _PLAN)
         check_anchor(folder / ANCHOR, ledger.identity)

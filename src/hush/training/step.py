@@ -166,9 +166,7 @@ class PrivateStep:
             """Whether rounding is within its slack for the public shapes, known after `probe`."""
             self._streams: StepStreams | None = None
             self._checked: tuple[Any, ...] | None = None
-            gradients = (
-                self.gradients
-            )  # the guard must not reference the step, which would keep it in memory
+            gradients = self.gradients  # a reference to the step would keep it in memory
             self._guard = WeightsGuard(
                 model, optimizer, self.ledger, lambda: gradients.probed.changing_buffers
             )
@@ -548,10 +546,10 @@ class PrivateStep:
 
         Args:
             inputs: Inputs, a row per drawn slot.
-                targets: Targets, a row per drawn slot.
-                basis: Public basis for clipping; None for the parameters' own basis.
-                present: Mask of non-empty slots; None if no slot is empty.
-                counts: Number of consecutive slots of each user; None for record-level privacy.
+            targets: Targets, a row per drawn slot.
+            basis: Public basis for clipping; None for the parameters' own basis.
+            present: Mask of non-empty slots; None if no slot is empty.
+            counts: Number of consecutive slots of each user; None for record-level privacy.
 
         Returns:
             Sum by parameter or block, and the number of skipped records (or users).
