@@ -41,7 +41,6 @@ def test_a_private_step_runs_and_is_timed(monkeypatch: pytest.MonkeyPatch) -> No
     found = checks()
     assert found["private step on cpu"]["state"] == "ok"
     assert re.match(r"[\d.]+ ms", found["private step on cpu"]["text"])
-    assert found["threads"]["text"].startswith(f"torch uses {torch.get_num_threads()} on ")
     assert found["data directory"]["state"] == "missing"
     text = call("doctor")
     assert text.returncode == 0
@@ -97,16 +96,3 @@ def test_files_of_the_data_directory_are_listed(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "adult").mkdir()
     monkeypatch.setenv("HUSH_DATA", str(tmp_path))
     assert doctor._data() == doctor.Check("data directory", "ok", f"{tmp_path}: adult")
-
-
-def test_a_comparison_of_threads_leaves_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    times = iter([0.004, 0.001])
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(doctor, "_time_of_a_step", lambda device: next(times))
-    try:
-        assert "takes 4.0 times as long as with OMP_NUM_THREADS=1" in doctor._threads()
-        monkeypatch.undo()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

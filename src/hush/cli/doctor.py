@@ -52,7 +52,7 @@ def versions() -> list[str]:
 
 
 def doctor(as_json: opt.AsJson = False) -> None:
-    """Check what works on this machine: private steps, GPU, Triton, extras, threads and data.
+    """Check what works on this machine: private steps, GPU, Triton, extras and data.
 
     The exit status is 1 if a check failed.
 
@@ -73,7 +73,6 @@ def _checks() -> Iterator[Check]:
     import torch
 
     yield _attempt("private step on cpu", partial(_private_step, "cpu"))
-    yield _attempt("threads", _threads)
     if count := torch.cuda.device_count() if torch.cuda.is_available() else 0:
         for device in (f"cuda:{number}" for number in range(count)):
             yield _attempt(f"private step on {device}", partial(_private_step, device))
@@ -102,16 +101,7 @@ def _attempt(name: str, check: Callable[[], str]) -> Check:
 
 
 def _private_step(device: str) -> str:
-    """Time of a private step of a small model, and the name of the device."""
-    import torch
-
-    milliseconds = 1000 * _time_of_a_step(device)
-    name = platform.machine() if device == "cpu" else torch.cuda.get_device_name(device)
-    return f"{milliseconds:.1f} ms for a small model, {name}"
-
-
-def _time_of_a_step(device: str) -> float:
-    """Seconds of a private step of a small model on synthetic records, the fastest of ten."""
+    """Time of a private step of a small model, the fastest of ten, and the name of the device."""
     import torch
 
     from hush import PrivateStep, plans
@@ -128,24 +118,8 @@ def _time_of_a_step(device: str) -> float:
         if device != "cpu":
             torch.cuda.synchronize(device)
         times.append(perf_counter() - start)
-    return min(times)
-
-
-def _threads() -> str:
-    """Number of threads, and whether a small model is faster with one."""
-    import torch
-
-    threads = torch.get_num_threads()
-    text = f"torch uses {threads} on {os.cpu_count()} cores"
-    if threads == 1:
-        return text
-    several = _time_of_a_step("cpu")
-    torch.set_num_threads(1)
-    try:
-        ratio = several / _time_of_a_step("cpu")
-    finally:
-        torch.set_num_threads(threads)
-    return f"{text}; a small model takes {ratio:.1f} times as long as with OMP_NUM_THREADS=1"
+    name = platform.machine() if device == "cpu" else torch.cuda.get_device_name(device)
+    return f"{1000 * min(times):.1f} ms for a small model, {name}"
 
 
 def _extra(name: str) -> Check:
