@@ -283,7 +283,6 @@ def plan(
     epsilon: opt.Epsilon = 3.0,
     delta: opt.Delta = DEFAULT_DELTA,
     epochs: Annotated[float, opt.training("Compute limit, as passes over the data.")] = 50,
-    gradients: Annotated[float | None, opt.training("Compute limit, as per-sample gradients.")] = None,
     clip: Annotated[float, opt.privacy("Clipping norm of the plan.")] = 1.0,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
@@ -298,15 +297,15 @@ def plan(
     from hush.accounting.epsilon import compose
     from hush.training.progress import Progress
 
-    for name, value in (("--parameters", parameters), ("--gradients", gradients), ("--epochs", epochs)):
-        if value is not None and not 0 < value < 1e15:
+    for name, value in (("--parameters", parameters), ("--epochs", epochs)):
+        if not 0 < value < 1e15:
             raise InvalidValue(f"{name} {value} must be > 0 and below 1e15.")
     with Progress("calibrating the noise", unit="batch sizes", visible=not quiet) as progress:
         points = planning.curve(
             records=records,
             parameters=max(1, round(parameters)),
             budget=Budget(epsilon=epsilon, delta=delta),
-            gradients=max(1, round(epochs * records if gradients is None else gradients)),
+            gradients=max(1, round(epochs * records)),
             clip_norm=clip,
             done=progress.advance,
         )
