@@ -11,7 +11,15 @@ from hush.core.value import count, number
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Coordinate", "FixedSize", "FullBatch", "Poisson", "TruncatedPoisson", "Twice"]
+__all__ = [
+    "Coordinate",
+    "CyclicPoisson",
+    "FixedSize",
+    "FullBatch",
+    "Poisson",
+    "TruncatedPoisson",
+    "Twice",
+]
 
 _WHY = "it is the probability that a record takes part, and amplification by sampling is proved for it"
 RATE = number(at_least=1e-9, at_most=1, why=_WHY, example=0.01)
@@ -33,7 +41,7 @@ class EveryRecord:
     def participation(self) -> float:
         return 1.0
 
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         import torch
 
         return torch.arange(records, device=generator.device)
@@ -53,9 +61,51 @@ class Poisson(Sampling):
     def participation(self) -> float:
         return self.rate
 
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         # 62 bits: with single-precision uniforms the actual rate would differ by up to 2**-24
         return bernoulli(records, self.rate, generator).nonzero().squeeze(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicPoisson(Sampling):
+    """Poisson subsampling of one group of records after another.
+
+    Slot i is in group i mod `cycle`. Step t (from 0) samples each record of group t mod `cycle` with
+    probability `rate`. A record can take part once in `cycle` consecutive steps, so they are charged as
+    one Poisson-sampled step at `rate`. `Banded` noise needs this sampling. Reference: Choquette-Choo et
+    al., (Amplified) Banded Matrix Factorization, NeurIPS 2023.
+
+    Args:
+        rate: Sampling probability within the group of a step.
+        cycle: Number of groups.
+    """
+
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(
+            clippings=("L2", "Normalized", "L2Linf", "Box"),
+            noises=("Gaussian",),
+            note="correlated-noise.md",
+        ),
+    )
+    counts_slots: ClassVar[bool] = True
+
+    rate: float = field(metadata=RATE)
+    cycle: int = field(metadata=count("it is the number of groups of records", example=8))
+
+    @property
+    def period(self) -> int:
+        return self.cycle
+
+    @property
+    def participation(self) -> float:
+        return self.rate
+
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
+        group = step % self.cycle
+        # coins for all groups of equal size: the use of the stream does not depend on the step
+        coins = bernoulli(-(-records // self.cycle), self.rate, generator)
+        slots = coins.nonzero().squeeze(1) * self.cycle + group
+        return slots[slots < records]
 
 
 _LIMITED = (
@@ -110,7 +160,7 @@ class TruncatedPoisson(Competing, Sampling):
         kept = binomial_tail(self.max_batch, self.records, self.rate) * self.max_batch / self.records
         return self.rate * free + kept
 
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         self.check_slots(records)
         drawn = Poisson(self.rate).draw(records, generator)
         # words for all slots: the use of the stream does not depend on the draw
@@ -150,7 +200,7 @@ class FixedSize(Competing, Sampling):
     def participation(self) -> float:
         return self.size / self.records
 
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         self.check_slots(records)
         return random_bits(records, generator).argsort()[: self.size].sort().values
 
@@ -207,5 +257,5 @@ class Twice(Sampling):
     def coordinate_participation(self) -> float:
         return self.coordinate_rate
 
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         return Poisson(self.rate).draw(records, generator)

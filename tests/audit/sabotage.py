@@ -204,7 +204,7 @@ def batches_of_one_size(self: hush.Poisson, records: int, generator: Any) -> Ten
 def shuffled_epochs(patch: pytest.MonkeyPatch) -> None:
     remaining: list[Tensor] = []
 
-    def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
+    def draw(self: hush.Poisson, records: int, generator: Any, step: int = 0) -> Tensor:
         if not remaining:
             remaining.extend(uniform(records, generator).argsort().split(round(records * self.rate)))
         return remaining.pop()

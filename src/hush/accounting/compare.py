@@ -240,7 +240,7 @@ def _row(
     )
     if plan is None:
         return row
-    rate, per_instance = plan.sampling.participation, None
+    rate, per_instance = plan.sampling.average_participation, None
     found, total = _calibrated(plan, setting.budget, row.steps, setting.dimension)
     if found is not None and isinstance(found.noise, Rectified | Truncated):
         if isinstance(found.noise, Truncated):  # divided by the slope of its mean, its own variance

@@ -77,7 +77,7 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     per_unit = 1 if step.units is None else step.units.per_unit
     draws = min(400, max(32, _COINS // units))
     # the usual batch size, because kernels depend on shapes
-    drawn = math.ceil(step.plan.sampling.participation * units)
+    drawn = math.ceil(step.plan.sampling.average_participation * units)
     some = min(units, max(1, physical // per_unit), max(2, drawn))
     yield draws_independent(step, data, draws)
     if isinstance(step.rule, Trials):

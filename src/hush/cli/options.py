@@ -176,7 +176,7 @@ class StepOptions:
             raise InvalidValue("the number of steps is missing. Pass --steps or --epochs.")
         if not 0 < passes < 1e9:
             raise InvalidValue(f"--epochs {passes} must be > 0 and below 1e9. Pass e.g. --epochs 10.")
-        return max(1, round(passes / plan.sampling.participation))
+        return max(1, round(passes / plan.sampling.average_participation))
 
 
 def sampling_of(

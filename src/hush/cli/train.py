@@ -458,7 +458,7 @@ def _sizes(plan: Plan, records: str, count: int) -> Iterator[str]:
     tests = (
         f", test batch {plan.release.rate * count:.3g}" if isinstance(plan.release, Selective) else ""
     )
-    yield f"expected batch {plan.sampling.participation * count:.4g} of {records}{tests}"
+    yield f"expected batch {plan.sampling.average_participation * count:.4g} of {records}{tests}"
 
 
 def _watched(count: int | None, plan: Plan, slots: int) -> "PerInstance | None":

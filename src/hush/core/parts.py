@@ -144,18 +144,27 @@ class Sampling(Part):
     """Subsampling of records and coordinates in a step."""
 
     counts_slots: ClassVar[bool] = False
-    """Whether the draw of a record depends on the number of slots, which must then be public."""
+    """Whether the draw of a record depends on its slot or the number of slots, which must be public."""
+
+    @property
+    def period(self) -> int:
+        """Number of consecutive steps of a run that one charge of the plan's mechanism covers.
+
+        Periods begin with the run and at every step whose number (from 0) is a multiple of the period.
+        """
+        return 1
 
     def check_slots(self, slots: int) -> None:
         """Raise if the charge is for data with another public number of slots."""
 
     @abstractmethod
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         """Indices of the records in a step's batch.
 
         Args:
             records: Public number of slots.
             generator: Source of all randomness.
+            step: Number of the step, from 0.
 
         Returns:
             Distinct indices in increasing order, on the generator's device or the CPU; possibly none.
@@ -164,7 +173,12 @@ class Sampling(Part):
     @property
     @abstractmethod
     def participation(self) -> float:
-        """Probability that a record takes part in a step, for the accountant."""
+        """Probability that a record takes part in a period, for the accountant."""
+
+    @property
+    def average_participation(self) -> float:
+        """Expected number of times that a record takes part, per step."""
+        return self.participation / self.period
 
     @property
     def coordinate_participation(self) -> float:
@@ -189,7 +203,7 @@ class Sampling(Part):
 
     def expected(self, records: int) -> float:
         """Expected number of records per coordinate, by which the sum is divided."""
-        return self.participation * self.coordinate_participation * records
+        return self.average_participation * self.coordinate_participation * records
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ class PoissonLoader(HostLoop):
         self.physical_batch = physical_batch
 
     def __len__(self) -> int:
-        return max(1, round(1 / self.plan.sampling.participation))
+        return max(1, round(1 / self.plan.sampling.average_participation))
 
     def __iter__(self) -> Iterator[int]:
         """Indices of an epoch's steps. The step itself draws the records."""

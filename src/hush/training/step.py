@@ -481,7 +481,7 @@ class PrivateStep:
             sampling: Sampling; by default the plan's.
         """
         slots = self.reducer.slots(like.data) if self.units is None else len(self.units)
-        indices = (sampling or self.plan.sampling).draw(slots, self.generator)
+        indices = (sampling or self.plan.sampling).draw(slots, self.generator, self.steps)
         counts = None
         if self.units is not None:
             indices, counts = self.units.draw(indices.cpu(), self.generator)
