@@ -1,11 +1,12 @@
 """Subsampling of records and coordinates."""
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from hush.core.errors import InvalidValue
 from hush.core.parts import Proof, Sampling
-from hush.core.randomness import RandomSource, bernoulli, random_bits
+from hush.core.randomness import RandomSource, Stream, bernoulli, derive_source, random_bits
 from hush.core.value import count, number
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ __all__ = [
     "FixedSize",
     "FullBatch",
     "Poisson",
+    "RandomAllocation",
     "TruncatedPoisson",
     "Twice",
 ]
@@ -107,6 +109,9 @@ class CyclicPoisson(Sampling):
         slots = coins.nonzero().squeeze(1) * self.cycle + group
         return slots[slots < records]
 
+
+MAX_ALLOCATED = 10**6
+"""Largest number of steps of an epoch of `RandomAllocation`."""
 
 _LIMITED = (
     Proof(
@@ -203,6 +208,65 @@ class FixedSize(Competing, Sampling):
     def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         self.check_slots(records)
         return random_bits(records, generator).argsort()[: self.size].sort().values
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomAllocation(Sampling):
+    """Every record takes part once per epoch, in a step drawn uniformly ("balls and bins").
+
+    The steps of the records are independent, so the sizes of batches are random. An epoch is charged as a
+    whole: a run that stops within an epoch costs the whole epoch. In most settings an epoch costs less
+    than as many steps of `Poisson` with the same expected batch. Reference: Feldman and Shenfeld, Privacy
+    amplification by random allocation, NeurIPS 2025.
+
+    Args:
+        steps: Number of steps of an epoch.
+        times: Number of steps per epoch in which a record takes part: one in each of `times` parts of
+            `steps` / `times` consecutive steps. It divides `steps`.
+    """
+
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(
+            clippings=("L2", "Normalized", "Quantile", "L2Linf", "Box", "Subspaces"),
+            noises=("Gaussian",),
+            note="random-allocation.md",
+        ),
+    )
+
+    steps: int = field(metadata=count("it is the number of steps of an epoch", example=100))
+    times: int = field(
+        default=1, metadata=count("it is the number of steps with a record", example=1)
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps % self.times or self.steps > MAX_ALLOCATED:
+            raise InvalidValue(
+                f"steps={self.steps}, times={self.times}: an epoch has `times` parts of equal length, "
+                f"with at most {MAX_ALLOCATED} steps in all, because a part is charged as a whole. Pass "
+                "e.g. steps=100 and times=1.",
+                key="steps",
+            )
+
+    @property
+    def period(self) -> int:
+        return self.steps // self.times
+
+    @property
+    def participation(self) -> float:
+        return 1.0
+
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
+        # a function of the key, the slot and the part: a resumed run continues the same allocation
+        key = generator if isinstance(generator, Stream) else _seeded_stream(generator)
+        source = derive_source(key, b"allocation of part %d" % (step // self.period))
+        words = random_bits(records, source) >> 1 & 2**62 - 1
+        return (words % self.period == step % self.period).nonzero().squeeze(1)
+
+
+def _seeded_stream(generator: "torch.Generator") -> Stream:
+    """A stream under a key that depends on the generator's seed alone, not on its state."""
+    return Stream(generator.device, hashlib.sha256(b"%d" % generator.initial_seed()).digest())
 
 
 def binomial_tail(limit: int, count: int, rate: float) -> float:

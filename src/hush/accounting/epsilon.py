@@ -10,7 +10,7 @@ from hush.accounting import composition
 from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.steps import ComposableStep, Composition
+from hush.accounting.steps import AllocatedGaussian, ComposableStep, Composition
 from hush.clipping import Entries
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import DELTA, RECORD, Adjacency, Bound, Guarantee, Neighbours
@@ -209,8 +209,9 @@ def _charged(
         size = dimension.get(plan) if isinstance(dimension, Mapping) else dimension
         whole, repeats = mechanism(plan, size), charged_steps(plan, count)
         check_relation(plan, adjacency.neighbours)
-        # records of a group may take part in different steps of a period
+        # records of a group may take part in different steps of a period: only the group property holds
         within = adjacency.group == 1 or plan.sampling.period == 1
+        within = within or isinstance(whole, AllocatedGaussian)
         if adjacency.slots > 1 and not (whole.charged_for_groups and within):
             raise Unproved(
                 f"{names(plan)} has no proved cost for group={adjacency.group}, "

@@ -8,6 +8,7 @@ from hush.accounting.selection import Selection, trial_count
 from hush.accounting.selective import Trial
 from hush.accounting.steps import (
     MAX_BETA,
+    AllocatedGaussian,
     CompetingGaussian,
     Composition,
     CoordinateWise,
@@ -24,7 +25,7 @@ from hush.core.plan import Plan, names, proof_note
 from hush.core.release import BestOf, Selective
 from hush.noise import Gaussian, Truncated
 from hush.noise.bounded import largest_variance
-from hush.sampling import FixedSize, TruncatedPoisson, binomial_tail
+from hush.sampling import FixedSize, RandomAllocation, TruncatedPoisson, binomial_tail
 
 _OUTWARD = 1 + 1e-9
 """Covers the rounding of SciPy's binomial tails."""
@@ -122,6 +123,8 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
         step = ellipsoid(rate, tuple(noisy))
         if isinstance(plan.sampling, FixedSize | TruncatedPoisson):
             return _limited(plan.sampling, step.multiplier)
+        if isinstance(plan.sampling, RandomAllocation) and plan.sampling.period > 1:
+            return AllocatedGaussian(plan.sampling.period, step.multiplier)
         return step
     return CoordinateWise.normal(rate, tuple(noisy), coordinate_rate)
 

@@ -45,6 +45,8 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
     with rehearsal(step):
         for _ in range(draws):
             batch = step.draw(empty)
+            # draws within a period depend on each other
+            step.steps += step.plan.sampling.period
             if step.reducer.size > 1:  # concatenated in the order of ranks
                 own = step.reducer.share(batch)
                 shares = step.reducer.gather("the draws", (own.indices.cpu(), own.counts))
@@ -52,7 +54,7 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
                 slots = torch.cat([slots for slots, _ in shares])
                 batch = replace(batch, indices=slots, counts=counts)
             drawn.append(_units_drawn(step, batch))
-    p_value = _coin_table(drawn, number_of_units(step, data), step.plan.sampling.participation)
+    p_value = _coin_table(drawn, number_of_units(step, data), step.plan.sampling.average_participation)
     return Check(name="sampling", p_value=p_value)
 
 

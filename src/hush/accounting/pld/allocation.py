@@ -54,12 +54,15 @@ class AllocationLaw(Step):
             return min(1.0, whole * OUTWARD)
         law = _law(self)
         gains = np.maximum(law.with_record - law.without, 0.0)
-        return min(1.0, whole * OUTWARD, float(gains.sum() + law.infinite) * OUTWARD)
+        distance = float(gains.sum() + law.infinite) * (1 + law.rounding)
+        return min(1.0, whole * OUTWARD, distance * OUTWARD)
 
     @property
     def loss_rounding(self) -> float:
-        # every sum moves a value by at most 8 units
-        return (64 + 8 * 2 * math.log2(2 * self.steps)) * UNIT
+        # the shares of a split, by the length of its sums; a draw of 62 bits is not exactly uniform
+        reach = 2 * (_REACH + 1 / self.multiplier) / self.multiplier + math.log(2 * self.steps)
+        per_sum = (16 + 4 * reach) * UNIT
+        return 64 * UNIT + 2 * math.log2(2 * self.steps) * per_sum + self.steps * 2.0**-61
 
     @property
     def ratio_range(self) -> tuple[float, float]:
@@ -92,10 +95,10 @@ class AllocationLaw(Step):
         # rounding of the law: outward for a pessimistic law, inward for the other one
         first, second = (with_record, without) if forward else (without, with_record)
         if self.pessimistic:
-            first *= 1 + law.rounding
-            second *= 1 + law.rounding
             with_record[-1] += law.infinite
             without[0] += law.absent
+            first *= 1 + law.rounding
+            second *= 1 + law.rounding
         else:
             first *= 1 - law.rounding
             second *= 1 + law.rounding
@@ -169,7 +172,7 @@ def _term(steps: int, multiplier: float, width: float, *, pessimistic: bool) -> 
     top = multiplier * points[-1] + 0.5 / multiplier
     below, below_moment = float(ndtr(bottom)), float(ndtr(bottom - 1 / multiplier))
     above, above_moment = float(ndtr(-top)), float(ndtr(1 / multiplier - top))
-    rounding = (64 + 4 * _REACH**2) * UNIT
+    rounding = (256 + 8 * _REACH * (_REACH + 1 / multiplier)) * UNIT
     if not pessimistic:
         mass = np.concatenate([[below], masses.sum(axis=1), [above]])
         moment = (masses * np.exp(inner)).sum(axis=1) * np.exp(points[:-1])

@@ -119,5 +119,6 @@ def _log_laplace(values: Array, multiplier: float) -> Array:
             part = values[start : start + 512]
             excess = -np.expm1(-part[:, None] * ratios) @ weights
             whole = np.exp(-part[:, None] * ratios) @ weights
-            result[start : start + 512] = np.where(excess < 0.5, np.log1p(-excess), np.log(whole))
+            small, large = np.log1p(-np.minimum(excess, 0.5)), np.log(np.maximum(whole, 1e-300))
+            result[start : start + 512] = np.where(excess < 0.5, small, large)
     return result
