@@ -234,9 +234,7 @@ class RandomAllocation(Sampling):
     )
 
     steps: int = field(metadata=count("it is the number of steps of an epoch", example=100))
-    times: int = field(
-        default=1, metadata=count("it is the number of steps with a record", example=1)
-    )
+    times: int = field(default=1, metadata=count("it is the number of steps with a record", example=1))
 
     def __post_init__(self) -> None:
         super().__post_init__()

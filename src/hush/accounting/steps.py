@@ -247,7 +247,8 @@ class AllocatedGaussian(ComposableStep):
 
     @property
     def dominated_step(self) -> AllocationLaw:
-        return AllocationLaw(self.steps, self.multiplier, pessimistic=False)
+        # more noise is sound for a lower bound
+        return AllocationLaw(self.steps, max(self.multiplier, MIN_MULTIPLIER), pessimistic=False)
 
     @property
     def dominating_step_of_one(self) -> SampledGaussian | AllocationLaw:

@@ -9,7 +9,6 @@ Proofs: docs/guarantees/random-allocation.md.
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Self
 
 import numpy as np
 from scipy.special import erf, ndtr, ndtri_exp
@@ -17,16 +16,18 @@ from scipy.special import erf, ndtr, ndtri_exp
 from hush.accounting.numerics import OUTWARD, UNIT, Array
 from hush.accounting.pld.privacy_loss import Direction, Step
 
-# With less noise the grid of one term would be long.
-MIN_MULTIPLIER = 0.05
+MIN_MULTIPLIER = 0.1
+"""Least noise of an `AllocationLaw`; with less, its grid would be long and values would overflow."""
 # Mass that a sum may lose at either end of its grid.
 _TRIMMED = 1e-25
 # Largest deviation of the noise of one term on its grid; the mass beyond is about 1e-25.
 _REACH = 10.4
 # Width of the last grid, relative to the standard deviation of the ratio, and the largest width.
-_RESOLUTION, _MAX_WIDTH = 0.03, 0.02
+_RESOLUTION, _MAX_WIDTH = 0.025, 0.02
+# Logarithm of the ratio of two values above which the smaller one is below the rounding of the larger.
+_FAR = 42.0
 # Doublings of the number of terms per halving of the grid width.
-_DOUBLINGS = 4
+_DOUBLINGS = 3
 _GAUSS: tuple[Array, Array] = np.polynomial.legendre.leggauss(8)
 _NODES, _WEIGHTS = (1 + _GAUSS[0]) / 2, _GAUSS[1] / 2
 
@@ -43,14 +44,11 @@ class AllocationLaw(Step):
     multiplier: float
     pessimistic: bool
 
-    def with_representable_loss(self) -> Self:
-        return replace(self, multiplier=max(self.multiplier, MIN_MULTIPLIER))
-
     @property
     def total_variation(self) -> float:
         # of one full step, which dominates the epoch, or of the discrete law
         whole = float(erf(1 / self.multiplier / math.sqrt(8)))
-        if not self.pessimistic or self.multiplier < MIN_MULTIPLIER:
+        if not self.pessimistic:
             return min(1.0, whole * OUTWARD)
         law = _law(self)
         gains = np.maximum(law.with_record - law.without, 0.0)
@@ -225,38 +223,36 @@ def _pair(
 
     The sum of points i and i - d is at i + log(1 + exp(-d h)) / h: this offset does not depend on i.
     """
-    length = len(x[0])
-    gaps = np.arange(length)
-    offsets = np.log1p(np.exp(-gaps * (width * refined))) / width
+    length, masses, moments = len(x[0]), np.zeros(size), np.zeros(size)
+    far = min(length, math.ceil(_FAR / (width * refined)))
+    offsets = np.log1p(np.exp(-np.arange(far) * (width * refined))) / width
     cells = np.floor(offsets if spread else offsets + 0.5).astype(int)
-    # cell offsets decrease with the gap: groups of gaps with the same offset
-    starts = np.flatnonzero(np.diff(cells, prepend=-1))
-    ends = np.append(starts[1:], length)
-    weights = np.ones(length)
+    weights = np.ones(far)
     weights[0] = 0.5
-    up = np.clip(np.expm1((offsets - cells) * width) / math.expm1(width), 0.0, 1.0)
-    masses, moments = np.zeros(size), np.zeros(size)
-    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        cell = int(cells[start])
+    shares = np.clip(np.expm1((offsets - cells) * width) / math.expm1(width), 0.0, 1.0)
+    # offsets decrease with the gap: groups of gaps with the same offset in cells
+    starts = np.flatnonzero(np.diff(cells, prepend=-1)).tolist()
+    for start, end in zip(starts, [*starts[1:], far], strict=True):
+        cell, weight, used = int(cells[start]), weights[start:end], slice(start, length)
         places = slice(cell + refined * start, cell + refined * (length - 1) + 1, refined)
-        used = slice(start, length)
-        weight = weights[start:end]
+        mass = _windows(y[0], weight, start)
         if spread:
-            share = up[start:end]
-            total, moved = (
-                _windows(y[0], kernel, start, cell) for kernel in (weight, weight * share)
-            )
-            masses[places] += x[0][used] * np.maximum(total - moved, 0.0)
-            after = slice(places.start + 1, places.stop + 1, refined)
-            masses[after] += x[0][used] * moved
+            moved = _windows(y[0], weight * shares[start:end], start)
+            masses[places] += x[0][used] * np.maximum(mass - moved, 0.0)
+            masses[places.start + 1 : places.stop + 1 : refined] += x[0][used] * moved
         else:
-            mass, moment = (_windows(part, weight, start, cell) for part in y)
             masses[places] += x[0][used] * mass
-            moments[places] += x[1][used] * mass + x[0][used] * moment
+            moments[places] += x[1][used] * mass + x[0][used] * _windows(y[1], weight, start)
+    if far < length:
+        # the smaller value is below the rounding of the larger one
+        places, used = slice(refined * far, refined * (length - 1) + 1, refined), slice(far, length)
+        mass, moment = (np.cumsum(part[: length - far]) for part in y)
+        masses[places] += x[0][used] * mass
+        moments[places] += x[1][used] * mass + x[0][used] * moment
     return masses, moments
 
 
-def _windows(law: Array, kernel: Array, start: int, cell: int) -> Array:
+def _windows(law: Array, kernel: Array, start: int) -> Array:
     """sum_d kernel[d - start] law[i - d] for i from `start`."""
     length = len(law) - start
     return np.convolve(law[:length], kernel)[:length]
