@@ -214,10 +214,10 @@ class FixedSize(Competing, Sampling):
 class RandomAllocation(Sampling):
     """Every record takes part once per epoch, in a step drawn uniformly ("balls and bins").
 
-    The steps of the records are independent, so the sizes of batches are random. An epoch is charged as a
-    whole: a run that stops within an epoch costs the whole epoch. In most settings an epoch costs less
-    than as many steps of `Poisson` with the same expected batch. Reference: Feldman and Shenfeld, Privacy
-    amplification by random allocation, NeurIPS 2025.
+    The steps of the records are independent, so the sizes of batches are random. An epoch is charged as
+    a whole: a run that stops within an epoch costs the whole epoch. In most settings an epoch costs less
+    than as many steps of `Poisson` with the same expected batch. Reference: Feldman and Shenfeld,
+    Privacy amplification by random allocation, NeurIPS 2025.
 
     Args:
         steps: Number of steps of an epoch.

@@ -23,7 +23,7 @@ _TRIMMED = 1e-25
 # Largest deviation of the noise of one term on its grid; the mass beyond is about 1e-25.
 _REACH = 10.4
 # Width of the last grid, relative to the standard deviation of the ratio, and the largest width.
-_RESOLUTION, _MAX_WIDTH = 0.025, 0.02
+_RESOLUTION, _MAX_WIDTH = 0.025, 0.01
 # Logarithm of the ratio of two values above which the smaller one is below the rounding of the larger.
 _FAR = 42.0
 # Doublings of the number of terms per halving of the grid width.
