@@ -12,8 +12,8 @@ from scipy.special import gammaln
 
 from hush.accounting.numerics import OUTWARD, Array, log_expm1, log_sum_exp
 
-# Higher orders are bounded by those of one step with the record.
-_MAX_ORDER = 256
+# With less noise, and at higher orders, the epoch is bounded by one step with the record.
+_MIN_MULTIPLIER, _MAX_ORDER = 0.1, 256
 # Relative rounding of sums of positive terms in logarithms, and of the Laplace transform.
 _ROUNDING = 1e-9
 _ABSOLUTE = 1e-12
@@ -24,14 +24,16 @@ _GAUSS: tuple[Array, Array] = np.polynomial.legendre.leggauss(8)
 
 def renyi_divergence(steps: int, multiplier: float, orders: Array) -> Array:
     """Upper bounds on the Rényi divergence of an epoch of `steps` steps, in both directions."""
-    whole = orders / (2 * multiplier) / multiplier
+    whole = OUTWARD * orders / (2 * multiplier) / multiplier
+    if multiplier < _MIN_MULTIPLIER:
+        return np.asarray(whole)
     cumulants = _cumulants(steps, multiplier)
     inner = np.minimum(orders, _MAX_ORDER)
     # log-moments are convex in the order
     bound = np.interp(inner, np.arange(1.0, _MAX_ORDER + 1), cumulants)
     with np.errstate(invalid="ignore"):
         bound = np.where(orders <= _MAX_ORDER, bound / (orders - 1), np.inf)
-    return np.asarray(np.minimum(np.where(np.isnan(bound), np.inf, bound), whole) * OUTWARD)
+    return np.asarray(np.minimum(np.where(np.isnan(bound), np.inf, bound) * OUTWARD, whole))
 
 
 @lru_cache(maxsize=64)
