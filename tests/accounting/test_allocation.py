@@ -392,7 +392,7 @@ def test_adjacency_relations() -> None:
     added = hush.epsilon(plan, 40, 1e-5, neighbours=hush.Neighbours.ADD_REMOVE).epsilon
     assert added == one
     for options in ({"group": 2}, {"neighbours": hush.Neighbours.REPLACE}):
-        assert hush.epsilon(plan, 40, 1e-5, **options).epsilon.upper > one.upper  # type: ignore[arg-type]
+        assert hush.epsilon(plan, 40, 1e-5, **options).epsilon.upper > one.upper
     step_of(plan, neighbours=hush.Neighbours.ADD_REMOVE)
 
 

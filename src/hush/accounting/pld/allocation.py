@@ -86,20 +86,16 @@ class AllocationLaw(Step):
     def _outcome_masses(self, direction: Direction, ratios: Array) -> tuple[Array, Array, Array]:
         law, forward = _law(self), direction is Direction.REMOVE
         cells = np.searchsorted(ratios, law.losses)
-        with_record, without = (
-            np.bincount(cells, weights=masses, minlength=len(ratios) + 1)
-            for masses in (law.with_record, law.without)
-        )
-        # rounding of the law: outward for a pessimistic law, inward for the other one
-        first, second = (with_record, without) if forward else (without, with_record)
+        with_record, without = np.zeros(len(ratios) + 1), np.zeros(len(ratios) + 1)
+        np.add.at(with_record, cells, law.with_record)
+        np.add.at(without, cells, law.without)
         if self.pessimistic:
             with_record[-1] += law.infinite
             without[0] += law.absent
-            first *= 1 + law.rounding
-            second *= 1 + law.rounding
-        else:
-            first *= 1 - law.rounding
-            second *= 1 + law.rounding
+        # the rounding of the law: outward for a pessimistic law, inward for the other one
+        first, second = (with_record, without) if forward else (without, with_record)
+        first *= 1 + law.rounding if self.pessimistic else 1 - law.rounding
+        second *= 1 + law.rounding
         return with_record, without, np.full(len(ratios), 2 * UNIT * len(law.losses))
 
 
