@@ -83,7 +83,7 @@ class CyclicPoisson(Sampling):
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(
             clippings=("L2", "Normalized", "L2Linf", "Box"),
-            noises=("Gaussian",),
+            noises=("Gaussian", "Banded"),
             note="correlated-noise.md",
         ),
     )

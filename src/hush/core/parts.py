@@ -249,6 +249,14 @@ class Noise(Part):
     """Whether draws from a cryptographic source follow the accounted law exactly, up to post-processing:
     docs/guarantees/sampling.md."""
 
+    @property
+    def correlation(self) -> Sequence[float]:
+        """First column of the matrix C, if the noise of all steps of a run is C^-1 z.
+
+        z is independent noise; the column of independent noise has one number.
+        """
+        return (1.0,)
+
     def exponential_power(self, norm: float) -> tuple[float, float] | None:
         """Exponent beta and scale of a density proportional to exp(-(|x| / scale)^beta), or None.
 
