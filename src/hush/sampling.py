@@ -100,12 +100,13 @@ class CyclicPoisson(Sampling):
     def participation(self) -> float:
         return self.rate
 
+    def candidates(self, records: int, step: int) -> range:
+        return range(step % self.cycle, records, self.cycle)
+
     def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
-        group = step % self.cycle
-        # coins for all groups of equal size: the use of the stream does not depend on the step
-        coins = bernoulli(-(-records // self.cycle), self.rate, generator)
-        slots = coins.nonzero().squeeze(1) * self.cycle + group
-        return slots[slots < records]
+        group = self.candidates(records, step)
+        drawn = bernoulli(len(group), self.rate, generator).nonzero().squeeze(1)
+        return drawn.mul_(group.step).add_(group.start)
 
 
 _LIMITED = (

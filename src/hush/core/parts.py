@@ -170,6 +170,15 @@ class Sampling(Part):
             Distinct indices in increasing order, on the generator's device or the CPU; possibly none.
         """
 
+    def candidates(self, records: int, step: int) -> range:
+        """Slots that a step may sample; all by default.
+
+        Args:
+            records: Public number of slots.
+            step: Number of the step, from 0.
+        """
+        return range(records)
+
     @property
     @abstractmethod
     def participation(self) -> float:
@@ -256,6 +265,10 @@ class Noise(Part):
         z is independent noise; the column of independent noise has one number.
         """
         return (1.0,)
+
+    def relative_error(self, steps: int) -> float:
+        """Root mean square noise in the sums of 1 to `steps` updates, relative to independent noise."""
+        return 1.0
 
     def exponential_power(self, norm: float) -> tuple[float, float] | None:
         """Exponent beta and scale of a density proportional to exp(-(|x| / scale)^beta), or None.

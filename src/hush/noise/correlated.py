@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hush.core.errors import InvalidValue, short_repr
-from hush.core.parts import Noise, Proof
+from hush.core.parts import Noise
 from hush.core.value import Range, as_list, check_count, number
 from hush.noise.gaussian import MULTIPLIER, ExponentialPower, Gaussian
 
@@ -80,13 +80,6 @@ class Banded(ExponentialPower, Noise):
 
     # not exact: the clipped sums of earlier steps, and so their rounding, enter the noise of later ones
     exact: ClassVar[bool] = False
-    proofs: ClassVar[tuple[Proof, ...]] = (
-        Proof(
-            samplings=("CyclicPoisson",),
-            clippings=("L2", "Normalized", "L2Linf", "Box"),
-            note="correlated-noise.md",
-        ),
-    )
 
     multiplier: float = field(metadata=MULTIPLIER)
     strategy: Sequence[float] = field(metadata={"check": _normalized})

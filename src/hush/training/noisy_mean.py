@@ -53,9 +53,16 @@ class PastNoise:
             self.vectors = total.new_zeros(len(self.correlation), len(total))
         # the row of this step is overwritten if the step is repeated
         torch.neg(total, out=self._row(step))
-        total.mul_(self.correlation[0])
+        self._subtract(total.mul_(self.correlation[0]), step)
+
+    def _subtract(self, total: Tensor, step: int) -> Tensor:
         for lag, coefficient in enumerate(self.correlation[1:], start=1):
             total.sub_(self._row(step - lag), alpha=coefficient)
+        return total
+
+    def carried(self, step: int) -> Tensor:
+        """c_1 w_{t-1} + c_2 w_{t-2} + ...; empty before the first step."""
+        return self._subtract(torch.zeros_like(self.vectors[0]), step).neg_()
 
     def settle(self, total: Tensor, step: int) -> None:
         """Scale the mixed sum with its noise z_t to x + w_t, and store w_t."""
