@@ -85,7 +85,7 @@ class CyclicPoisson(Sampling):
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(
             clippings=("L2", "Normalized", "L2Linf", "Box"),
-            noises=("Gaussian",),
+            noises=("Gaussian", "Banded"),
             note="correlated-noise.md",
         ),
     )
@@ -102,12 +102,13 @@ class CyclicPoisson(Sampling):
     def participation(self) -> float:
         return self.rate
 
+    def candidates(self, records: int, step: int) -> range:
+        return range(step % self.cycle, records, self.cycle)
+
     def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
-        group = step % self.cycle
-        # coins for all groups of equal size: the use of the stream does not depend on the step
-        coins = bernoulli(-(-records // self.cycle), self.rate, generator)
-        slots = coins.nonzero().squeeze(1) * self.cycle + group
-        return slots[slots < records]
+        group = self.candidates(records, step)
+        drawn = bernoulli(len(group), self.rate, generator).nonzero().squeeze(1)
+        return drawn.mul_(group.step).add_(group.start)
 
 
 MAX_ALLOCATED = 10**6
@@ -253,6 +254,10 @@ class RandomAllocation(Sampling):
     @property
     def participation(self) -> float:
         return 1.0
+
+    @property
+    def step_participation(self) -> float:
+        return 1 / self.period
 
     def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         # a function of the key, the slot and the part: a resumed run continues the same allocation

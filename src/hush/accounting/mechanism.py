@@ -38,6 +38,14 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     docs/guarantees, page `proof_note(plan)`. Raises `Unproved` if there is no proof.
     """
     proof_note(plan)
+    bands, period = len(plan.noise.correlation), plan.sampling.period
+    if bands > period:
+        raise InvalidValue(
+            f"{names(plan)} correlates the noise of {bands} steps, and a record may take part again "
+            f"after {period}: its two contributions would share noise, which costs more. Use at most as "
+            "many coefficients as the cycle of the sampling.",
+            key="noise.strategy",
+        )
     dominating = plan.noise.dominating_noise(plan.clipping.reference_norm)
     release = plan.release
     if dominating is not None:

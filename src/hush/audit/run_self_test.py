@@ -154,7 +154,9 @@ def charged(step: PrivateStep, data: Data, steps: int) -> Check:
     ledgers = [step.ledger]
     if step.ledger.path is not None:
         ledgers.append(Ledger(step.ledger.path, read_only=True))
-    right = all(ledger.counts.get(step.plan, 0) == before + steps for ledger in ledgers)
+    period = step.plan.sampling.period
+    periods = -(-step.steps // period) - (step.steps - steps) // period
+    right = all(ledger.counts.get(step.plan, 0) == before + periods * period for ledger in ledgers)
     own = step.ledger
     last = own.digest_at(step.run, step.steps)
     said = step.reducer.exchange("the ledgers", [right, own.identity, last, own.mirrored])

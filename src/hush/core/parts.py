@@ -170,10 +170,24 @@ class Sampling(Part):
             Distinct indices in increasing order, on the generator's device or the CPU; possibly none.
         """
 
+    def candidates(self, records: int, step: int) -> range:
+        """Slots that a step may sample; all by default.
+
+        Args:
+            records: Public number of slots.
+            step: Number of the step, from 0.
+        """
+        return range(records)
+
     @property
     @abstractmethod
     def participation(self) -> float:
         """Probability that a record takes part in a period, for the accountant."""
+
+    @property
+    def step_participation(self) -> float:
+        """Probability that one of the candidates takes part in a step."""
+        return self.participation
 
     @property
     def average_participation(self) -> float:
@@ -248,6 +262,18 @@ class Noise(Part):
     exact: ClassVar[bool] = False
     """Whether draws from a cryptographic source follow the accounted law exactly, up to post-processing:
     docs/guarantees/sampling.md."""
+
+    @property
+    def correlation(self) -> Sequence[float]:
+        """First column of the matrix C, if the noise of all steps of a run is C^-1 z.
+
+        z is independent noise; the column of independent noise has one number.
+        """
+        return (1.0,)
+
+    def relative_error(self, steps: int) -> float:
+        """Root mean square noise in the sums of 1 to `steps` updates, relative to independent noise."""
+        return 1.0
 
     def exponential_power(self, norm: float) -> tuple[float, float] | None:
         """Exponent beta and scale of a density proportional to exp(-(|x| / scale)^beta), or None.
