@@ -17,6 +17,7 @@ from hush.accounting.pld import accountant
 from hush.accounting.pld.allocation import AllocationLaw
 from hush.accounting.pld.privacy_loss import Direction
 from hush.accounting.rdp import allocation
+from hush.audit.draws import draws_independent
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Bound
 from hush.core.parts import Sampling
@@ -376,6 +377,22 @@ def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path: Path, stop: int) -> Non
         second(batch)
     assert torch.equal(weights(second), weights(whole))
     assert second.spent(1e-3) == whole.spent(1e-3)
+
+
+def test_one_allocation_for_all_epochs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = step_of(allocated(4))
+    data = next(iter(step.batches(DATA, steps=1))).data
+    step.pending_batch = None
+    assert draws_independent(step, data, 200).passed
+    draw = hush.RandomAllocation.draw
+
+    def repeated(
+        self: hush.RandomAllocation, records: int, generator: Stream, step: int = 0
+    ) -> torch.Tensor:
+        return draw(self, records, generator, step % self.period)
+
+    monkeypatch.setattr(hush.RandomAllocation, "draw", repeated)
+    assert not draws_independent(step, data, 200).passed
 
 
 def test_a_budget_ends_a_run_after_a_whole_epoch() -> None:

@@ -48,7 +48,7 @@ PLANS = {
         sampling=hush.CyclicPoisson(rate=0.5, cycle=3),
         noise=hush.Banded(multiplier=1.0, strategy=(1.0, 0.5)),
     ),
-    "allocation": plan_of(sampling=hush.RandomAllocation(steps=4)),
+    "allocation": plan_of(sampling=hush.RandomAllocation(steps=3)),
     "bounded": plan_of(clipping=hush.Linf(0.1), noise=hush.Rectified(scale=2.0, bound=9.0)),
 }
 
