@@ -250,8 +250,9 @@ class PrivateModule(LightningModule):
         if not isinstance(loader, PoissonLoader):
             raise Unsupported(
                 f"the training records come from {with_article(type(loader).__name__)}: records in a "
-                "shuffled order are not the Poisson sampling that is charged. Pass "
-                "trainer.fit(module, hush.integrations.lightning.PoissonLoader(dataset, plan, budget))."
+                "shuffled order are not the sampling that is charged. Pass trainer.fit(module, "
+                "hush.integrations.lightning.PoissonLoader(dataset, plan, budget)); with "
+                "hush.RandomAllocation in the plan, each record takes part once per epoch."
             )
         return loader
 
