@@ -36,7 +36,12 @@ def allocation() -> Table:
         calibrated = hush.calibrate(plan, budget, EPOCHS * steps).noise
         assert isinstance(calibrated, hush.Gaussian)
         saved = f"{100 * (1 - calibrated.multiplier / multiplier):.1f}%"
-        costs = [f"{each:.4f}" for each in (ours.lower, ours.upper, poisson.lower, poisson.upper)]
+        # rounded outward
+        costs = [
+            f"{rounded(each * 1e4) / 1e4:.4f}"
+            for bound in (ours, poisson)
+            for each, rounded in ((bound.lower, math.floor), (bound.upper, math.ceil))
+        ]
         rows.append([str(steps), f"{multiplier:g}", *costs, saved, f"{seconds:.1f} s"])
     header = ["steps per epoch", "noise", "lower", "upper", "Poisson lower", "Poisson upper"]
     return Table(header=[*header, "noise saved", "time"], rows=rows)

@@ -52,7 +52,7 @@ class AllocationLaw(Step):
             return min(1.0, whole * OUTWARD)
         law = _law(self)
         gains = np.maximum(law.with_record - law.without, 0.0)
-        distance = float(gains.sum() + law.infinite) * (1 + law.rounding)
+        distance = float(gains.sum() + law.infinite) * (1 + law.rounding) + 1e-13
         return min(1.0, whole * OUTWARD, distance * OUTWARD)
 
     @property
