@@ -284,7 +284,11 @@ class Noise(Part):
         return None
 
     def dominating_noise(self, reference_norm: float) -> "Noise | None":
-        """Noise that dominates this one and is accounted for instead; None for the noise itself."""
+        """Noise that dominates this one and is accounted for instead; None for the noise itself.
+
+        Args:
+            reference_norm: Reference norm of the clipping.
+        """
         return None
 
     def with_multiplier(self, multiplier: float) -> "Noise":
