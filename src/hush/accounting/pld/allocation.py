@@ -107,9 +107,9 @@ class _RatioLaw:
     with_record: Array
     without: Array
     infinite: float
-    """Mass with the record where the law without it has none."""
+    """Mass of the law with the record at an infinite ratio."""
     absent: float
-    """Mass without the record where the law with it has none."""
+    """Mass of the law without the record at a ratio of zero."""
     rounding: float
 
 
