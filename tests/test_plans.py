@@ -26,7 +26,7 @@ def charge(name: str, steps: int, delta: float = 1e-5) -> float:
 def test_the_names_are_those_of_the_methods() -> None:
     assert list(plans.NAMES) == [
         *("dpsgd", "dpsur", "dpsur-published", "twice", "subspaces"),
-        *("beta", "rectified", "truncated", "sign"),
+        *("beta", "rectified", "truncated", "sign", "banded"),
     ]
     for name, named in plans.NAMES.items():
         assert named.make is getattr(plans, name.replace("-", "_"))

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hush.clipping import L2, L2Linf, Linf, Lp, Principal, Subspaces
+from hush.core.errors import InvalidValue
 from hush.core.parts import Sampling
 from hush.core.plan import Plan
 from hush.core.release import Accounting, Selective, Test
-from hush.noise import Gaussian, GeneralizedGaussian, Rectified, StochasticSign, Truncated
-from hush.sampling import FullBatch, Poisson, Twice
+from hush.noise import Banded, Gaussian, GeneralizedGaussian, Rectified, StochasticSign, Truncated
+from hush.sampling import CyclicPoisson, FullBatch, Poisson, Twice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,11 @@ _BETA = (
 _BOUNDED = (
     "S. Hu, S. Mahloujifar, V. Smith, K. Chaudhuri, C. Guo, Privacy Amplification for the Gaussian "
     "Mechanism via Bounded Support, 2024, arXiv 2403.05598"
+)
+_BANDED = (
+    "C. A. Choquette-Choo, A. Ganesh, R. McKenna, H. B. McMahan, K. Rush, A. Thakurta, Z. Xu, "
+    "(Amplified) Banded Matrix Factorization: A unified approach to private training, NeurIPS 2023, "
+    "arXiv 2306.08153"
 )
 _SIGN = (
     "R. Jin, Y. Huang, X. He, H. Dai, T. Wu, Stochastic-Sign SGD for Federated Learning with "
@@ -282,6 +288,36 @@ def sign(*, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 200
     return Plan(sampling=_sampling(rate), clipping=Linf(clip_norm), noise=noise)
 
 
+def banded(
+    *,
+    rate: float = 0.01,
+    clip_norm: float = 1.0,
+    multiplier: float = 1.0,
+    bands: int = 8,
+    steps: int = 2000,
+    momentum: float = 0.0,
+) -> Plan:
+    """Correlated noise: cyclic Poisson sampling, l2 clipping, banded Gaussian noise.
+
+    Args:
+        rate: Expected batch size divided by the number of records; at most 1 / `bands`.
+        clip_norm: l2 clipping norm.
+        multiplier: Noise multiplier.
+        bands: Number of coefficients of the noise, and of groups of records.
+        steps: Number of steps that the coefficients are optimized for.
+        momentum: Momentum of the optimizer.
+    """
+    if not rate * bands <= 1:
+        raise InvalidValue(
+            f"rate={rate:g} with bands={bands} samples the records of a group with probability "
+            f"{rate * bands:g}, which is not a probability. Pass at most bands={int(1 / rate)}.",
+            key="rate",
+        )
+    noise = Banded.optimal(bands=bands, multiplier=multiplier, steps=steps, momentum=momentum)
+    sampling = CyclicPoisson(rate=rate * bands, cycle=bands)
+    return Plan(sampling=sampling, clipping=L2(clip_norm), noise=noise)
+
+
 def _sampling(rate: float, coordinate_rate: float = 1.0) -> Sampling:
     if coordinate_rate != 1:
         return Twice(rate=rate, coordinate_rate=coordinate_rate)
@@ -298,5 +334,6 @@ NAMES: dict[str, NamedPlan] = {
     "rectified": NamedPlan(make=rectified, paper=_BOUNDED),
     "truncated": NamedPlan(make=truncated, paper=_BOUNDED),
     "sign": NamedPlan(make=sign, paper=_SIGN),
+    "banded": NamedPlan(make=banded, paper=_BANDED),
 }
 """Named plans by their name on the command line."""

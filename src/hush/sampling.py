@@ -1,17 +1,27 @@
 """Subsampling of records and coordinates."""
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from hush.core.errors import InvalidValue
 from hush.core.parts import Proof, Sampling
-from hush.core.randomness import RandomSource, bernoulli, random_bits
+from hush.core.randomness import RandomSource, Stream, bernoulli, derive_source, random_bits
 from hush.core.value import count, number
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Coordinate", "FixedSize", "FullBatch", "Poisson", "TruncatedPoisson", "Twice"]
+__all__ = [
+    "Coordinate",
+    "CyclicPoisson",
+    "FixedSize",
+    "FullBatch",
+    "Poisson",
+    "RandomAllocation",
+    "TruncatedPoisson",
+    "Twice",
+]
 
 _WHY = "it is the probability that a record takes part, and amplification by sampling is proved for it"
 RATE = number(at_least=1e-9, at_most=1, why=_WHY, example=0.01)
@@ -33,7 +43,7 @@ class EveryRecord:
     def participation(self) -> float:
         return 1.0
 
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         import torch
 
         return torch.arange(records, device=generator.device)
@@ -53,10 +63,56 @@ class Poisson(Sampling):
     def participation(self) -> float:
         return self.rate
 
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         # 62 bits: with single-precision uniforms the actual rate would differ by up to 2**-24
         return bernoulli(records, self.rate, generator).nonzero().squeeze(1)
 
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicPoisson(Sampling):
+    """Poisson subsampling of one group of records after another.
+
+    Slot i is in group i mod `cycle`. Step t (from 0) samples each record of group t mod `cycle` with
+    probability `rate`. A record can take part once in `cycle` consecutive steps, so they are charged as
+    one Poisson-sampled step at `rate`. `Banded` noise needs this sampling. Reference: Choquette-Choo et
+    al., (Amplified) Banded Matrix Factorization, NeurIPS 2023.
+
+    Args:
+        rate: Sampling probability within the group of a step.
+        cycle: Number of groups.
+    """
+
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(
+            clippings=("L2", "Normalized", "L2Linf", "Box"),
+            noises=("Gaussian", "Banded"),
+            note="correlated-noise.md",
+        ),
+    )
+    counts_slots: ClassVar[bool] = True
+
+    rate: float = field(metadata=RATE)
+    cycle: int = field(metadata=count("it is the number of groups of records", example=8))
+
+    @property
+    def period(self) -> int:
+        return self.cycle
+
+    @property
+    def participation(self) -> float:
+        return self.rate
+
+    def candidates(self, records: int, step: int) -> range:
+        return range(step % self.cycle, records, self.cycle)
+
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
+        group = self.candidates(records, step)
+        drawn = bernoulli(len(group), self.rate, generator).nonzero().squeeze(1)
+        return drawn.mul_(group.step).add_(group.start)
+
+
+MAX_ALLOCATED = 10**6
+"""Largest number of steps of an epoch of `RandomAllocation`."""
 
 _LIMITED = (
     Proof(
@@ -110,7 +166,7 @@ class TruncatedPoisson(Competing, Sampling):
         kept = binomial_tail(self.max_batch, self.records, self.rate) * self.max_batch / self.records
         return self.rate * free + kept
 
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         self.check_slots(records)
         drawn = Poisson(self.rate).draw(records, generator)
         # words for all slots: the use of the stream does not depend on the draw
@@ -150,9 +206,70 @@ class FixedSize(Competing, Sampling):
     def participation(self) -> float:
         return self.size / self.records
 
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         self.check_slots(records)
         return random_bits(records, generator).argsort()[: self.size].sort().values
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomAllocation(Sampling):
+    """Every record takes part once per epoch, in a step drawn uniformly ("balls and bins").
+
+    The steps of the records are independent, so the sizes of batches are random. An epoch is charged as
+    a whole: a run that stops within an epoch costs the whole epoch. In most settings an epoch costs less
+    than as many steps of `Poisson` with the same expected batch. Reference: Feldman and Shenfeld,
+    Privacy amplification by random allocation, NeurIPS 2025.
+
+    Args:
+        steps: Number of steps of an epoch.
+        times: Number of steps per epoch in which a record takes part: one in each of `times` parts of
+            `steps` / `times` consecutive steps. It divides `steps`.
+    """
+
+    proofs: ClassVar[tuple[Proof, ...]] = (
+        Proof(
+            clippings=("L2", "Normalized", "Quantile", "L2Linf", "Box", "Subspaces"),
+            noises=("Gaussian",),
+            note="random-allocation.md",
+        ),
+    )
+
+    steps: int = field(metadata=count("it is the number of steps of an epoch", example=100))
+    times: int = field(default=1, metadata=count("it is the number of steps with a record", example=1))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps % self.times or self.steps > MAX_ALLOCATED:
+            raise InvalidValue(
+                f"steps={self.steps}, times={self.times}: an epoch has `times` parts of equal length, "
+                f"with at most {MAX_ALLOCATED} steps in all, because a part is charged as a whole. Pass "
+                "e.g. steps=100 and times=1.",
+                key="steps",
+            )
+
+    @property
+    def period(self) -> int:
+        return self.steps // self.times
+
+    @property
+    def participation(self) -> float:
+        return 1.0
+
+    @property
+    def step_participation(self) -> float:
+        return 1 / self.period
+
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
+        # a function of the key, the slot and the part: a resumed run continues the same allocation
+        key = generator if isinstance(generator, Stream) else _seeded_stream(generator)
+        source = derive_source(key, b"allocation of part %d" % (step // self.period))
+        words = random_bits(records, source) >> 1 & 2**62 - 1
+        return (words % self.period == step % self.period).nonzero().squeeze(1)
+
+
+def _seeded_stream(generator: "torch.Generator") -> Stream:
+    """A stream under a key that depends on the generator's seed alone, not on its state."""
+    return Stream(generator.device, hashlib.sha256(b"%d" % generator.initial_seed()).digest())
 
 
 def binomial_tail(limit: int, count: int, rate: float) -> float:
@@ -207,5 +324,5 @@ class Twice(Sampling):
     def coordinate_participation(self) -> float:
         return self.coordinate_rate
 
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         return Poisson(self.rate).draw(records, generator)

@@ -29,7 +29,8 @@ def multiplier(plan: hush.Plan, steps: int, dimension: int | None = None) -> flo
 
 def test_every_system_has_its_rows(rows: dict[str, Row]) -> None:
     names = {row.name for row in rows.values()}
-    assert names == {"dpsgd", "twice", "subspaces", "dpsur", "beta", "rectified", "truncated", "pate"}
+    others = {"subspaces", "dpsur", "beta", "rectified", "truncated", "pate"}
+    assert names == {"dpsgd", "banded", "twice", *others}
     assert names - set(plans.NAMES) == {"pate"}
     for row in rows.values():
         for page in row.measured.partition(": ")[2].split(", "):
@@ -57,6 +58,26 @@ def test_plain_noise_and_a_larger_batch(rows: dict[str, Row]) -> None:
     assert larger.deviation < twice.deviation < plain.deviation
     plan = plans.twice(rate=0.02 * ratio, clip_norm=1.0, cap=0.1)
     assert twice.deviation == pytest.approx(multiplier(plan, 1500) / 1000)
+
+
+def test_correlated_noise_is_compared_by_the_error_of_the_weights(rows: dict[str, Row]) -> None:
+    deviations = []
+    for bands in (4, 16):
+        plan = plans.banded(rate=0.02, bands=bands, steps=1500)
+        series = np.zeros(1500)  # of the inverse of the matrix, summed up
+        strategy = np.array(plan.noise.correlation)
+        for k in range(1500):
+            past = strategy[1 : k + 1] @ series[max(0, k - bands + 1) : k][::-1]
+            series[k] = ((k == 0) - past) / strategy[0]
+        error = np.sqrt((np.arange(1500, 0, -1) @ series.cumsum() ** 2) / (1500 * 1501 / 2))
+        deviations.append(multiplier(plan, 1500) * error / 1000)
+    (row,) = [row for row in rows.values() if row.name == "banded"]
+    assert row.deviation == pytest.approx(min(deviations), rel=1e-6)
+    assert row.gradients == pytest.approx(1.0)
+    epochs = replace(SETTING, steps=50, budget=hush.Budget(8.0, 1e-5))
+    (few,) = [row for row in compare(epochs) if row.name == "banded"]
+    assert few.variance < 0.6 < row.variance, "it helps most in one epoch at a large epsilon"
+    assert compare(replace(SETTING, rate=1.0))[1].plan is None
 
 
 def test_subspaces_have_the_variance_of_the_closed_form(rows: dict[str, Row]) -> None:

@@ -273,6 +273,8 @@ def _limited(pick: Random, dimension: int, quick: bool) -> hush.Plan:
     sampling: Sampling = hush.FixedSize(size=limit, records=records)
     if pick.random() < 0.5:
         sampling = hush.TruncatedPoisson(rate=_rate(pick), max_batch=limit, records=records)
+    elif pick.random() < 0.5:
+        sampling = hush.RandomAllocation(steps=pick.randint(1, 8))
     return hush.Plan(
         sampling=sampling, clipping=hush.L2(_norm(pick)), noise=hush.Gaussian(_multiplier(pick))
     )

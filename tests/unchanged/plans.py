@@ -51,6 +51,7 @@ _SAMPLINGS = {
     "Poisson": hush.Poisson(0.1),
     "Truncated": hush.TruncatedPoisson(rate=0.1, max_batch=20, records=100),
     "FixedSize": hush.FixedSize(size=10, records=100),
+    "Allocation": hush.RandomAllocation(steps=10),
     "Coordinate": hush.Coordinate(rate=0.5),
     "Twice": hush.Twice(rate=0.1, coordinate_rate=0.5),
 }

@@ -49,6 +49,8 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
     with rehearsal(step):
         for _ in range(draws):
             batch = step.draw(empty)
+            # draws within a period depend on each other
+            step.steps += step.plan.sampling.period
             if step.reducer.size > 1:  # concatenated in the order of ranks
                 own = step.reducer.share(batch)
                 shares = gathered(step, "the draws", (own.indices.cpu(), own.counts))
@@ -56,7 +58,9 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
                 slots = torch.cat([slots for slots, _ in shares])
                 batch = replace(batch, indices=slots, counts=counts)
             drawn.append(_units_drawn(step, batch))
-    p_value = _coin_table(drawn, number_of_units(step, data), step.plan.sampling.participation)
+    units, sampling = number_of_units(step, data), step.plan.sampling
+    candidates = sampling.candidates(units, step.steps)
+    p_value = _coin_table(drawn, units, sampling.step_participation, candidates)
     return Check(name="sampling", p_value=p_value)
 
 
@@ -76,7 +80,7 @@ def fresh_test_batches(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Ch
                 overlap += int(np.isin(trained, numbers).sum())
     rate, units = trials.release.rate, number_of_units(step, data)
     joint = stats.binomtest(overlap, draws * units, step.plan.sampling.participation * rate).pvalue
-    p_value = bonferroni([joint, _coin_table(tested, units, rate)])
+    p_value = bonferroni([joint, _coin_table(tested, units, rate, range(units))])
     return Check(name="sampling of the test", p_value=p_value)
 
 
@@ -145,12 +149,17 @@ def _units_drawn(step: PrivateStep, batch: Batch) -> UnitNumbers | None:
     return np.asarray(units.numpy()) if few and own and len(slots.unique()) == len(slots) else None
 
 
-def _coin_table(drawn: Sequence[UnitNumbers | None], units: int, rate: float) -> float:
-    """P-value of independent draws of each record or user; 0 for repeated or invalid draws."""
+def _coin_table(
+    drawn: Sequence[UnitNumbers | None], units: int, rate: float, candidates: range
+) -> float:
+    """P-value of independent draws of the candidates; 0 for repeated or invalid draws."""
     counts = [None if numbers is None else np.bincount(numbers, minlength=units) for numbers in drawn]
     if any(row is None or row.max(initial=0) > 1 for row in counts):
         return 0.0
-    return coins(np.array(counts) > 0, rate)
+    table = np.array(counts) > 0
+    if table.sum() > table[:, candidates].sum():
+        return 0.0
+    return coins(table[:, candidates], rate)
 
 
 def coins(table: npt.NDArray[np.bool_], rate: float) -> float:

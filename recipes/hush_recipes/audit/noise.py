@@ -69,8 +69,13 @@ def _observed(
         # counts the data, so that a step with a wrong divisor fails
         units = step.records if private else number_of_units(step, batch.data)
         total = sum_before_noise(step, batch)
+        carried = torch.zeros_like(total)
+        if step.past_noise is not None and step.past_noise.vectors.numel():
+            carried = step.past_noise.carried(step.steps).cpu()
         noisy = _whole(step, update(batch)) * step.plan.sampling.expected(units)
-        rows.append((noisy - total).numpy() / scales)
+        # correlated noise w_t as the independent z_t = c_0 w_t + c_1 w_{t-1} + ...
+        own = step.plan.noise.correlation[0] * (noisy - total) + carried / (1 - step.rounding)
+        rows.append(own.numpy() / scales)
     return ObservedNoise(noise=np.array(rows), exponent=exponent)
 
 

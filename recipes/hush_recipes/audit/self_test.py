@@ -74,7 +74,7 @@ def _checks(step: PrivateStep, data: Data) -> Iterator[Check]:
     per_unit = 1 if step.units is None else step.units.per_unit
     draws = min(400, max(32, _COINS // units))
     # the usual batch size, because kernels depend on shapes
-    drawn = math.ceil(step.plan.sampling.participation * units)
+    drawn = math.ceil(step.plan.sampling.average_participation * units)
     some = min(units, max(1, physical // per_unit), max(2, drawn))
     yield draws_independent(step, data, draws)
     if isinstance(step.rule, Trials):
@@ -151,7 +151,9 @@ def charged(step: PrivateStep, data: Data, steps: int) -> Check:
     ledgers = [step.ledger]
     if step.ledger.path is not None:
         ledgers.append(Ledger(step.ledger.path, read_only=True))
-    right = all(ledger.counts.get(step.plan, 0) == before + steps for ledger in ledgers)
+    period = step.plan.sampling.period
+    periods = -(-step.steps // period) - (step.steps - steps) // period
+    right = all(ledger.counts.get(step.plan, 0) == before + periods * period for ledger in ledgers)
     own = step.ledger
     last = own.digest_at(step.run, step.steps)
     said = step.reducer.exchange("the ledgers", [right, own.identity, last, own.mirrored])

@@ -26,6 +26,7 @@ from hush.noise import Gaussian, Laplace, Rectified, Truncated
 from hush.noise.bounded import largest_variance
 from hush.sampling import FullBatch, Twice
 
+BANDS = (4, 16, 64)
 BETAS = (1.0, 1.5, 2.33, 3.0)
 LARGE_EPSILON, LARGE_MODEL = 8.0, 100_000
 """Smallest epsilon and model size for which subspaces are recommended. In docs/results/twice-sampling.md
@@ -99,7 +100,8 @@ class Row:
     """One method, calibrated to the budget.
 
     `deviation` is the standard deviation of the noise on a coordinate of the mean gradient (for PATE, on
-    a count), infinite if no noise is enough. `variance` and `gradients` are the noise variance and the
+    a count; for correlated noise, of independent noise with the same error in the sums of updates),
+    infinite if no noise is enough. `variance` and `gradients` are the noise variance and the
     gradients per update, relative to plain DP-SGD; NaN for PATE.
     """
 
@@ -152,6 +154,14 @@ def _rows(setting: Setting) -> Iterator[Row]:
     yield row(
         "plain DP-SGD", "dpsgd", plain, measured="best in most runs: dpsur.md, generalized-gaussian.md"
     )
+    measured = "gains at large epsilon in few epochs: ../mechanisms/correlated-noise.md"
+    correlated = [row("correlated noise", "banded", None, needs="a smaller rate", measured=measured)]
+    for bands in BANDS:
+        if bands * rate <= 1 and bands <= setting.steps:
+            plan = plans.banded(rate=rate, bands=bands, steps=setting.steps)
+            method, needs = f"correlated noise, {bands} bands", f"memory of {bands} gradients"
+            correlated.append(row(method, "banded", plan, needs=needs, measured=measured))
+    yield min(correlated, key=lambda each: each.deviation)
     cap = max(0.1, dimension**-0.5) if setting.cap is None else setting.cap
     twice = plans.twice(clip_norm=1.0, cap=cap)
     assert isinstance(twice.sampling, Twice)
@@ -240,8 +250,10 @@ def _row(
     )
     if plan is None:
         return row
-    rate, per_instance = plan.sampling.participation, None
+    rate, per_instance = plan.sampling.average_participation, None
     found, total = _calibrated(plan, setting.budget, row.steps, setting.dimension)
+    if found is not None:
+        total *= found.noise.relative_error(row.steps)
     if found is not None and isinstance(found.noise, Rectified | Truncated):
         if isinstance(found.noise, Truncated):  # divided by the slope of its mean, its own variance
             total /= math.sqrt(largest_variance(_SUPPORT))

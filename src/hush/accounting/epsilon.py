@@ -10,7 +10,7 @@ from hush.accounting import composition
 from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.steps import ComposableStep, Composition
+from hush.accounting.steps import AllocatedGaussian, ComposableStep, Composition
 from hush.clipping import Entries
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import DELTA, RECORD, Adjacency, Bound, Guarantee, Neighbours
@@ -172,8 +172,8 @@ def check_relation(plan: Plan, neighbours: Neighbours) -> None:
     if neighbours is Neighbours.ADD_REMOVE and plan.sampling.counts_slots:
         raise Unproved(
             f"{names(plan)} has no proved cost under neighbours={neighbours}: the draw of a record "
-            "depends on the number of slots, which would be private. Sample with Poisson, or keep the "
-            "number of slots public (ZERO_OUT)."
+            "depends on its slot or on the number of slots, which would be private. Sample with "
+            "Poisson, or keep the number of slots public (ZERO_OUT)."
         )
 
 
@@ -191,6 +191,11 @@ def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
     return bound
 
 
+def charged_steps(plan: Plan, steps: int) -> int:
+    """Number of times that a run of `steps` steps of `plan` is charged: once per period."""
+    return -(-check_count("steps", steps, _WHY_WHOLE) // plan.sampling.period)
+
+
 def _charged(
     counts: Mapping[Plan, int], dimension: Dimension, adjacency: Adjacency
 ) -> tuple[Mapping[ComposableStep, int], Adjacency]:
@@ -202,14 +207,17 @@ def _charged(
     check_kind("adjacency", adjacency, Adjacency)
     for plan, count in counts.items():
         size = dimension.get(plan) if isinstance(dimension, Mapping) else dimension
-        whole, repeats = mechanism(plan, size), check_count("steps", count, _WHY_WHOLE)
+        whole, repeats = mechanism(plan, size), charged_steps(plan, count)
         check_relation(plan, adjacency.neighbours)
-        if adjacency.slots > 1 and not whole.charged_for_groups:
+        # records of a group may take part in different steps of a period: only the group property holds
+        within = adjacency.group == 1 or plan.sampling.period == 1
+        within = within or isinstance(whole, AllocatedGaussian)
+        if adjacency.slots > 1 and not (whole.charged_for_groups and within):
             raise Unproved(
                 f"{names(plan)} has no proved cost for group={adjacency.group}, "
                 f"neighbours={adjacency.neighbours}: no bound is proved for {adjacency.slots} slots "
-                "that change together. Use Gaussian noise and release=Always(), or pass group=1 and "
-                "another relation."
+                "that change together. Use Poisson sampling, Gaussian noise and release=Always(), or "
+                "pass group=1 and another relation."
             )
         for step, multiplicity in whole.components if isinstance(whole, Composition) else [(whole, 1)]:
             steps[step] += check_count("steps", multiplicity * repeats, _WHY_WHOLE)

@@ -53,8 +53,8 @@ class Run:
     """Charges of one run in order; the oldest may be folded, without their releases."""
 
     last: int
-    folded: tuple[int, str] | None = None
-    """Last step without a stored release, and the digest of its line."""
+    folded: tuple[int, str, str] | tuple[int, str] | None = None
+    """Last step without a stored release, the digest of its line, and its plan (not in old files)."""
     plans: list[str] = field(default_factory=list)
     """Plan of each charge with a stored release, up to step `last`."""
     releases: list[str] = field(default_factory=list)
@@ -66,6 +66,13 @@ class Run:
         self.plans.append(sys.intern(plan))
         self.releases.append(release)
         self.digests += bytes.fromhex(digest)
+
+    @property
+    def plan(self) -> str | None:
+        """Plan of the last charge, if it is on record."""
+        if self.plans:
+            return self.plans[-1]
+        return self.folded[2] if self.folded is not None and len(self.folded) == 3 else None
 
     def charge(self, step: int) -> tuple[str, str, str] | None:
         """Plan, release and digest of a step; None if its release is not on record."""
@@ -80,7 +87,7 @@ class Run:
         """Drop the releases up to this step, which has a stored one."""
         charge, count = self.charge(step), len(self.plans) - (self.last - step)
         assert charge is not None
-        self.folded = step, charge[2]
+        self.folded = step, charge[2], charge[0]
         del self.plans[:count], self.releases[:count], self.digests[: _DIGITS // 2 * count]
 
 
@@ -93,6 +100,7 @@ class Journal:
         self.records: dict[str, int] = {}
         """Largest number of slots of each plan, if given."""
         self.counts: Counter[str] = Counter()
+        """Charged steps of each plan, in whole periods."""
         self.runs: dict[str, Run] = {}
         self.planned: dict[str, tuple[str, int]] = {}
         """Plan and last planned step of each run that was stopped early."""
@@ -117,8 +125,27 @@ class Journal:
         return self.runs.get(name, Run(0))
 
     def unused(self, name: str) -> int:
-        """Number of planned steps that a stopped run has not taken."""
-        return max(0, self.planned.get(name, ("", 0))[1] - self.run(name).last)
+        """Number of counted steps that a run has not taken: in its period, or planned."""
+        run, (plan, last) = self.run(name), self.planned.get(name, ("", 0))
+        covered = run.last if run.plan is None else self._covered(run.plan, run.last)
+        return max(covered, self._covered(plan, last) if plan else 0) - run.last
+
+    def _covered(self, plan: str, step: int) -> int:
+        """Last step of the period of a step, which is numbered from 1."""
+        period = self.plans[plan].sampling.period
+        return -(-step // period) * period
+
+    def _count(self, plans: Iterable[str], sign: int = 1) -> None:
+        """Count a period of each plan."""
+        for plan in plans:
+            self.counts[plan] += sign * self.plans[plan].sampling.period
+
+    def _take(self, run: Run, plan: str, release: str, digest: str) -> None:
+        """Add the next step of a run; it is counted if it begins a period."""
+        if run.plan != plan or self._covered(plan, run.last) == run.last:
+            self._count([plan])
+        run.last += 1
+        run.add(plan, release, digest)
 
     def read(self, lines: Iterable[bytes]) -> None:
         """Add the lines of a file; torn lines at its end become `unexplained`."""
@@ -147,9 +174,7 @@ class Journal:
         expected = b'%b%b"%b%b"}\n' % (head, release, _CHAIN_KEY, digest.encode())
         if line != expected or not release.isalnum():
             return False
-        run.last += 1
-        run.add(plan, release.decode(), digest)
-        self.counts[plan] += 1
+        self._take(run, plan, release.decode(), digest)
         self.chain = digest
         self.lines += 1
         return True
@@ -180,10 +205,8 @@ class Journal:
                 # the charge replaces torn prefixes of it: docs/guarantees/ledger.md, 4
                 for torn in [torn for torn in self._torn if _agree(text, torn[0])]:
                     self._torn.remove(torn)
-                    self.counts.subtract(torn[1])
-                self.counts[plan] += 1
-                run.add(plan, release, digest)
-                run.last = step
+                    self._count(torn[1], -1)
+                self._take(run, plan, release, digest)
                 self.assumed |= entry.get("arithmetic") == "assumed"
                 self.seeded |= entry.get("randomness") == "seeded"
                 head, between = head_of(plan, name, step), text[: -len(json.dumps(release)) + 1]
@@ -219,7 +242,7 @@ class Journal:
                 self.lines, digest = lines - 1, through
             case {"torn": torn}:
                 for fragment, plans in zip(self.unexplained, torn, strict=True):
-                    self.counts.update(plans)
+                    self._count(plans)
                     if plans:
                         self.assumed |= b'"arithmetic": "assumed"' in fragment
                         self.seeded |= b'"randomness": "seeded"' in fragment
@@ -261,9 +284,11 @@ class Journal:
         counts = Counter(self.counts)
         for torn, plans in self._torn:
             if head is not None and _agree(head, torn):
-                counts.subtract(plans)
-        for name, (plan, _) in self.planned.items():
-            counts[plan] += self.unused(name)
+                counts.subtract({name: self.plans[name].sampling.period for name in plans})
+        for name, (plan, last) in self.planned.items():
+            run, end = self.run(name), self._covered(plan, last)
+            taken = self._covered(plan, run.last) if run.plan == plan else run.last
+            counts[plan] += max(0, self._covered(plan, end - taken))
         return {self.plans[name]: count for name, count in counts.items() if count}
 
     def folded_lines(self) -> Iterator[bytes]:

@@ -101,7 +101,10 @@ class Ledger:
 
     @property
     def counts(self) -> Mapping[Plan, int]:
-        """Number of charged steps of each plan, with the planned steps of stopped runs."""
+        """Number of charged steps of each plan, with the planned steps of stopped runs.
+
+        Steps of a sampling with a `period` are counted in whole periods.
+        """
         return self._journal.totals()
 
     @property
@@ -230,7 +233,7 @@ class Ledger:
             self._append({"planned": plan.digest, "run": run, "last": last})
 
     def unused(self, run: str) -> int:
-        """Number of planned steps, counted by `charge_planned`, that a run has not taken.
+        """Number of counted steps that a run has not taken: in its period, or by `charge_planned`.
 
         Args:
             run: Name of the run.

@@ -8,6 +8,7 @@ from hush.accounting.selection import Selection, trial_count
 from hush.accounting.selective import Trial
 from hush.accounting.steps import (
     MAX_BETA,
+    AllocatedGaussian,
     CompetingGaussian,
     Composition,
     CoordinateWise,
@@ -24,7 +25,7 @@ from hush.core.plan import Plan, names, proof_note
 from hush.core.release import BestOf, Selective
 from hush.noise import Gaussian, Truncated
 from hush.noise.bounded import largest_variance
-from hush.sampling import FixedSize, TruncatedPoisson, binomial_tail
+from hush.sampling import FixedSize, RandomAllocation, TruncatedPoisson, binomial_tail
 
 _OUTWARD = 1 + 1e-9
 """Covers the rounding of SciPy's binomial tails."""
@@ -37,6 +38,14 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     docs/guarantees, page `proof_note(plan)`. Raises `Unproved` if there is no proof.
     """
     proof_note(plan)
+    bands, period = len(plan.noise.correlation), plan.sampling.period
+    if bands > period:
+        raise InvalidValue(
+            f"{names(plan)} correlates the noise of {bands} steps, and a record may take part again "
+            f"after {period}: its two contributions would share noise, which costs more. Use at most as "
+            "many coefficients as the cycle of the sampling.",
+            key="noise.strategy",
+        )
     dominating = plan.noise.dominating_noise(plan.clipping.reference_norm)
     release = plan.release
     if dominating is not None:
@@ -122,6 +131,8 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
         step = ellipsoid(rate, tuple(noisy))
         if isinstance(plan.sampling, FixedSize | TruncatedPoisson):
             return _limited(plan.sampling, step.multiplier)
+        if isinstance(plan.sampling, RandomAllocation) and plan.sampling.period > 1:
+            return AllocatedGaussian(plan.sampling.period, step.multiplier)
         return step
     return CoordinateWise.normal(rate, tuple(noisy), coordinate_rate)
 

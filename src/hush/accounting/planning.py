@@ -115,7 +115,7 @@ def signal_to_noise(plan: Plan, records: int, steps: int, dimension: int) -> flo
             return math.inf
         variance += block.size * deviation(*law) ** 2
     signal = math.hypot(*(block.l2_radius for block in blocks)) * plan.sampling.expected(records)
-    return math.sqrt(steps) * signal / math.sqrt(variance)
+    return math.sqrt(steps) * signal / (math.sqrt(variance) * plan.noise.relative_error(steps))
 
 
 def low_snr_warning(plan: Plan, records: int, steps: int, dimension: int) -> str | None:

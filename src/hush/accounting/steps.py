@@ -9,10 +9,12 @@ from typing import Literal, Self
 import numpy as np
 
 from hush.accounting.numerics import OUTWARD, Array, log_expm1
+from hush.accounting.pld.allocation import MIN_MULTIPLIER, AllocationLaw
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw, dominating_jump_diffusion
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
 from hush.accounting.pld.limited_batches import MixedLaw, SymmetricLaw
 from hush.accounting.pld.privacy_loss import SampledPair
+from hush.accounting.rdp import allocation
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.rdp.profile import CoordinateRDP
@@ -54,7 +56,7 @@ class ComposableStep(ABC):
         return False
 
     @property
-    def dominated_step(self) -> "PairedStep | None":
+    def dominated_step(self) -> "PairedStep | AllocationLaw | None":
         """A step with a dominating pair that this step dominates, if known."""
         return None
 
@@ -64,7 +66,9 @@ class ComposableStep(ABC):
         return None
 
     @property
-    def dominating_step_of_one(self) -> "PairedStep | JumpDiffusionLaw | MixedLaw | None":
+    def dominating_step_of_one(
+        self,
+    ) -> "PairedStep | JumpDiffusionLaw | MixedLaw | AllocationLaw | None":
         """A step that dominates this step for a change of one slot; tighter than `dominating_step`."""
         return self.dominating_step
 
@@ -228,6 +232,33 @@ class CompetingGaussian(ComposableStep):
         parts = (free, 1 - self.competing), (full, self.competing)
         excess = [math.log(share) + moment for moment, share in parts if share > 0]
         return np.asarray(OUTWARD * np.logaddexp(0.0, np.logaddexp.reduce(excess)) / (orders - 1))
+
+
+@dataclass(frozen=True)
+class AllocatedGaussian(ComposableStep):
+    """An epoch of Gaussian mechanisms; each record takes part in one of its steps, drawn uniformly.
+
+    **Guarantee.** docs/guarantees/random-allocation.md.
+    """
+
+    steps: int
+    """Number of steps of the epoch."""
+    multiplier: float
+
+    @property
+    def dominated_step(self) -> AllocationLaw:
+        # more noise is sound for a lower bound
+        return AllocationLaw(self.steps, max(self.multiplier, MIN_MULTIPLIER), pessimistic=False)
+
+    @property
+    def dominating_step_of_one(self) -> SampledGaussian | AllocationLaw:
+        if self.multiplier < MIN_MULTIPLIER:
+            # one step with the record dominates the epoch
+            return SampledGaussian(1.0, self.multiplier)
+        return AllocationLaw(self.steps, self.multiplier, pessimistic=True)
+
+    def rdp(self, orders: Array) -> Array:
+        return allocation.renyi_divergence(self.steps, self.multiplier, orders)
 
 
 @dataclass(frozen=True)

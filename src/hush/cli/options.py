@@ -176,7 +176,7 @@ class StepOptions:
             raise InvalidValue("the number of steps is missing. Pass --steps or --epochs.")
         if not 0 < passes < 1e9:
             raise InvalidValue(f"--epochs {passes} must be > 0 and below 1e9. Pass e.g. --epochs 10.")
-        return max(1, round(passes / plan.sampling.participation))
+        return max(1, round(passes / plan.sampling.average_participation))
 
 
 def sampling_of(
@@ -216,6 +216,7 @@ HYPERPARAMETERS = {
     "cap": ("clipping", "cap"),
     "linf": ("clipping", "linf"),
     "noise": ("noise", "multiplier"),
+    "bands": ("noise", "bands"),
     "beta": ("noise", "beta"),
     "bound": ("noise", "bound"),
     "test-rate": ("release", "test_rate"),
@@ -239,10 +240,10 @@ def is_named(plan: str | None) -> bool:
     return plan in NAMES
 
 
-def plan_at(plan: str, options: dict[str, Any], **sizes: int) -> Plan:
+def plan_at(plan: str, options: dict[str, Any], **sizes: float) -> Plan:
     """The plan of a file, or a named plan with these options (None: the plan's default).
 
-    `sizes` has the number of parameters and of public records, for plans that depend on them.
+    `sizes` has numbers of the run, such as that of its parameters, for plans that depend on them.
     """
     from hush.plans import NAMES
 

@@ -98,6 +98,7 @@ class Run(Training):
     noise: opt.Noise = None
     clip: Annotated[float | None, opt.privacy("Clipping norm; by default 1 or the named plan's.")] = None
     plan: opt.PlanName = None
+    bands: Annotated[int | None, opt.privacy("Number of steps with correlated noise.")] = None
     beta: Annotated[float | None, opt.privacy("Exponent of the noise of a named plan.")] = None
     coordinate_rate: Annotated[float | None, opt.privacy("Coordinate rate, rounded to n/256.")] = None
     cap: Annotated[float | None, opt.privacy("Bound on each entry, in the unit of --clip.")] = None
@@ -133,7 +134,7 @@ class Run(Training):
         """Option name to value; a batch size is represented by an example rate."""
         values = {name: getattr(self, name.replace("-", "_"), None) for name in opt.HYPERPARAMETERS}
         batches = {"rate": self.batch_size, "test-rate": self.test_batch}
-        return values | {name: 0.5 for name, size in batches.items() if size is not None}
+        return values | {name: 1e-6 for name, size in batches.items() if size is not None}
 
     def private_plan(self, units: int, unit: str, dimension: int) -> Plan:
         """The plan for this number of records or users, before its noise is calibrated."""
@@ -143,7 +144,11 @@ class Run(Training):
                 values["rate"] = opt.share_of("--batch-size", size, units, unit)
             if test is not None:
                 values["test-rate"] = opt.share_of("--test-batch", test, units, unit)
-            return opt.plan_at(self.plan, values, parameters=dimension, public=self.public_records)
+            sizes = {"parameters": dimension, "public": self.public_records, "momentum": self.momentum}
+            plan = opt.plan_at(self.plan, values, **sizes)
+            if len(plan.noise.correlation) == 1 or not opt.is_named(self.plan):
+                return plan
+            return opt.plan_at(self.plan, values, **sizes, steps=self.count(plan, _EPOCHS))
         size = min(256, units) if size is None else size
         sampling = opt.sampling_of(self.rate, units, size, unit)
         return opt.plan_of(sampling, self.noise, self.clip)
@@ -453,7 +458,7 @@ def _sizes(plan: Plan, records: str, count: int) -> Iterator[str]:
     tests = (
         f", test batch {plan.release.rate * count:.3g}" if isinstance(plan.release, Selective) else ""
     )
-    yield f"expected batch {plan.sampling.participation * count:.4g} of {records}{tests}"
+    yield f"expected batch {plan.sampling.average_participation * count:.4g} of {records}{tests}"
 
 
 def _watched(count: int | None, plan: Plan, slots: int) -> "PerInstance | None":

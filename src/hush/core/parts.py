@@ -144,27 +144,55 @@ class Sampling(Part):
     """Subsampling of records and coordinates in a step."""
 
     counts_slots: ClassVar[bool] = False
-    """Whether the draw of a record depends on the number of slots, which must then be public."""
+    """Whether the draw of a record depends on its slot or the number of slots, which must be public."""
+
+    @property
+    def period(self) -> int:
+        """Number of consecutive steps of a run that one charge of the plan's mechanism covers.
+
+        Periods begin with the run and at every step whose number (from 0) is a multiple of the period.
+        """
+        return 1
 
     def check_slots(self, slots: int) -> None:
         """Raise if the charge is for data with another public number of slots."""
 
     @abstractmethod
-    def draw(self, records: int, generator: RandomSource) -> "torch.Tensor":
+    def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         """Indices of the records in a step's batch.
 
         Args:
             records: Public number of slots.
             generator: Source of all randomness.
+            step: Number of the step, from 0.
 
         Returns:
             Distinct indices in increasing order, on the generator's device or the CPU; possibly none.
         """
 
+    def candidates(self, records: int, step: int) -> range:
+        """Slots that a step may sample; all by default.
+
+        Args:
+            records: Public number of slots.
+            step: Number of the step, from 0.
+        """
+        return range(records)
+
     @property
     @abstractmethod
     def participation(self) -> float:
-        """Probability that a record takes part in a step, for the accountant."""
+        """Probability that a record takes part in a period, for the accountant."""
+
+    @property
+    def step_participation(self) -> float:
+        """Probability that one of the candidates takes part in a step."""
+        return self.participation
+
+    @property
+    def average_participation(self) -> float:
+        """Expected number of times that a record takes part, per step."""
+        return self.participation / self.period
 
     @property
     def coordinate_participation(self) -> float:
@@ -189,7 +217,7 @@ class Sampling(Part):
 
     def expected(self, records: int) -> float:
         """Expected number of records per coordinate, by which the sum is divided."""
-        return self.participation * self.coordinate_participation * records
+        return self.average_participation * self.coordinate_participation * records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +263,18 @@ class Noise(Part):
     """Whether draws from a cryptographic source follow the accounted law exactly, up to post-processing:
     docs/guarantees/sampling.md."""
 
+    @property
+    def correlation(self) -> Sequence[float]:
+        """First column of the matrix C, if the noise of all steps of a run is C^-1 z.
+
+        z is independent noise; the column of independent noise has one number.
+        """
+        return (1.0,)
+
+    def relative_error(self, steps: int) -> float:
+        """Root mean square noise in the sums of 1 to `steps` updates, relative to independent noise."""
+        return 1.0
+
     def exponential_power(self, norm: float) -> tuple[float, float] | None:
         """Exponent beta and scale of a density proportional to exp(-(|x| / scale)^beta), or None.
 
@@ -244,7 +284,11 @@ class Noise(Part):
         return None
 
     def dominating_noise(self, reference_norm: float) -> "Noise | None":
-        """Noise that dominates this one and is accounted for instead; None for the noise itself."""
+        """Noise that dominates this one and is accounted for instead; None for the noise itself.
+
+        Args:
+            reference_norm: Reference norm of the clipping.
+        """
         return None
 
     def with_multiplier(self, multiplier: float) -> "Noise":

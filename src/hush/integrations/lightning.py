@@ -87,7 +87,7 @@ class PoissonLoader(HostLoop):
         self.physical_batch = physical_batch
 
     def __len__(self) -> int:
-        return max(1, round(1 / self.plan.sampling.participation))
+        return max(1, round(1 / self.plan.sampling.average_participation))
 
     def __iter__(self) -> Iterator[int]:
         """Indices of an epoch's steps. The step itself draws the records."""
@@ -250,8 +250,9 @@ class PrivateModule(LightningModule):
         if not isinstance(loader, PoissonLoader):
             raise Unsupported(
                 f"the training records come from {with_article(type(loader).__name__)}: records in a "
-                "shuffled order are not the Poisson sampling that is charged. Pass "
-                "trainer.fit(module, hush.integrations.lightning.PoissonLoader(dataset, plan, budget))."
+                "shuffled order are not the sampling that is charged. Pass trainer.fit(module, "
+                "hush.integrations.lightning.PoissonLoader(dataset, plan, budget)); with "
+                "hush.RandomAllocation in the plan, each record takes part once per epoch."
             )
         return loader
 

@@ -8,12 +8,14 @@ from hush.core.parts import Noise
 from hush.core.randomness import source_for
 from hush.core.value import check_kind, number
 from hush.noise.bounded import Quantized, Rectified, StochasticSign, Truncated
+from hush.noise.correlated import Banded
 from hush.noise.gaussian import BlockGaussian, Gaussian, GeneralizedGaussian, Laplace
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "Banded",
     "BlockGaussian",
     "Gaussian",
     "GeneralizedGaussian",

@@ -181,8 +181,10 @@ def check_same_origin(stored: dict[str, Any], data: Data, generator: torch.Gener
 
 def state_of(step: "PrivateStep") -> dict[str, Any]:
     """State of a step, from which it can continue exactly."""
+    past = {} if step.past_noise is None else {"past_noise": step.past_noise.vectors.clone()}
     return {
         **run_facts(step),
+        **past,
         "run": step.run,
         "charged_run": step.charged_run,
         "ledger": step.ledger.digest_at(step.charged_run, step.steps),
@@ -218,6 +220,8 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
         if step.gradients.clip_norm is not None:
             step.gradients.clip_norm = state["clip_norm"].to(step.gradients.clip_norm, copy=True)
         step.generator.set_state(state["generator"])
+        if step.past_noise is not None:
+            step.past_noise.vectors = state["past_noise"].to(step.device, copy=True)
     except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
         step.model.load_state_dict(before[0])
         step.optimizer.load_state_dict(before[1])

@@ -32,7 +32,7 @@ def last_step(
         return compose(counts, budget.delta, sizes, adjacency).epsilon.upper
 
     def without_unused(counts: Mapping[Plan, int]) -> dict[Plan, int]:
-        """The charges without the steps that this stopped run may still take."""
+        """The charges without the counted steps that this run may still take."""
         unused = step.ledger.unused(step.run)
         return {**counts, plan: counts[plan] - unused} if unused else dict(counts)
 
@@ -49,10 +49,13 @@ def last_step(
     if grows_with_dimension(plan):
         sizes[plan] = max(step.dimension, sizes.get(plan, 0))
     paid = before.get(plan, 0)
-    if requested is not None:
-        whole = {**before, plan: paid + max(0, requested - charged)}
-        if cost(whole) <= budget.epsilon:
-            return requested, "steps"
+    if not step.ledger.last_step(step.run):
+        paid += charged % plan.sampling.period  # a new run may begin within a period
+        before = {**before, plan: paid}
+    if requested is not None and (
+        not continues or cost({**before, plan: paid + requested - charged}) <= budget.epsilon
+    ):
+        return requested, "steps"
     limit = charged + max_steps(plan, budget, before, sizes, adjacency)
     if limit == 0:
         one, together = (

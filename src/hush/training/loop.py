@@ -126,7 +126,7 @@ def train(
     _check_arguments(options, checkpoints, ledger, scheduler, evaluation)
     relation = Neighbours(options.get("neighbours", Neighbours.ZERO_OUT))
     requested = None if steps is None else check_count("steps", steps, "steps are counted", 1)
-    period = max(1, round(1 / plan.sampling.participation))
+    period = max(1, round(1 / plan.sampling.average_participation))
     if logging.every is not None:
         period = check_count("every", logging.every, "it is a number of steps", 1)
     directory = checkpoints.directory

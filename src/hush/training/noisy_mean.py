@@ -32,6 +32,46 @@ class Layout:
     """Noise and clipping norm of each block."""
 
 
+class PastNoise:
+    """Noise of the last steps of a run, which correlated noise continues (secret).
+
+    The noise w_t of step t satisfies c_0 w_t + c_1 w_{t-1} + ... = z_t. Noise before the run is zero.
+    """
+
+    def __init__(self, correlation: Sequence[float]) -> None:
+        self.correlation = correlation
+        self.vectors = torch.zeros(len(correlation), 0, dtype=torch.float64)
+        """w_t in row t mod (number of coefficients), in units of the clipped sum."""
+
+    def clear(self) -> None:
+        """Begin a new run: its noise has no common part with past noise."""
+        self.vectors = self.vectors[:, :0]
+
+    def mix(self, total: Tensor, step: int) -> None:
+        """Replace a clipped sum x by c_0 x - c_1 w_{t-1} - ..., to which z_t is added."""
+        if self.vectors.shape[1] != len(total):  # other parameters are trained: a new matrix C begins
+            self.vectors = total.new_zeros(len(self.correlation), len(total))
+        # the row of this step is overwritten if the step is repeated
+        torch.neg(total, out=self._row(step))
+        self._subtract(total.mul_(self.correlation[0]), step)
+
+    def _subtract(self, total: Tensor, step: int) -> Tensor:
+        for lag, coefficient in enumerate(self.correlation[1:], start=1):
+            total.sub_(self._row(step - lag), alpha=coefficient)
+        return total
+
+    def carried(self, step: int) -> Tensor:
+        """c_1 w_{t-1} + c_2 w_{t-2} + ...; empty before the first step."""
+        return self._subtract(torch.zeros_like(self.vectors[0]), step).neg_()
+
+    def settle(self, total: Tensor, step: int) -> None:
+        """Scale the mixed sum with its noise z_t to x + w_t, and store w_t."""
+        self._row(step).add_(total.div_(self.correlation[0]))
+
+    def _row(self, step: int) -> Tensor:
+        return self.vectors[step % len(self.correlation)]
+
+
 @dataclass(eq=False)
 class NoisyMean:
     """Noise of one step, and division by the expected batch size."""
@@ -43,18 +83,27 @@ class NoisyMean:
     expected: float
     """Public expected batch size, over all ranks."""
     source: RandomSource
+    past: PastNoise | None = None
+    """Noise of past steps; None if the noise is independent."""
+    step: int = 0
+    """Number of the step, from 0."""
 
     def __call__(self, total: Tensor) -> Tensor:
         """Noisy mean from a clipped sum, block after block, in place."""
         # scaling by the rounding slack lets the noise cover it; scaled back unless the result would
         # leave the noise's support
         share = 1 - self.layout.rounding
-        blocks = total.mul_(share).split(self.layout.block_sizes)
+        total.mul_(share)
+        if self.past is not None:
+            self.past.mix(total, self.step)
+        blocks = total.split(self.layout.block_sizes)
         for block, (noise, norm) in zip(blocks, self.layout.noises, strict=True):
             if block.numel():  # empty on a rank without a part of the block
                 private = noise.privatize(block, norm=norm, generator=self.source)
                 if private is not block:
                     block.copy_(private)
+        if self.past is not None:
+            self.past.settle(total, self.step)
         total = total if self.basis is None else self.basis.to_parameters(total)
         undone = share if self.plan.noise.additive else 1.0
         return total.div_(undone * self.expected)

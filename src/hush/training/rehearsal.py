@@ -74,6 +74,7 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
     basis = None if schedule is None else schedule.state_dict()
     step.ledger = step.reducer.open_ledger(None, step.plan, step.adjacency)
     step.pending_batch = None
+    step.past_noise = copy.deepcopy(step.past_noise)
     try:
         with torch.random.fork_rng([step.device] if step.device.type == "cuda" else []):
             yield

@@ -30,7 +30,7 @@ from hush.training.disjoint import check_alone, check_distinct, check_public
 from hush.training.distributed.process_group import reducer_of
 from hush.training.end import last_step
 from hush.training.methods.public_bases import basis_schedule
-from hush.training.noisy_mean import NoisyMean
+from hush.training.noisy_mean import NoisyMean, PastNoise
 from hush.training.options import Distributed, Execution, Randomness, Units
 from hush.training.reducer import Local, StepStreams
 from hush.training.release import rule_of
@@ -151,6 +151,15 @@ class PrivateStep:
             self.charged_run = self.run
             """Run of the last charge, which differs from `run` after `reseed`."""
             self._expected = self.records, plan.sampling.expected(self.records)
+            correlation = plan.noise.correlation
+            self.past_noise = PastNoise(correlation) if len(correlation) > 1 else None
+            """Noise of past steps, for correlated noise (secret); None for independent noise."""
+            if self.past_noise is not None and self.reducer.processes:
+                raise Unsupported(
+                    f"{type(plan.noise).__name__} noise is not supported in several processes: each "
+                    "rank would have the past noise of its own slice, which the checkpoint of rank 0 "
+                    "does not contain. Use Gaussian noise, or one process."
+                )
             self._coordinates = plan.sampling.coordinate_participation < 1
             self.steps = 0
             """Number of charged steps."""
@@ -257,6 +266,9 @@ class PrivateStep:
         self.generator = source_for(self.device)
         self.secrecy = "secret"
         self.run = self._share_randomness()
+        if self.past_noise is not None:
+            # past sums in new releases would be charged twice: docs/guarantees/correlated-noise.md, 4
+            self.past_noise.clear()
 
     def _share_randomness(self) -> str:
         """Give all ranks the shared random source of rank 0; return the name of the new run."""
@@ -479,7 +491,7 @@ class PrivateStep:
             sampling: Sampling; by default the plan's.
         """
         slots = self.reducer.slots(like.data) if self.units is None else len(self.units)
-        indices = (sampling or self.plan.sampling).draw(slots, self.generator)
+        indices = (sampling or self.plan.sampling).draw(slots, self.generator, self.steps)
         counts = None
         if self.units is not None:
             indices, counts = self.units.draw(indices.cpu(), self.generator)
@@ -516,7 +528,7 @@ class PrivateStep:
         if self._expected[0] != self.records:
             self._expected = self.records, self.plan.sampling.expected(self.records)
         layout, expected = self.gradients.layout(), self._expected[1]
-        return NoisyMean(self.plan, layout, basis, expected, source)
+        return NoisyMean(self.plan, layout, basis, expected, source, self.past_noise, self.steps)
 
     def _share_sum(self, batch: Batch, mean: NoisyMean) -> Tensor:
         """Clipped sum of this rank's share of a batch."""

@@ -182,14 +182,16 @@ def drawn_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 @replaces(hush.Poisson, "draw")
-def records_drawn_in_pairs(self: hush.Poisson, records: int, generator: Any) -> Tensor:
+def records_drawn_in_pairs(self: hush.Poisson, records: int, generator: Any, step: int = 0) -> Tensor:
     """Each at the rate charged, and always with its neighbour."""
     tossed = bernoulli((records + 1) // 2, self.rate, generator)
     return tossed.repeat_interleave(2)[:records].nonzero().squeeze(1)
 
 
 @replaces(hush.Poisson, "draw")
-def records_drawn_in_hidden_pairs(self: hush.Poisson, records: int, generator: Any) -> Tensor:
+def records_drawn_in_hidden_pairs(
+    self: hush.Poisson, records: int, generator: Any, step: int = 0
+) -> Tensor:
     """The same for pairs that stand at no fixed distance."""
     order = torch.randperm(records, generator=torch.Generator().manual_seed(5))
     tossed = bernoulli((records + 1) // 2, self.rate, generator)
@@ -197,14 +199,19 @@ def records_drawn_in_hidden_pairs(self: hush.Poisson, records: int, generator: A
 
 
 @replaces(hush.Poisson, "draw")
-def batches_of_one_size(self: hush.Poisson, records: int, generator: Any) -> Tensor:
+def batches_of_one_size(self: hush.Poisson, records: int, generator: Any, step: int = 0) -> Tensor:
     return uniform(records, generator).argsort()[: round(records * self.rate)]
+
+
+@replaces(hush.CyclicPoisson, "draw")
+def groups_of_chance(self: hush.CyclicPoisson, records: int, generator: Any, step: int = 0) -> Tensor:
+    return bernoulli(records, self.rate / self.cycle, generator).nonzero().squeeze(1)
 
 
 def shuffled_epochs(patch: pytest.MonkeyPatch) -> None:
     remaining: list[Tensor] = []
 
-    def draw(self: hush.Poisson, records: int, generator: Any) -> Tensor:
+    def draw(self: hush.Poisson, records: int, generator: Any, step: int = 0) -> Tensor:
         if not remaining:
             remaining.extend(uniform(records, generator).argsort().split(round(records * self.rate)))
         return remaining.pop()

@@ -41,7 +41,12 @@ def test_no_more_is_found_than_is_charged(attack: Attack) -> None:
 def test_every_part_there_is_takes_part() -> None:
     audited = [
         # slots that compete: tests/accounting/test_limited_batches.py tries all neighbours
-        (Sampling, {type(part) for part in SAMPLINGS} | {hush.TruncatedPoisson, hush.FixedSize}),
+        # an epoch of several steps: tests/accounting/test_allocation.py
+        (
+            Sampling,
+            {type(part) for part in SAMPLINGS}
+            | {hush.TruncatedPoisson, hush.FixedSize, hush.RandomAllocation},
+        ),
         # charged like L2: tests/clipping checks that no record leaves the ball
         (
             Clipping,

@@ -39,6 +39,11 @@ PLANS = {
         sampling=hush.Twice(rate=0.5, coordinate_rate=0.5), clipping=hush.L2Linf(l2=1.0, linf=0.2)
     ),
     "quantile": plan_of(clipping=hush.Quantile(1.0)),
+    "banded": plan_of(
+        sampling=hush.CyclicPoisson(rate=0.5, cycle=3),
+        noise=hush.Banded(multiplier=1.0, strategy=(1.0, 0.5)),
+    ),
+    "allocation": plan_of(sampling=hush.RandomAllocation(steps=3)),
     "bounded": plan_of(clipping=hush.Linf(0.1), noise=hush.Rectified(scale=2.0, bound=9.0)),
 }
 
@@ -59,7 +64,7 @@ def test_it_passes_and_the_run_is_the_one_without_it(name: str) -> None:
     assert not step.ledger.counts
     assert step.update is None
     actual = weights(step, 3)
-    assert sum(step.ledger.counts.values()) == 3
+    assert step.ledger.counts == {PLANS[name]: 3}
     assert all(map(torch.equal, actual, expected))
 
 
@@ -74,6 +79,7 @@ SLOW = pytest.mark.slow
         (sabotage.no_clipping_far_out, "plain", "sensitivity"),
         (sabotage.a_bare_number_in_a_buffer, "plain", "state"),
         (sabotage.a_quarter_of_the_noise_in_the_test, "selective", "noise of the verdict"),
+        (sabotage.groups_of_chance, "banded", "sampling"),
         pytest.param(
             sabotage.noise_in_proportion_to_the_batch, "plain", "noise at any batch size", marks=SLOW
         ),

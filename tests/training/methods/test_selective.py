@@ -165,8 +165,8 @@ def verdicts(chosen: hush.Plan, trials: int = 12) -> list[tuple[bool, float]]:
     sampling = trials_of(step).sampling
     draw = type(sampling).draw
 
-    def noted(self: Any, records: int, generator: Any) -> Tensor:
-        actual = draw(self, records, generator)
+    def noted(self: Any, records: int, generator: Any, step: int = 0) -> Tensor:
+        actual = draw(self, records, generator, step)
         if self.rate == release.rate:
             tests.append(actual)
         return actual

@@ -137,7 +137,9 @@ def mean(
         if charged.delta is None:
             charged.store_delta(delta)
         guarantee = charged.epsilon(delta)
-        if sum(charged.counts.values()) == 1:  # the dimension may give a smaller bound
+        if (
+            sum(charged.counts.values()) == plan.sampling.period
+        ):  # the dimension may give a smaller bound
             alone = epsilon(plan, 1, delta, dimension=rows.shape[1])
             guarantee = replace(guarantee, epsilon=alone.epsilon)
         return PrivateMean(value=value.numpy(), guarantee=guarantee)
