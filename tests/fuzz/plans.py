@@ -117,8 +117,8 @@ def legal(seed: int, *, quick: bool) -> Case:
     pick = Random(seed)
     network = pick.choice(list(_NETWORKS))
     dimension = _NETWORKS[network][1]
-    family = pick.choice([_normal, _normal, _blocks, _powers, _bounded, _selective, _scaled, _limited])
-    plan = family(pick, dimension, quick)
+    families = [_normal, _normal, _blocks, _powers, _bounded, _selective, _scaled, _limited, _cyclic]
+    plan = pick.choice(families)(pick, dimension, quick)
     return Case(
         plan=plan,
         network=network,
@@ -277,6 +277,19 @@ def _limited(pick: Random, dimension: int, quick: bool) -> hush.Plan:
         sampling = hush.RandomAllocation(steps=pick.randint(1, 8))
     return hush.Plan(
         sampling=sampling, clipping=hush.L2(_norm(pick)), noise=hush.Gaussian(_multiplier(pick))
+    )
+
+
+def _cyclic(pick: Random, dimension: int, quick: bool) -> hush.Plan:
+    norm, cycle = _norm(pick), pick.randint(1, 5)
+    noise: Noise = hush.Gaussian(_multiplier(pick))
+    if pick.random() < 0.7:
+        strategy = [1.0, *(pick.uniform(0.0, 0.2) for _ in range(pick.randrange(cycle)))]
+        noise = hush.Banded(multiplier=_multiplier(pick), strategy=strategy)
+    return hush.Plan(
+        sampling=hush.CyclicPoisson(rate=_rate(pick), cycle=cycle),
+        clipping=pick.choice([hush.L2(norm), hush.Normalized(norm), hush.L2Linf(l2=norm, linf=norm)]),
+        noise=noise,
     )
 
 

@@ -124,6 +124,8 @@ _EXAMPLES: tuple[Value, ...] = (
     hush.TruncatedPoisson(rate=0.1, max_batch=3, records=20),
     hush.FixedSize(size=3, records=20),
     hush.RandomAllocation(steps=4, times=2),
+    hush.CyclicPoisson(rate=0.1, cycle=2),
+    hush.Banded(multiplier=1.0, strategy=(1.0, 0.5)),
     *(hush.L2(1.0), hush.Lp(p=1.5, norm=1.0), hush.Linf(1.0), hush.L2Linf(l2=1.0, linf=0.5)),
     *(hush.Box(bounds=[(8, 1.0)]), hush.Subspaces(ranks=[3, 5], l2=[1.0, 1.0])),
     *(hush.Entries(changed=1), hush.Importance(1.0), hush.Normalized(), hush.Quantile()),
@@ -151,7 +153,7 @@ _TAKEN: dict[str, Callable[[float], bool]] = {
     "learning_rate": lambda v: 1e-3 <= v <= 2,
     "share": lambda v: 1e-3 <= v <= 0.25,
     "stability": lambda v: 1e-6 <= v <= 1e6,
-    **dict.fromkeys(("max_batch", "records", "size"), lambda v: v == 1),
+    **dict.fromkeys(("max_batch", "records", "size", "cycle"), lambda v: v == 1),
     **dict.fromkeys(("changed", "groups", "every", "iterations", "steps", "times"), lambda v: v == 1),
     **dict.fromkeys(("levels", "accounting", "test", "law"), lambda v: False),
     "epsilon": lambda v: 0 < v < math.inf,
@@ -191,6 +193,11 @@ def _proved(sampling: str, clipping: str, noise: str, release: str) -> bool:
     if sampling in ("TruncatedPoisson", "FixedSize", "RandomAllocation"):
         clippings = ("L2", "Normalized", "Quantile", "L2Linf", "Box", "Subspaces")
         return noise == "Gaussian" and release == "Always" and clipping in clippings
+    if sampling == "CyclicPoisson":
+        proved = clipping in ("L2", "Normalized", "L2Linf", "Box") and noise in ("Gaussian", "Banded")
+        return proved and release == "Always"
+    if noise == "Banded":
+        return False
     if release == "BestOf":
         return whole and (clipping, noise) == ("L2", "Gaussian")
     if release == "Selective" and (

@@ -52,6 +52,7 @@ _SAMPLINGS = {
     "Truncated": hush.TruncatedPoisson(rate=0.1, max_batch=20, records=100),
     "FixedSize": hush.FixedSize(size=10, records=100),
     "Allocation": hush.RandomAllocation(steps=10),
+    "CyclicPoisson": hush.CyclicPoisson(rate=0.4, cycle=4),
     "Coordinate": hush.Coordinate(rate=0.5),
     "Twice": hush.Twice(rate=0.1, coordinate_rate=0.5),
 }
@@ -74,6 +75,7 @@ _CLIPPINGS = {
 }
 _NOISES = {
     "Gaussian": hush.Gaussian(2.0),
+    "Banded": hush.Banded(multiplier=2.0, strategy=(1.0, 0.5, 0.25)),
     "BlockGaussian": hush.BlockGaussian(multipliers=[2.0, 3.0]),
     "Laplace": hush.Laplace(2.0),
     "GeneralizedGaussian1.5": hush.GeneralizedGaussian(beta=1.5, multiplier=2.0),

@@ -162,6 +162,11 @@ def _noise_law_of(step: PrivateStep) -> tuple[float, Array]:
             "With public bases the clipped sum and the release have different coordinates, so the "
             "noise is unknown. hush_recipes.audit.whole_steps.attack_steps audits such plans."
         )
+    if step.past_noise is not None and step.reducer.size > 1:
+        raise Unsupported(
+            "With correlated noise each rank has the past noise of its own slice. Audit the plan in one "
+            "process."
+        )
     exponents, scales, clipping = set(), [], step.plan.clipping
     blocks = clipping.sensitivity(step.size)
     noises = step.plan.noise.per_block(blocks, clipping.reference_norm)

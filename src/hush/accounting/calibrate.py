@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self, TypeVar, overload
 import numpy as np
 
 from hush.accounting.attacker import ApproximateDP, Attacker, Limit, Risk, allowance, stated
-from hush.accounting.epsilon import Dimension, upper_epsilon
+from hush.accounting.epsilon import Dimension, charged_steps, upper_epsilon
 from hush.accounting.mechanism import mechanism
 from hush.accounting.numerics import Array
 from hush.core.errors import BudgetExceeded, InvalidValue
@@ -19,7 +19,7 @@ from hush.core.plan import Plan
 from hush.core.release import Selective
 from hush.core.value import check_count, check_kind
 from hush.noise import BlockGaussian, Gaussian
-from hush.sampling import Poisson
+from hush.sampling import CyclicPoisson, Poisson
 
 # Multipliers beyond these have no practical use.
 _MIN_MULTIPLIER, _MAX_MULTIPLIER = 1e-3, 1e9
@@ -119,10 +119,11 @@ def calibrate(
         mechanism(check_kind("what was spent", earlier, Plan))
     steps = check_count("steps", steps, "noise is calibrated for them", at_least=1)
 
-    if isinstance(budget, Risk) and not spent and isinstance(start.sampling, Poisson):
+    if isinstance(budget, Risk) and not spent and isinstance(start.sampling, Poisson | CyclicPoisson):
         # the participation probability bounds the total variation distance
         rate, slots = start.sampling.rate, adjacency.slots
-        participation = 1.0 if rate == 1 else -math.expm1(steps * slots * math.log1p(-rate))
+        coins = charged_steps(start, steps) * slots
+        participation = 1.0 if rate == 1 else -math.expm1(coins * math.log1p(-rate))
         unprotected = ApproximateDP([(0.0, participation)])
         if isinstance(start.release, Always) and budget.gain(unprotected) <= budget.max_gain:
             raise InvalidValue(

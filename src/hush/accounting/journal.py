@@ -96,6 +96,8 @@ class Journal:
 
     def __init__(self) -> None:
         self.plans: dict[str, Plan] = {}
+        self.periods: dict[str, int] = {}
+        """Number of steps that a charge of each plan covers."""
         self.dimensions: dict[str, int] = {}
         self.records: dict[str, int] = {}
         """Largest number of slots of each plan, if given."""
@@ -132,13 +134,12 @@ class Journal:
 
     def _covered(self, plan: str, step: int) -> int:
         """Last step of the period of a step, which is numbered from 1."""
-        period = self.plans[plan].sampling.period
-        return -(-step // period) * period
+        return -(-step // self.periods[plan]) * self.periods[plan]
 
     def _count(self, plans: Iterable[str], sign: int = 1) -> None:
         """Count a period of each plan."""
         for plan in plans:
-            self.counts[plan] += sign * self.plans[plan].sampling.period
+            self.counts[plan] += sign * self.periods[plan]
 
     def _take(self, run: Run, plan: str, release: str, digest: str) -> None:
         """Add the next step of a run; it is counted if it begins a period."""
@@ -216,7 +217,8 @@ class Journal:
             case {"ledger": "hush", "version": version} if version == VERSION:
                 self.header, self.identity = line.rstrip(b"\n") + b"\n", digest
             case {"plan": name, "value": value}:
-                self.plans[name] = Plan.from_plain(value)
+                plan = self.plans[name] = Plan.from_plain(value)
+                self.periods[name] = plan.sampling.period
                 for known, size in ((self.dimensions, "dimension"), (self.records, "records")):
                     if size in entry:
                         known[name] = max(entry[size], known.get(name, 0))
@@ -284,7 +286,7 @@ class Journal:
         counts = Counter(self.counts)
         for torn, plans in self._torn:
             if head is not None and _agree(head, torn):
-                counts.subtract({name: self.plans[name].sampling.period for name in plans})
+                counts.subtract({name: self.periods[name] for name in plans})
         for name, (plan, last) in self.planned.items():
             run, end = self.run(name), self._covered(plan, last)
             taken = self._covered(plan, run.last) if run.plan == plan else run.last

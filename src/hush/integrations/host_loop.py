@@ -125,9 +125,14 @@ class HostLoop:
         assert step is not None
         name = {"run": step.run, "steps": step.steps, "ledger": step.ledger.identity}
         path = step.ledger.path
-        if path is None or step.reducer.rank > 0:
+        here = path is not None and step.reducer.rank == 0
+        shared = step.past_noise is not None and step.reducer.size > 1  # all ranks have a part
+        if not (here or shared):
             return name
-        state = {key: part for key, part in step.state_dict().items() if key not in _IN_CHECKPOINT}
+        whole = step.state_dict()
+        if path is None or not here:
+            return name
+        state = {key: part for key, part in whole.items() if key not in _IN_CHECKPOINT}
         file = step_file(path)
         states = checkpoint.load(file) if file.exists() else {}
         kept = {"step": state, "origin": origin_of(self.data, self._generator)}

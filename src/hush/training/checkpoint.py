@@ -221,7 +221,7 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
             step.gradients.clip_norm = state["clip_norm"].to(step.gradients.clip_norm, copy=True)
         step.generator.set_state(state["generator"])
         if step.past_noise is not None:
-            step.past_noise.vectors = state["past_noise"].to(step.device, copy=True)
+            step.past_noise.vectors = own["past_noise"].to(step.device, copy=True)
     except (RuntimeError, TypeError, KeyError, ValueError, AttributeError) as error:
         step.model.load_state_dict(before[0])
         step.optimizer.load_state_dict(before[1])

@@ -172,11 +172,12 @@ def train(
             )
 
         def save() -> None:
-            assert folder is not None
+            """Write the checkpoint; all ranks have a part of its state."""
             moving = None if scheduler is None else scheduler.state_dict()
             watched = None if per_instance is None else per_instance.state()
             state = {"step": step.state_dict(), "scheduler": moving, "per_instance": watched}
-            checkpoint.save(folder.checkpoint, {**state, "origin": origin})
+            if folder:
+                checkpoint.save(folder.checkpoint, {**state, "origin": origin})
 
         if checkpoints.reseed:
             step.reseed()
@@ -216,6 +217,7 @@ def train(
             metrics.append(newest)
             if folder:
                 folder.add_metrics(newest)
+            if directory is not None:
                 save()
             # a resumed run does not start before the checkpoint
             ledger.compact(step.run, step.steps)

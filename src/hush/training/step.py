@@ -154,12 +154,6 @@ class PrivateStep:
             correlation = plan.noise.correlation
             self.past_noise = PastNoise(correlation) if len(correlation) > 1 else None
             """Noise of past steps, for correlated noise (secret); None for independent noise."""
-            if self.past_noise is not None and self.reducer.processes:
-                raise Unsupported(
-                    f"{type(plan.noise).__name__} noise is not supported in several processes: each "
-                    "rank would have the past noise of its own slice, which the checkpoint of rank 0 "
-                    "does not contain. Use Gaussian noise, or one process."
-                )
             self._coordinates = plan.sampling.coordinate_participation < 1
             self.steps = 0
             """Number of charged steps."""
@@ -280,6 +274,7 @@ class PrivateStep:
         """Checkpoint to continue from exactly (secret).
 
         Of sharded parameters rank 0 has the whole state, and the other ranks have an empty one.
+        With correlated noise, or sharded parameters, all ranks must call it.
         """
         with self.reducer.propagate_errors():
             self.check_nothing_pending()

@@ -39,20 +39,21 @@ def test_no_more_is_found_than_is_charged(attack: Attack) -> None:
 
 
 def test_every_part_there_is_takes_part() -> None:
+    # slots that compete: tests/accounting/test_limited_batches.py tries all neighbours
+    limited = {hush.TruncatedPoisson, hush.FixedSize}
     audited = [
-        # slots that compete: tests/accounting/test_limited_batches.py tries all neighbours
-        # an epoch of several steps: tests/accounting/test_allocation.py
+        # several steps are charged as one: tests/training/test_correlated_noise.py and
+        # tests/accounting/test_allocation.py
         (
             Sampling,
-            {type(part) for part in SAMPLINGS}
-            | {hush.TruncatedPoisson, hush.FixedSize, hush.RandomAllocation},
+            {type(part) for part in SAMPLINGS} | limited | {hush.CyclicPoisson, hush.RandomAllocation},
         ),
         # charged like L2: tests/clipping checks that no record leaves the ball
         (
             Clipping,
             {type(plan.clipping) for plan, _ in plans()} | {hush.Normalized, hush.Quantile},
         ),
-        (Noise, {type(plan.noise) for plan, _ in plans()}),
+        (Noise, {type(plan.noise) for plan, _ in plans()} | {hush.Banded}),
         # a selection is not one step: tests/accounting/test_selection_bounds.py checks its charge
         (Release, {type(part) for part in RELEASES} | {hush.BestOf}),
     ]

@@ -139,6 +139,20 @@ class ProcessGroup(Local):
         self._adopted, self._compared = False, None
         return self.slots(data)
 
+    def whole_state(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state with the past noise of all slices; with correlated noise all ranks must call it."""
+        if "past_noise" not in state or not state["steps"]:  # no noise yet: nothing to gather
+            return state
+        slices = self.gather("the past noise", state["past_noise"].cpu())
+        return {**state, "past_noise": torch.cat(slices, dim=1)}
+
+    def own_state(self, step: "PrivateStep", state: dict[str, Any]) -> dict[str, Any]:
+        if "past_noise" not in state:
+            return state
+        past = state["past_noise"]
+        size = -(-past.shape[1] // self.size)
+        return {**state, "past_noise": past[:, self.rank * size : (self.rank + 1) * size]}
+
     def share(self, batch: Batch) -> Batch:
         """Run of the slots of a batch that this rank processes (sensitive)."""
         drawn = len(batch.indices)
