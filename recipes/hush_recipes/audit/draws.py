@@ -3,17 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from scipy import stats
 
 from hush.core.errors import Unsupported
 from hush.training.data import Batch, Data
-from hush.training.distributed.process_group import ProcessGroup
 from hush.training.methods.selective import Trials
 from hush.training.rehearsal import rehearsal
 from hush.training.step import PrivateStep
@@ -53,7 +50,7 @@ def draws_independent(step: PrivateStep, data: Data, draws: int = _DRAWS) -> Che
             step.steps += step.plan.sampling.period
             if step.reducer.size > 1:  # concatenated in the order of ranks
                 own = step.reducer.share(batch)
-                shares = gathered(step, "the draws", (own.indices.cpu(), own.counts))
+                shares = step.reducer.gather("the draws", (own.indices.cpu(), own.counts))
                 counts = None if own.counts is None else torch.cat([counts for _, counts in shares])
                 slots = torch.cat([slots for slots, _ in shares])
                 batch = replace(batch, indices=slots, counts=counts)
@@ -100,15 +97,6 @@ def noisy_verdicts(step: PrivateStep, tries: int = _DRAWS) -> Check:
             accepted = sum(trials.noisy_verdict(each) for each in rises)
             by_side.append(stats.binomtest(accepted, tries, float(stats.norm.cdf(-side))).pvalue)
     return Check(name="noise of the verdict", p_value=bonferroni(by_side))
-
-
-def gathered(step: PrivateStep, phase: str, content: Any) -> list[Any]:
-    """Any object of each rank, by rank."""
-    step.reducer.exchange(phase)
-    received = [content] * step.reducer.size
-    if isinstance(step.reducer, ProcessGroup):
-        dist.all_gather_object(received, content, group=step.reducer.processes.group)
-    return received
 
 
 def trials_of(step: PrivateStep) -> Trials:

@@ -15,7 +15,7 @@ from hush.core.release import Selective
 from hush.training.data import Batch, Data
 from hush.training.rehearsal import rehearsal
 from hush.training.step import PrivateStep
-from hush_recipes.audit.draws import Array, Check, batch_of_units, bonferroni, gathered, number_of_units
+from hush_recipes.audit.draws import Array, Check, batch_of_units, bonferroni, number_of_units
 
 _REPEATS = 8
 _EXTREME = 1000
@@ -186,5 +186,5 @@ def _noise_law_of(step: PrivateStep) -> tuple[float, Array]:
 def _whole(step: PrivateStep, vector: Tensor) -> Tensor:
     """Copy of a step's vector on the CPU, with the shards of all ranks."""
     if step.reducer.modules.sharded:
-        return torch.cat(gathered(step, "the shards of a vector", vector.cpu()))
+        return torch.cat(step.reducer.gather("the shards of a vector", vector.cpu()))
     return vector.cpu().clone()

@@ -65,6 +65,10 @@ class Local:
         """Like `exchange`, after verifying that the facts are equal on all ranks."""
         return [content]
 
+    def gather(self, phase: str, content: Any) -> list[Any]:
+        """Any object of each rank, by rank."""
+        return [content]
+
     def broadcast(self, phase: str, make: Callable[[], Any], *, short: bool = False) -> Any:
         """Object created by rank 0; `short` plain data save one collective."""
         return make()

@@ -40,14 +40,12 @@ def test_no_more_is_found_than_is_charged(attack: Attack) -> None:
 
 def test_every_part_there_is_takes_part() -> None:
     # slots that compete: tests/accounting/test_limited_batches.py tries all neighbours
-    limited = {hush.TruncatedPoisson, hush.FixedSize}
+    limited: set[type[Sampling]] = {hush.TruncatedPoisson, hush.FixedSize}
+    # several steps are charged as one: tests/training/test_correlated_noise.py and
+    # tests/accounting/test_allocation.py
+    limited |= {hush.CyclicPoisson, hush.RandomAllocation}
     audited = [
-        # several steps are charged as one: tests/training/test_correlated_noise.py and
-        # tests/accounting/test_allocation.py
-        (
-            Sampling,
-            {type(part) for part in SAMPLINGS} | limited | {hush.CyclicPoisson, hush.RandomAllocation},
-        ),
+        (Sampling, {type(part) for part in SAMPLINGS} | limited),
         # charged like L2: tests/clipping checks that no record leaves the ball
         (
             Clipping,

@@ -80,7 +80,7 @@ class ProcessGroup(Local):
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
         self.rank, self.size = processes.rank, processes.size
-        for name in ("propagate_errors", "exchange", "broadcast", "copy_of_first", "agree"):
+        for name in ("propagate_errors", "exchange", "broadcast", "copy_of_first", "gather", "agree"):
             setattr(self, name, getattr(processes, name))
         self._compare = partial(compared_slots, processes=processes)  # type: ignore[method-assign]
         self._adopted = False

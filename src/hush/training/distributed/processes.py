@@ -111,6 +111,14 @@ class Processes:
                     )
         return [each for _, each in said]
 
+    def gather(self, phase: str, content: Any) -> list[Any]:
+        """All-gather any object, for content that is too long for `exchange`."""
+        self.exchange(phase)
+        received: list[Any] = [None] * self.size
+        with self.guarded(phase):
+            dist.all_gather_object(received, content, group=self._control)
+        return received
+
     def broadcast(self, phase: str, make: Callable[[], Any], *, short: bool = False) -> Any:
         """Broadcast an object of rank 0, or its error; `short` plain data need one collective."""
         made: list[Any] = [None]
