@@ -13,7 +13,6 @@ Poisson(rate=0.02)
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hush.clipping import L2, L2Linf, Linf, Lp, Principal, Subspaces
 from hush.core.errors import InvalidValue
@@ -118,13 +117,35 @@ def dpsur(
     return Plan(sampling=_sampling(rate), clipping=clipping, noise=noise, release=release)
 
 
-def dpsur_published(**options: Any) -> Plan:
+def dpsur_published(
+    *,
+    rate: float = 2048 / 60_000,
+    clip_norm: float = 0.1,
+    multiplier: float = 2.15,
+    test_rate: float = 256 / 60_000,
+    test_clip: float = 0.001,
+    test_multiplier: float = 0.8,
+    threshold: float = -1.0,
+) -> Plan:
     """DPSUR with the paper's accounting of accepted updates alone; for comparison, not a guarantee.
 
+    A step is an accepted update. The arguments are those of `dpsur`.
+
     Args:
-        **options: Arguments of `dpsur`, except `test` and `accounting`.
+        rate: Sampling rate of training.
+        clip_norm: l2 clipping norm.
+        multiplier: Noise multiplier of training.
     """
-    return dpsur(**options, accounting="published")
+    return dpsur(
+        rate=rate,
+        clip_norm=clip_norm,
+        multiplier=multiplier,
+        test_rate=test_rate,
+        test_clip=test_clip,
+        test_multiplier=test_multiplier,
+        threshold=threshold,
+        accounting="published",
+    )
 
 
 def twice(

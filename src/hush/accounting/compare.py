@@ -224,7 +224,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
             steps=setting.queries,
             deviation=deviation,
             needs=f"{setting.queries} public queries",
-            measured="Laplace best for a few votes: pate.md",
+            measured="Laplace best for one vote: pate.md",
         )
 
 

@@ -70,7 +70,7 @@ def pate(
     epochs: Annotated[int, opt.training("Epochs for each network.")] = 40,
     learning_rate: Annotated[float, opt.training("Learning rate of Adam.", "--lr")] = 5e-3,
     processes: Annotated[int, opt.training("Number of processes that train teachers.")] = 1,
-    run_dir: Annotated[Path, opt.running("Folder of the run.")] = Path("runs/pate"),
+    run_dir: opt.RunDir = None,
     resume: opt.Resume = False,
     seed: opt.Seed = None,
     quiet: opt.Quiet = False,
@@ -94,7 +94,9 @@ def pate(
     from hush.pate.teachers import Lesson
     from hush.training.progress import Progress
 
-    folder_of(run_dir, "pate")
+    if resume and run_dir is None:
+        raise InvalidValue("--resume continues the run of a folder. Pass it as --run-dir.")
+    folder = folder_of(run_dir, "pate")
     DELTA["range"].check("delta", delta)
     dataset = load(data, data_dir)
     owners = None if units is None else read_owners(units, len(dataset.y_train))
@@ -127,7 +129,7 @@ def pate(
             teachers=teachers,
             classes=classes,
             delta=delta,
-            directory=run_dir,
+            directory=folder,
             answers=answers,
             units=owners,
             lesson=Lesson(epochs=epochs, rate=learning_rate),
@@ -146,7 +148,7 @@ def pate(
         f"noise: standard deviation {spread:.3g} on each count of the votes of {teachers} teachers"
         f"{hint * (spread > teachers / 6)}",
         str(run.guarantee),
-        f"to publish: {run_dir / 'student.safetensors'} and the ledger beside it; not teachers/",
+        f"to publish: {folder / 'student.safetensors'} and the ledger beside it; not teachers/",
         "sensitive, computed from the private records (not in a published file):",
         f"  teachers: {run.teacher_accuracy:.2%} of their votes right",
     ]
