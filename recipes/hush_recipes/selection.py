@@ -1,6 +1,6 @@
-"""Which of a recipe's methods are run: `--only`."""
+"""Methods of a recipe (`--only`), and its learning rate (`--learning-rates`)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from hush.core.errors import InvalidValue
@@ -28,3 +28,19 @@ def _matches(names: Iterable[str], part: str) -> list[str]:
             "them. Leave out --only, and all are run."
         )
     return matches
+
+
+def one_rate(learning_rates: Sequence[float] | None, default: float) -> float:
+    """The learning rate of `--learning-rates` for a recipe that has one, not candidates.
+
+    Raises:
+        InvalidValue: more than one value.
+    """
+    if learning_rates is None:
+        return default
+    if len(learning_rates) != 1:
+        raise InvalidValue(
+            f"--learning-rates has {len(learning_rates)} values, and this recipe takes one, because it "
+            "does not select among candidates. Pass one value, for example --learning-rates 4."
+        )
+    return learning_rates[0]

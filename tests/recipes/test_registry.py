@@ -84,6 +84,7 @@ DATA = {
     "gg-fig3": ("pate-votes", "mnist"),
     "gg-fig4": ("adult",),
     "dpsur-table2-mnist": ("mnist",),
+    "dpsur-nonprivate": ("mnist", "fashion-mnist"),
     **dict.fromkeys((*FASHION, "dpsur-fig9", "dpsur-table2", "dpsur-table3"), ("fashion-mnist",)),
 }
 

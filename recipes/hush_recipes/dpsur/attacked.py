@@ -13,6 +13,7 @@ from hush.training.options import Randomness
 from hush.training.step import PrivateStep
 from hush_recipes.dpsur.inputs import Inputs, inputs_on, network
 from hush_recipes.dpsur.methods import METHODS
+from hush_recipes.dpsur.nonprivate import without_privacy
 from hush_recipes.dpsur.runs import DELTA, EPSILONS, Method, calibrated, plan_for
 
 Records = tuple[Tensor, Tensor]
@@ -78,7 +79,9 @@ def trained(case: Case, classes: int, records: Records, number: int) -> tuple[nn
     inputs = Inputs(classes=classes, train=records, test=records)
     model = network(method.model, inputs).to(case.device)
     if case.level is None:
-        return _overfitted(model, records, case.size), None
+        size = case.size
+        plain = without_privacy(model, records, epochs=size.plain_epochs, batch=size.plain_batch)
+        return plain, None
     return model, _privately(case, method, model, records, number)
 
 
@@ -116,19 +119,3 @@ def _privately(case: Case, method: Method, model: nn.Module, records: Records, n
     for batch in step.batches(records, steps=steps):
         step(batch)
     return step.spent(DELTA).epsilon.upper
-
-
-def _overfitted(model: nn.Module, records: Records, size: Size) -> nn.Module:
-    """Train without privacy until the training records are memorised."""
-    x, y = records
-    loss, batch, epochs = nn.CrossEntropyLoss(), size.plain_batch, size.plain_epochs
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    steps = -(-len(y) // batch) * epochs
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps + 1)
-    for _ in range(epochs):
-        for rows in torch.randperm(len(y), device=y.device).split(batch):
-            optimizer.zero_grad()
-            loss(model(x[rows]), y[rows]).backward()
-            optimizer.step()
-            schedule.step()
-    return model

@@ -13,6 +13,7 @@ import numpy as np
 from hush_recipes.figure import Figure
 from hush_recipes.gg.beta_sgd import DELTA, Setting, best_clips, clip_note, enough, inputs
 from hush_recipes.registry import variant
+from hush_recipes.selection import one_rate
 from hush_recipes.workers import workers
 
 BETAS = tuple(round(float(beta), 4) for beta in np.linspace(1, 4, 12))
@@ -52,10 +53,17 @@ def gg_fig4(
     epsilons: Sequence[float] = (1.0, 2.0, 4.0),
     seeds: int = 3,
     epochs: int | None = None,
+    learning_rates: Sequence[float] | None = None,
     processes: int | None = None,
 ) -> Figure:
     """Test accuracy of beta-DP-SGD by the shape beta of its noise, on Adult."""
-    setting = replace(setting, device=device, seeds=seeds, epochs=epochs or setting.epochs)
+    setting = replace(
+        setting,
+        device=device,
+        seeds=seeds,
+        epochs=epochs or setting.epochs,
+        learning_rate=one_rate(learning_rates, setting.learning_rate),
+    )
     records = len(inputs(setting).y_train)
     rate, steps = setting.rate(records), setting.steps(records)
     cells = [(beta, level) for level in epsilons for beta in betas]
@@ -91,8 +99,8 @@ def gg_fig4(
         rows=rows,
         draw=draw,
         notes=[
-            f"mean and deviation of {seeds} seeds, {setting.epochs} epochs, batches of {setting.batch}; "
-            + clip_note(setting),
+            f"mean and deviation of {seeds} seeds, {setting.epochs} epochs, batches of {setting.batch}, "
+            f"learning rate {setting.learning_rate:g}; " + clip_note(setting),
             "published epsilon: what the one-dimensional accounting says of the same noise",
             "the paper prints no numbers here: it states that beta hardly matters, and that beta from 3 "
             "on does worse",

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hush.core.errors import InvalidValue
 from hush_recipes.dpsur.acceptance import dpsur_fig5, dpsur_fig6
 from hush_recipes.dpsur.fig9 import dpsur_fig9
 from hush_recipes.dpsur.runs import Method, Outcome
@@ -39,3 +40,22 @@ def test_the_studies_as_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert all(path.exists() for path in figure.save(tmp_path))
     full = dpsur_fig9(device="cuda")
     assert ["test batch", 1024.0, pytest.approx(102.4), 68.36, 8, 0.25] in full.rows
+
+
+def test_one_study_at_the_learning_rate_of_the_paper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reached(method: Method, *_: object) -> Outcome:
+        return Outcome(accuracy=method.rates[2] / 100, sound=2.9, trials=8, accepted=2)
+
+    monkeypatch.setattr("hush_recipes.dpsur.runs.run", reached)
+    assert {row[2] for row in dpsur_fig9(device="cuda", only="threshold").rows} == {8.0}
+    figure = dpsur_fig9(device="cuda", only="threshold", learning_rates=[4.0])
+    assert [row[:3] for row in figure.rows] == [
+        ["threshold", value, pytest.approx(4.0)] for value in (-3.0, -2.0, -1.0, 0.0, 1.0)
+    ]
+    assert all(path.exists() for path in figure.save(tmp_path))
+    varied = dpsur_fig9(device="cuda", only="learning rate", learning_rates=[4.0]).rows
+    assert [row[2] for row in varied] == pytest.approx([1, 2, 3, 4, 5, 6, 7])
+    with pytest.raises(InvalidValue, match="2 values"):
+        dpsur_fig9(learning_rates=[4.0, 8.0])

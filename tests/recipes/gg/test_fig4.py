@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,3 +83,16 @@ def test_the_recurrent_network_runs() -> None:
     setting = replace(fig4.IMDB, batch=25)
     noise = replace(beta_sgd.enough((2.0, 4.0, 1e-3, 2)), steps=2)
     assert 0.4 < beta_sgd.accuracy(Run(setting=setting, noise=noise, clip=0.1, seed=0)) < 0.6
+
+
+def test_the_figure_at_another_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(_: Any, setting: Setting, noises: Any) -> list[tuple[float, Any]]:
+        return [(0.5, np.full(setting.seeds, setting.learning_rate)) for _ in noises]
+
+    monkeypatch.setattr(fig4, "best_clips", kept)
+    for given, used in ((None, SMALL.learning_rate), ([0.25], 0.25)):
+        figure = fig4.gg_fig4(
+            SMALL, betas=(2.0,), epsilons=(3.0,), seeds=1, learning_rates=given, processes=1
+        )
+        assert figure.rows[0][4] == used
+        assert f"learning rate {used:g};" in figure.notes[0]
