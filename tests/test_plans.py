@@ -111,3 +111,17 @@ def test_settings_can_be_replaced() -> None:
     release = plans.dpsur(test="summed", threshold=0.0).release
     assert isinstance(release, hush.Selective)
     assert (release.test, release.threshold) == ("summed", 0.0)
+
+
+def test_the_published_plan_takes_the_options_of_dpsur() -> None:
+    ours = plans.dpsur(rate=0.1, clip_norm=1.0, multiplier=3.0, test_rate=0.2, threshold=0.0)
+    published = plans.dpsur_published(
+        rate=0.1, clip_norm=1.0, multiplier=3.0, test_rate=0.2, threshold=0.0
+    )
+    assert isinstance(ours.release, hush.Selective)
+    assert published == replace(ours, release=replace(ours.release, accounting="published"))
+
+
+def test_ranks_that_leave_no_complement_raise() -> None:
+    with pytest.raises(hush.errors.InvalidValue, match="sum 650, which must be below parameters=650"):
+        plans.subspaces(parameters=650, ranks=(10, 30, 60, 550))

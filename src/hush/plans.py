@@ -214,6 +214,11 @@ def subspaces(
         total = min(sum(_RANKS), parameters // 4, parameters if public is None else public * 3 // 5)
         scaled = [rank * total // sum(_RANKS) for rank in _RANKS]
         ranks = [rank for rank in scaled if rank] or [1]
+    if sum(ranks) >= parameters:
+        raise InvalidValue(
+            f"ranks={tuple(ranks)} have the sum {sum(ranks)}, which must be below parameters="
+            f"{parameters}: the last subspace is the complement of the principal ones. Leave it out."
+        )
     relative = [1.0] * (len(ranks) + 1) if shares is None else shares
     length = sum(share**2 for share in relative) ** 0.5
     norms = [clip_norm * share / length for share in relative]

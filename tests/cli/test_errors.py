@@ -73,7 +73,8 @@ HUGE = "9" * 400
         ("pate --threshold 101", "threshold=101 is more than the 100 votes"),
         ("pate --noise 5 --epsilon 3", "--noise and --epsilon set the same value"),
         ("pate --test-noise 5", "--test-noise 5 needs --threshold"),
-        ("pate --resume", "to resume"),
+        ("pate --resume", "Pass it as --run-dir"),
+        ("pate --resume --run-dir nowhere", "to resume"),
         ("pate --data mnist --data-dir nowhere", "nowhere is not there"),
     ],
 )

@@ -224,7 +224,7 @@ def test_a_claim_without_a_proof_has_no_attack_bound_and_its_proved_epsilon_besi
         assert text.startswith(f"epsilon {at_most(float(hush.epsilon(plan, 100, 1e-5)), 5)} at delta")
         assert "not proved" in text.splitlines()[0]
         assert "and >=" not in text.splitlines()[0]
-        assert f"  the same steps, proved: {expected}" in text
+        assert f"  the same accepted updates, proved (per-acceptance accounting): {expected}" in text
         assert "attack" not in text
         told = answer(*asked)
         assert told["proved"]["epsilon"] == expected.epsilon.to_plain()

@@ -74,7 +74,10 @@ class _Charges:
         if self.guarantee.basis != "proved":
             counts = proved_counts(self.counts)
             proved = compose(counts, self.guarantee.delta, self.dimensions, self.adjacency)
-            answer, lines = {"proved": proved.to_plain()}, [f"  the same steps, proved: {proved}"]
+            answer, lines = (
+                {"proved": proved.to_plain()},
+                [f"  the same accepted updates, proved (per-acceptance accounting): {proved}"],
+            )
         if as_json:
             plain = [{"plan": plan.to_plain(), "steps": count} for plan, count in self.counts.items()]
             print_json({**self.guarantee.to_plain(), **answer, "charged": plain, "notes": self.notes})

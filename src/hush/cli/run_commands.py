@@ -158,7 +158,7 @@ def pate(
     facts = {"queries": queries, "answered": run.answered, "query": query.to_plain()}
     facts |= {"label_accuracy": run.label_accuracy, "student_accuracy": run.student_accuracy}
     facts["sensitive"] = {"teacher_accuracy": run.teacher_accuracy, "per_instance": instance}
-    print_run(run.guarantee, facts, lines, seed=seed, folder=run_dir, as_json=as_json)
+    print_run(run.guarantee, facts, lines, seed=seed, folder=folder, as_json=as_json)
 
 
 def _noise(beta: float, multiplier: float) -> Noise:

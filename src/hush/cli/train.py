@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from hush.clipping import L2, L2Linf, Subspaces
 from hush.core.atomic_files import replace_file
 from hush.core.errors import DataError, InvalidPlan, InvalidValue
 from hush.core.guarantee import DEFAULT_DELTA, Adjacency, Budget, Neighbours, at_most
+from hush.core.parts import SensitivitySet
 from hush.core.plan import Plan
 from hush.core.release import MEAN, Selective, Test
 from hush.core.value import Range, check_count
@@ -273,7 +274,9 @@ def train(asked: Run) -> None:
         ]
     rates = f"learning rate {settings.learning_rate:g}, momentum {asked.momentum:g}"
     if run.accepted is None:
-        lines.append(f"{counted(run.steps, 'step')} of {private}, {rates}")
+        published = isinstance(private.release, Selective)
+        unit = "accepted update" if published else "step"
+        lines.append(f"{counted(run.steps, unit)} of {private}, {rates}")
     else:
         lines.append(f"{counted(run.steps, 'trial')}, {run.accepted} accepted, of {private}, {rates}")
     lines += _sizes(private, counted(units, "record" if asked.units is None else "user"), units)
@@ -294,7 +297,8 @@ def train(asked: Run) -> None:
     if run.stopped == "budget":
         lines.append("stopped early: another step would exceed the budget")
     if watched is not None:
-        lines += _per_instance(watched, asked.delta)
+        size = sum(parameter.numel() for parameter in network.parameters())
+        lines += _per_instance(watched, private, run.steps, asked.delta, size)
     elif isinstance(private.noise, _BOUNDED) and not isinstance(private.sampling, FullBatch):
         lines.append("no per-instance epsilon: it needs full batches. Leave out --rate and --batch-size")
     if run.guarantee.arithmetic == "assumed" and isinstance(private.noise, Truncated):
@@ -453,12 +457,25 @@ def _sizes(plan: Plan, records: str, count: int) -> Iterator[str]:
     if isinstance(plan.clipping, Subspaces):
         blocks = plan.clipping.sensitivity(None)
         noises = plan.noise.per_block(blocks, plan.clipping.reference_norm)
-        scales = ", ".join(f"{noise.to_plain()['multiplier'] * norm:.3g}" for noise, norm in noises)
-        yield f"standard deviation of the noise in each subspace and the residual: {scales}"
+        scales = [float(noise.to_plain()["multiplier"] * norm) for noise, norm in noises]
+        yield (
+            "standard deviation of the noise in each subspace and the residual: "
+            f"{', '.join(f'{scale:.3g}' for scale in scales)}; {_variance_ratio(blocks, scales):.0%} of "
+            "the variance of isotropic noise"
+        )
     tests = (
         f", test batch {plan.release.rate * count:.3g}" if isinstance(plan.release, Selective) else ""
     )
     yield f"expected batch {plan.sampling.average_participation * count:.4g} of {records}{tests}"
+
+
+def _variance_ratio(blocks: Sequence[SensitivitySet], scales: Sequence[float]) -> float:
+    """Total variance relative to isotropic noise of equal privacy, without coordinate sampling."""
+    lengths, sizes = [block.l2_radius for block in blocks], [block.dimension or 1 for block in blocks]
+    loss = sum((length / scale) ** 2 for length, scale in zip(lengths, scales, strict=True))
+    isotropic = sum(length**2 for length in lengths) / loss
+    shaped = sum(size * scale**2 for size, scale in zip(sizes, scales, strict=True))
+    return shaped / (isotropic * sum(sizes))
 
 
 def _watched(count: int | None, plan: Plan, slots: int) -> "PerInstance | None":
@@ -472,12 +489,17 @@ def _watched(count: int | None, plan: Plan, slots: int) -> "PerInstance | None":
     return PerInstance(slots=range(min(count, slots)), iterations=64) if count else None
 
 
-def _per_instance(watched: "PerInstance", delta: float) -> list[str]:
+def _per_instance(
+    watched: "PerInstance", plan: Plan, steps: int, delta: float, dimension: int
+) -> list[str]:
     """Lines about the per-instance costs, with definitions and the worst case by the same orders."""
+    from hush.accounting.epsilon import epsilon
     from hush.accounting.rdp.conversion import rdp_to_epsilon
 
     orders, error = len(watched.orders), watched.eigenvalue_error
     any_data = at_most(rdp_to_epsilon(watched.worst_case, watched.orders, delta), 3)
+    gaussian = plan.noise.dominating_noise(plan.clipping.reference_norm) or plan.noise
+    usual = float(epsilon(replace(plan, noise=gaussian), steps, delta, dimension=dimension))
     looseness = f" (loose by up to {100 / math.sqrt(1 - error) - 100:.2g}%)" if error else ""
     return [
         f"sensitive, of {counted(len(watched.charges), 'watched record')}, not for publication (in "
@@ -487,6 +509,7 @@ def _per_instance(watched: "PerInstance", delta: float) -> list[str]:
         '  per-instance epsilon of any record, the paper\'s "for all": at most '
         f"{at_most(watched.any_record_epsilon(delta), 3)}",
         f"  any records in any data, by the same {orders} Rényi orders: at most {any_data}",
+        f"  Gaussian noise of the same scale, for comparison: at most {at_most(usual, 3)}",
         f"  Fisher information loss, at most{looseness}: {_quantiles(watched.losses())}",
         "  costs of the steps of this run, at its own weights; its guarantee is the epsilon above",
     ]
