@@ -34,12 +34,12 @@ def _normalized(name: str, strategy: Sequence[float]) -> tuple[float, ...]:
     if len(values) > _MOST_BANDS or not values[0] > 0:
         raise InvalidValue(
             f"{name}={short_repr(strategy)} must have 1 to {_MOST_BANDS} coefficients, the first one "
-            "positive: each step has noise of its own. Pass e.g. strategy=(1.0, 0.5).",
+            "positive: every step needs fresh noise. Pass e.g. strategy=(1.0, 0.5).",
             key=name,
         )
     norm = math.hypot(*values)
     if not norm >= _UNIT or _exceeds_one(values):
-        # toward zero, so that the norm does not exceed 1
+        # toward zero: the norm must not exceed 1
         unit = 10**_DIGITS
         values = [math.trunc(value / norm * unit) / unit for value in values]
     if not values[0] or _exceeds_one(values):
@@ -90,8 +90,7 @@ class Banded(ExponentialPower, Noise):
     ) -> Self:
         """Noise with the least root mean square error of the weights, over the steps of a run.
 
-        The error is that of `torch.optim.SGD` with a constant learning rate. It is computed without
-        records.
+        The error is computed for `torch.optim.SGD` with a constant learning rate, without records.
 
         Args:
             bands: Number of coefficients, at most the cycle of the sampling.
