@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -48,13 +49,19 @@ def _normalized(name: str, strategy: Sequence[float]) -> tuple[float, ...]:
             "small. Pass e.g. strategy=(1.0, 0.5).",
             key=name,
         )
-    if len(values) > 1 and np.abs(np.roots(values[::-1])).min(initial=np.inf) < _STABLE:
+    if _smallest_root(tuple(values)) < _STABLE:
         raise InvalidValue(
             f"{name}={short_repr(strategy)} makes the noise of later steps grow without bound: a root "
             "of its polynomial is inside the unit circle. Pass decreasing positive coefficients.",
             key=name,
         )
     return tuple(values)
+
+
+@lru_cache(maxsize=64)
+def _smallest_root(values: tuple[float, ...]) -> float:
+    """Smallest modulus of a root of c_0 + c_1 u + ...; infinite if it has none."""
+    return float(np.abs(np.roots(values[::-1])).min(initial=np.inf))
 
 
 def _exceeds_one(values: Sequence[float]) -> bool:
