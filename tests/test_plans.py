@@ -125,3 +125,12 @@ def test_the_published_plan_takes_the_options_of_dpsur() -> None:
 def test_ranks_that_leave_no_complement_raise() -> None:
     with pytest.raises(hush.errors.InvalidValue, match="sum 650, which must be below parameters=650"):
         plans.subspaces(parameters=650, ranks=(10, 30, 60, 550))
+
+
+def test_the_banded_plan_has_the_batch_of_its_rate_and_fitted_coefficients() -> None:
+    plan = plans.banded(rate=0.05, bands=4, steps=100, momentum=0.9)
+    assert plan.sampling == hush.CyclicPoisson(rate=0.2, cycle=4)
+    assert plan.sampling.expected(1000) == pytest.approx(50)
+    assert plan.noise == hush.Banded.optimal(bands=4, multiplier=1.0, steps=100, momentum=0.9)
+    with pytest.raises(hush.errors.InvalidValue, match="at most bands=3"):
+        plans.banded(rate=0.3, bands=4)

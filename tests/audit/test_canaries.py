@@ -36,6 +36,11 @@ PLANS = {
         hush.Subspaces(ranks=(5, 50), l2=(1.0, 0.5), bases=hush.Principal(groups=1, every=5)),
         NORMAL,
     ),
+    "Banded": (
+        hush.CyclicPoisson(rate=0.6, cycle=2),
+        L2,
+        hush.Banded(multiplier=2.0, strategy=(1.0, 0.5)),
+    ),
     "Importance": (POISSON, hush.Importance(1.0), NORMAL),
     "Rectified": (FULL, LINF, hush.Rectified(scale=2.0, bound=9.0)),
     "Truncated": (FULL, LINF, hush.Truncated(scale=2.0, bound=9.0)),

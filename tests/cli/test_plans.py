@@ -27,7 +27,7 @@ def test_plans_are_listed_and_printed_as_files(tmp_path: Path) -> None:
     assert spent["charged"] == [{"plan": plans.dpsgd().to_plain(), "steps": 10}]
 
 
-@pytest.mark.parametrize("name", ["dpsgd", "dpsur", "twice", "beta", "rectified"])
+@pytest.mark.parametrize("name", ["dpsgd", "dpsur", "twice", "beta", "rectified", "banded"])
 def test_a_named_plan_trains_within_the_budget(name: str, tmp_path: Path) -> None:
     asked = ("train", "--plan", name, "--epsilon", "2", "--steps", "3", "--run-dir", tmp_path / "run")
     run = answer(*asked)
@@ -35,6 +35,28 @@ def test_a_named_plan_trains_within_the_budget(name: str, tmp_path: Path) -> Non
     assert replace(found, noise=own.noise) == own
     assert run["steps"] == 3
     assert 1.9 < run["guarantee"]["epsilon"]["upper"] <= 2
+
+
+def test_correlated_noise_is_fitted_to_the_run(tmp_path: Path) -> None:
+    """The coefficients are for the steps and the momentum, and the groups give the expected batch."""
+    asked = ("train", "--plan", "banded", "--bands", "4", "--batch-size", "128", "--epsilon", "2")
+    run = answer(*asked, "--steps", "8", "--momentum", "0.5", "--run-dir", tmp_path / "run")
+    found = hush.Plan.from_plain(run["plan"])
+    sampling, noise = found.sampling, found.noise
+    assert sampling == hush.CyclicPoisson(rate=4 * 128 / 1437, cycle=4)
+    assert isinstance(noise, hush.Banded)
+    assert noise == hush.Banded.optimal(bands=4, multiplier=noise.multiplier, steps=8, momentum=0.5)
+    ledger = hush.Ledger(tmp_path / "run" / "ledger.jsonl", read_only=True)
+    assert ledger.counts == {found: 8}
+    spent = hush.epsilon(
+        replace(found, sampling=hush.Poisson(sampling.rate), noise=hush.Gaussian(noise.multiplier)),
+        2,
+        1e-5,
+    )
+    assert run["guarantee"]["epsilon"]["upper"] == spent.epsilon.upper
+    refused = call(*asked, "--bands", "20", "--steps", "8", "--run-dir", tmp_path / "other")
+    assert refused.returncode == 2
+    assert "Pass at most bands=11" in refused.stderr
 
 
 def test_subspaces_are_those_of_the_public_records(tmp_path: Path) -> None:

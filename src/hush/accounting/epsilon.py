@@ -35,6 +35,8 @@ _WHY_WHOLE = "steps are charged as a whole"
 def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Array:
     """Rényi divergence of one step of `plan` (RDP), in nats, at each of the `orders`.
 
+    If the sampling has a period, it is the divergence of one period.
+
     Args:
         plan: Sampling, clipping, noise and release of the step.
         orders: Rényi orders, each above 1.

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -34,12 +35,12 @@ def _normalized(name: str, strategy: Sequence[float]) -> tuple[float, ...]:
     if len(values) > _MOST_BANDS or not values[0] > 0:
         raise InvalidValue(
             f"{name}={short_repr(strategy)} must have 1 to {_MOST_BANDS} coefficients, the first one "
-            "positive: each step has noise of its own. Pass e.g. strategy=(1.0, 0.5).",
+            "positive: every step needs fresh noise. Pass e.g. strategy=(1.0, 0.5).",
             key=name,
         )
     norm = math.hypot(*values)
     if not norm >= _UNIT or _exceeds_one(values):
-        # toward zero, so that the norm does not exceed 1
+        # toward zero: the norm must not exceed 1
         unit = 10**_DIGITS
         values = [math.trunc(value / norm * unit) / unit for value in values]
     if not values[0] or _exceeds_one(values):
@@ -48,13 +49,19 @@ def _normalized(name: str, strategy: Sequence[float]) -> tuple[float, ...]:
             "small. Pass e.g. strategy=(1.0, 0.5).",
             key=name,
         )
-    if len(values) > 1 and np.abs(np.roots(values[::-1])).min(initial=np.inf) < _STABLE:
+    if _smallest_root(tuple(values)) < _STABLE:
         raise InvalidValue(
             f"{name}={short_repr(strategy)} makes the noise of later steps grow without bound: a root "
             "of its polynomial is inside the unit circle. Pass decreasing positive coefficients.",
             key=name,
         )
     return tuple(values)
+
+
+@lru_cache(maxsize=64)
+def _smallest_root(values: tuple[float, ...]) -> float:
+    """Smallest modulus of a root of c_0 + c_1 u + ...; infinite if it has none."""
+    return float(np.abs(np.roots(values[::-1])).min(initial=np.inf))
 
 
 def _exceeds_one(values: Sequence[float]) -> bool:
@@ -90,8 +97,7 @@ class Banded(ExponentialPower, Noise):
     ) -> Self:
         """Noise with the least root mean square error of the weights, over the steps of a run.
 
-        The error is that of `torch.optim.SGD` with a constant learning rate. It is computed without
-        records.
+        The error is computed for `torch.optim.SGD` with a constant learning rate, without records.
 
         Args:
             bands: Number of coefficients, at most the cycle of the sampling.

@@ -105,6 +105,10 @@ def test_a_mean_is_not_charged_as_a_release_that_hides() -> None:
     assert charged < 0.7 * due, "rejected proposals are not paid for"
     with pytest.raises(Unsupported, match="a mean has no loss"):
         hush.mean(ROWS, hidden, delta=1e-5)
+    # one group of three would pass for all records
+    grouped = replace(always, sampling=hush.CyclicPoisson(rate=1.0, cycle=3))
+    with pytest.raises(Unsupported, match="sample from all records in one step"):
+        hush.mean(ROWS, grouped, delta=1e-5)
 
 
 def test_coins_do_not_come_from_the_program_s_own_generator() -> None:

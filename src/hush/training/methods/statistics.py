@@ -137,9 +137,7 @@ def mean(
         if charged.delta is None:
             charged.store_delta(delta)
         guarantee = charged.epsilon(delta)
-        if (
-            sum(charged.counts.values()) == plan.sampling.period
-        ):  # the dimension may give a smaller bound
+        if sum(charged.counts.values()) == 1:  # the dimension may give a smaller bound
             alone = epsilon(plan, 1, delta, dimension=rows.shape[1])
             guarantee = replace(guarantee, epsilon=alone.epsilon)
         return PrivateMean(value=value.numpy(), guarantee=guarantee)
@@ -156,12 +154,16 @@ def clipped_row_sum(rows: Tensor, plan: Plan, source: "RandomSource | None" = No
 def _mean_rows(records: npt.ArrayLike, plan: Plan) -> Tensor:
     """Copy of the records in double precision, for a plan that can release a mean."""
     check_kind("plan", plan, Plan)
-    if type(plan.release) is not Always or (
-        isinstance(plan.clipping, Quantile) or getattr(plan.clipping, "bases", None) is not None
+    if (
+        type(plan.release) is not Always
+        or isinstance(plan.clipping, Quantile)
+        or getattr(plan.clipping, "bases", None) is not None
+        or plan.sampling.period > 1
     ):
         raise Unsupported(
             f"{plan} is for training: a mean has no loss to test, no gradients for public bases and no "
-            "next step. Leave out release=, and clip without bases= and not by Quantile."
+            "next step. Leave out release=, clip without bases= and not by Quantile, and sample from "
+            "all records in one step."
         )
     values: Any = records
     if np.ma.is_masked(values):
