@@ -165,8 +165,8 @@ def subspaces(
     Defaults: ResNet22 on CIFAR-10 at epsilon 8 in 5,000 steps (Xiao et al. 2023, Table 2, last row, with
     ranks 250, 500, 1000 and 1500 from section 6). For small models, the ranks are scaled down to a
     quarter of the parameters. The paper measures the shares on public gradients and fits the noise, as
-    `hush train` does with `hush.public_thresholds` and `hush.fit_noise`. The plan of this function has
-    equal shares and isotropic noise. Proof: docs/guarantees/twice-sampling.md and public-basis.md.
+    `hush train` does with `hush.public_thresholds` and `hush.fit_noise`. This function uses equal shares
+    and isotropic noise. Proof: docs/guarantees/twice-sampling.md and public-basis.md.
 
     Args:
         parameters: Number of trained parameters.

@@ -142,8 +142,8 @@ class FixedSize(Competing, Sampling):
         super().__post_init__()
         if self.size > self.records:
             raise InvalidValue(
-                f"size={self.size} is more than records={self.records}, but a record is drawn at most "
-                "once. Pass a smaller size, or hush.FullBatch() for all records.",
+                f"size={self.size} is more than records={self.records}, but no record is drawn twice. "
+                "Pass a smaller size, or hush.FullBatch() for all records.",
                 key="size",
             )
 
@@ -187,7 +187,7 @@ class Coordinate(EveryRecord, Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class Twice(Sampling):
-    """Twice sampling: Poisson sampling of records, then of the coordinates of each, independently.
+    """Twice sampling: Poisson sampling of records, then independent sampling of their coordinates.
 
     Args:
         rate: Probability that a record takes part.

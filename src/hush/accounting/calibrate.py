@@ -144,7 +144,7 @@ def calibrate(
     before = _cost(budget, spent, None, adjacency) if spent else 0.0
     if before > most:
         raise BudgetExceeded(
-            f"earlier releases already cost {before / most:.4g} times the limit of {stated(budget)}. "
+            f"earlier releases already cost {before / most:.4g} times what {stated(budget)} allows. "
             "Allow a larger budget."
         )
     precision = largest_affordable(
@@ -155,7 +155,7 @@ def calibrate(
             alone = _cost(budget, {with_noise(_MAX_MULTIPLIER): steps}, None, adjacency) / most
             raise BudgetExceeded(
                 f"the acceptance tests of steps={steps} alone, at rate {test.rate:.3g} with noise "
-                f"{test.multiplier:g}, cost {alone:.4g} times the limit of {stated(budget)}. Raise the "
+                f"{test.multiplier:g}, cost {alone:.4g} times what {stated(budget)} allows. Raise the "
                 "multiplier of the test (--test-noise) or lower its rate (--test-batch)."
             )
         raise BudgetExceeded(

@@ -141,14 +141,14 @@ def recommendation(setting: Setting) -> str:
     large = setting.budget.epsilon >= LARGE_EPSILON and setting.dimension >= LARGE_MODEL
     if setting.public_records and large:
         return (
-            "Recommended: subspaces. With public records from the same distribution, a large network "
-            "and epsilon 8, they were more accurate than plain DP-SGD at equal cost (twice-sampling.md)."
+            "Recommended: subspaces. With public records of the same distribution, a large network and "
+            "epsilon 8, they were more accurate than plain DP-SGD of equal cost (twice-sampling.md)."
         )
     return (
         "Recommended: plain DP-SGD with the largest batch that time allows. It was the most accurate "
-        "method at equal cost in most runs. Consider subspaces if epsilon is at least "
-        f"{LARGE_EPSILON:g}, the network has at least {LARGE_MODEL:,} parameters, and public "
-        "records from the same distribution are available (--public-records)."
+        "method at equal cost in most runs. Consider subspaces if epsilon is "
+        f"{LARGE_EPSILON:g} or more, the network has {LARGE_MODEL:,} parameters or more, and public "
+        "records of the same distribution exist (--public-records)."
     )
 
 

@@ -181,7 +181,7 @@ def check_relation(plan: Plan, neighbours: Neighbours) -> None:
 
 
 def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
-    """The bound, without its lower end if the release is less informative than the charged step.
+    """Drop the lower bound if the release is less informative than the accounted steps.
 
     Examples are dominated noise, and noisy counts with only the argmax released (argmax.md).
     """
@@ -197,9 +197,9 @@ def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
 def _charged(
     counts: Mapping[Plan, int], dimension: Dimension, adjacency: Adjacency
 ) -> tuple[Mapping[ComposableStep, int], Adjacency]:
-    """Steps with their number of executions, and the adjacency.
+    """Number of executions of each step, and the adjacency.
 
-    With full batches, a change of k slots has the cost of one record under 1/k of the noise.
+    With full batches, a change of k slots costs as much as a change of one slot with 1/k of the noise.
     """
     steps: Counter[ComposableStep] = Counter()
     check_kind("adjacency", adjacency, Adjacency)

@@ -51,9 +51,9 @@ class Ledger:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise Unsupported(
-            "a Ledger, and a PrivateStep with its ledger, cannot be copied or pickled: charges to one "
-            "copy would be missing from the other. Copy only the model and create a new PrivateStep for "
-            "it with ledger=step.ledger, or load state_dict() into a new PrivateStep with that ledger."
+            "a Ledger, and with it a PrivateStep, cannot be copied or pickled: charges to one copy "
+            "would be missing from the other. Copy only the model and create a new PrivateStep for it "
+            "with ledger=step.ledger, or load state_dict() into a new PrivateStep with that ledger."
         )
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, read_only: bool = False) -> None:
@@ -192,7 +192,7 @@ class Ledger:
         if relation is Neighbours.ADD_REMOVE is not stored.neighbours:
             raise Unproved(
                 "neighbours=add/remove is not the charged relation: sums are divided by the number of "
-                "slots, which is public and would reveal an added or removed record. Use "
+                "slots, which is public here and would reveal an added or removed record. Use "
                 "zero-out, or run with neighbours=ADD_REMOVE."
             )
         adjacency = replace(stored, group=group, neighbours=relation)
@@ -393,7 +393,7 @@ class Ledger:
                 f"arithmetic={arithmetic!r} must be proved or assumed, and randomness={randomness!r} "
                 "secret or seeded: both are part of the guarantee."
             )
-        # the release comes last: a torn line without it does not depend on it
+        # the release comes last, so a line that is torn before it does not depend on the records
         digest = plan.digest
         entry: dict[str, Any] = {"charge": digest, "run": run, "step": step}
         if arithmetic == "assumed":
@@ -435,7 +435,7 @@ class Ledger:
             size = check_count("dimension", dimension, "it is the number of parameters", 1)
         if (
             adjacency != journal.adjacency
-        ):  # before the plan, because a torn line would be counted under it
+        ):  # written before the plan, for which a torn line would be counted
             self._append({"protects": adjacency.to_plain()})
         known = journal.dimensions.get(digest, 0), journal.records.get(digest, 0)
         if digest not in journal.plans or size > known[0] or slots > known[1]:

@@ -73,7 +73,7 @@ GAPS = (
 """Known gaps of every Opacus run."""
 _LIMIT = Gap(
     text='accountant="gdp": the epsilon from Opacus is an approximation by the central limit theorem, '
-    "not an upper bound",
+    "not a bound",
     page=_IMPLEMENTATIONS,
 )
 
@@ -165,11 +165,11 @@ def _read(path: Path) -> Any:
             raise DataError(f"{path} is not JSON: {error}. {_SAVE}") from None
     import torch
 
-    path.open("rb").close()  # the error for a missing file
+    path.open("rb").close()  # raises if the file is missing
     try:
         return torch.load(path, map_location="meta", weights_only=True)
     except Exception as error:
         raise DataError(
             f"{path} is not a file of torch.save, is truncated, or contains Python objects other than "
-            f"numbers and tensors, like checkpoints of Opacus before 1.6. {_SAVE}"
+            f"numbers and tensors, which checkpoints of Opacus before 1.6 have. {_SAVE}"
         ) from error

@@ -50,9 +50,9 @@ def individual_rdp(
             bounded support; and release rule `Always`, or `Selective` with public test results.
         location: Clipped sum of the private records.
         orders: Rényi orders, each above 1.
-        change: Difference between a neighbour's sum and `location`: a vector, or one row per neighbour
-            for one row of results each. By default, any record may be added or removed. For a selective
-            trial, the change by one record.
+        change: Difference between a neighbour's sum and `location`: a vector, or one row per neighbour,
+            which gives one row of results per neighbour. By default, any record may be added or removed.
+            For a selective trial, the change by one record.
 
     **Guarantee** (per-instance). An upper bound for both directions, and at most the bound for all
     records, `hush.rdp(plan, orders)`: docs/guarantees/bounded.md. A selective trial adds the cost of its

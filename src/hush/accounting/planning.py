@@ -59,7 +59,7 @@ def curve(
         done: Callback after each point.
     """
     for name, value in (("records", records), ("parameters", parameters), ("gradients", gradients)):
-        check_count(name, value, "the curve is computed for them", at_least=1)
+        check_count(name, value, "the curve depends on this number", at_least=1)
     check_delta(budget.delta, records)
     points = []
     for batch in _batches(records, gradients):

@@ -49,7 +49,7 @@ class DominatingPair:
 
 @lru_cache(maxsize=256)
 def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
-    """Dominating pair for convex functions that grow like the ratio (or its inverse) to the `order`."""
+    """Dominating pair for convex functions that grow like the ratio or its inverse to power `order`."""
     # increasing outcomes, dense around possible peaks of the integrand in both directions
     deviation = step.multiplier
     centre = deviation * math.sqrt(3) * ndtri((np.arange(_CENTRE) + 0.5) / _CENTRE)

@@ -31,7 +31,7 @@ class Principal(Value):
 
     groups: int = field(default=4, metadata=count("it is the number of groups of parameters"))
     every: int = field(default=100, metadata=count("it is the number of steps that reuse the bases"))
-    iterations: int = field(default=3, metadata=count("the directions before the first one are random"))
+    iterations: int = field(default=3, metadata=count("without an iteration the bases are random"))
 
 
 _SIZE = count("it is the number of parameters of a block", example=1000)
@@ -93,9 +93,9 @@ class Subspaces(Clipping):
     def per_layer(cls, model: "nn.Module", norm: float) -> Self:
         """Per-layer clipping: each layer's gradient is clipped to norm / sqrt(number of layers).
 
-        A layer is a module that directly owns trainable parameters. A noise multiplier gives the same
-        noise as with `L2(norm)`. The result is only valid for the parameters that are trainable when the
-        method is called.
+        A layer is a module that directly owns trainable parameters. The same noise multiplier gives the
+        same noise as with `L2(norm)`. The result is only valid for the parameters that are trainable
+        when the method is called.
 
         Args:
             model: Model to train.

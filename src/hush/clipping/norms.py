@@ -29,7 +29,10 @@ _FRACTION = number(
     at_least=0.01, at_most=0.99, why="estimates of extreme quantiles are dominated by noise", example=0.5
 )
 _SPEED = number(
-    at_least=1e-3, at_most=2.0, why="the clipping norm would not adapt, or oscillate", example=0.2
+    at_least=1e-3,
+    at_most=2.0,
+    why="otherwise the clipping norm hardly adapts or oscillates",
+    example=0.2,
 )
 _SHARE = number(
     at_least=1e-3,

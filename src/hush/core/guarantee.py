@@ -236,7 +236,7 @@ class Guarantee(Value):
         neighbours: Adjacency relation.
         unit: Unit of privacy, in words.
         basis: `proved`, or `published` for a claim of a paper without a valid proof.
-        arithmetic: `proved` if the proof covers rounding; `assumed` if it is for real numbers.
+        arithmetic: `proved` if the proof covers rounding; `assumed` if it is for real-number arithmetic.
         randomness: `secret` if the noise comes from the operating system; `seeded` if from a given seed.
         records: Number of records or users, if known. The text flags a delta above one over this number.
         sensitive: Whether the values depend on the records and must not be published.

@@ -24,9 +24,9 @@ _MAX_BYTES = 2**38
 """Maximum length of a ChaCha20 stream under one nonce, from its 32-bit block counter."""
 _ZEROS = memoryview(bytes(2**20))
 _KERNEL_FROM = 2**12
-"""Number of words from which a GPU kernel is faster than the CPU with a copy to the GPU."""
+"""Minimum number of words for which a GPU kernel is faster than the CPU followed by a copy."""
 _COINS_ON_CPU = 2**16
-"""Number of Bernoulli draws up to which the CPU is faster than a GPU that is busy with a step."""
+"""Maximum number of Bernoulli draws for which the CPU is faster than a busy GPU."""
 
 
 class Stream:

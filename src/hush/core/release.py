@@ -19,8 +19,7 @@ _WHY = {
     "multiplier": "without noise the result of the test is a function of the records and not private",
     "threshold": "the test statistic cannot exceed this limit",
     "mean": "it is the expected number of runs, and selection needs more than one",
-    "law": "the privacy cost depends on the distribution; it would be multiplied by a fixed number of "
-    "trials",
+    "law": "the privacy cost depends on the distribution and is much larger for a fixed number",
     "shape": "it is the shape of the negative binomial distribution; 0 is the logarithmic distribution",
     "score": "without noise the choice of the best trial reveals the held-out records",
 }

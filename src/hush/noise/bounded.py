@@ -72,8 +72,8 @@ class Rectified(NormalOnSupport, Noise):
     """Rectified Gaussian noise: the sum plus normal noise, clamped to [-bound, bound].
 
     Args:
-        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
-        bound: End of the support, absolute.
+        scale: Standard deviation of the noise on the sum, in absolute units (not in clipping norms).
+        bound: End of the support, in absolute units.
 
     **Guarantee.** Post-processing of `Gaussian`: docs/guarantees/bounded.md.
     """
@@ -96,8 +96,8 @@ class Quantized(NormalOnSupport, Noise):
     With two levels it is `bound` times `StochasticSign`; with many it approaches `Rectified`.
 
     Args:
-        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
-        bound: Largest level, absolute.
+        scale: Standard deviation of the noise on the sum, in absolute units (not in clipping norms).
+        bound: Largest level, in absolute units.
         levels: Number of levels, at least 2.
     """
 
@@ -131,8 +131,8 @@ class StochasticSign(NormalOnSupport, Noise):
     """Stochastic sign: the sign (-1 or 1) of the sum plus normal noise.
 
     Args:
-        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms); also
-            positional.
+        scale: Standard deviation of the noise on the sum, in absolute units (not in clipping norms);
+            also positional.
     """
 
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
@@ -142,7 +142,7 @@ class StochasticSign(NormalOnSupport, Noise):
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
-        # not torch.sign: sign(0) is 0, which the accounted distribution does not contain
+        # torch.sign(0) is 0, which is not an outcome of the accounted distribution
         return self._normal(location, generator).ge_(0).mul_(2).sub_(1)
 
 
@@ -151,8 +151,8 @@ class Truncated(NormalOnSupport, Noise):
     """Truncated Gaussian noise: the sum plus normal noise, conditioned on [-bound, bound].
 
     Args:
-        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
-        bound: End of the support, absolute.
+        scale: Standard deviation of the noise on the sum, in absolute units (not in clipping norms).
+        bound: End of the support, in absolute units.
 
     **Guarantee.** At most the privacy cost of the Gaussian. With full batches, the Rényi divergence is
     `largest_variance(bound / scale)` times that of the Gaussian: docs/guarantees/bounded.md. Sampling
@@ -211,7 +211,7 @@ def _near(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torc
     """
     import torch
 
-    # erfc is accurate in the tail; torch.special.ndtr computes 1 + erf, which is not
+    # not torch.special.ndtr, which computes 1 + erf and is inaccurate in the tail
     beyond = _tail(outside).mul_(1 - share).add_(_tail((outside + width).clamp_(max=_NOTHING)) * share)
     # the complement is a multiple of 2**-53 and may be rounded to 0
     smaller = torch.minimum(beyond, (1 - beyond).clamp_(min=2.0**-54))

@@ -78,8 +78,8 @@ class BlockGaussian(Noise):
 
     additive: ClassVar[bool] = True
     exact: ClassVar[bool] = True
-    # Linf and L2Linf are excluded: the accounting does not depend on the number of parameters, but their
-    # l2 radius, and with it the noise scale, does.
+    # Linf and L2Linf are excluded: their l2 radius, and therefore the noise scale, depends on the number
+    # of parameters, but the accounting does not.
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(
             samplings=("Poisson", "FullBatch"),

@@ -68,7 +68,7 @@ class NoisyMax(Value):
 
     @classmethod
     def of_teachers(cls, *, noise: Noise) -> Self:
-        """Noisy argmax of the votes of PATE teachers. One record changes one vote, so two counts.
+        """Noisy argmax of the votes of PATE teachers: one record changes one vote, and thus two counts.
 
         Args:
             noise: Additive noise; its multiplier is in votes.

@@ -117,7 +117,7 @@ def pate(
     adjacency = Adjacency(neighbours=vote.neighbours, per_unit=None if units is None else "all")
     check_delta(delta, count(data) if users is None else users, adjacency.unit, private=True)
     guarantee = replace(charged(vote, plans, delta), unit=adjacency.unit)
-    check_count("processes", processes, "they train the teachers", at_least=1)
+    check_count("processes", processes, "it is the number of processes", at_least=1)
     assigned = teacher_of(*data, teachers, units)
     if isinstance(query, Confident) and query.threshold > teachers:
         raise InvalidValue(

@@ -21,7 +21,7 @@ from hush.gradients.recording import draws_from
 from hush.training import checkpoint
 from hush.training.units import Owners, owner_ids
 
-_RATE = number(above=0, at_most=10, why="it is the length of a step", example=5e-3)
+_RATE = number(above=0, at_most=10, why="it is the learning rate", example=5e-3)
 Network = Callable[[], nn.Module]
 """Factory of new networks; must be picklable for training in several processes."""
 

@@ -63,7 +63,7 @@ _CAVEATS = {
         "Side channels such as run time, memory and power consumption are not covered.",
     ),
 }
-"""Two sentences per term: if the guarantee covers it, and if it does not."""
+"""Two sentences per term: one if the guarantee covers it, and one if it does not."""
 _ASSUMED = ("Tuning", "Public data", "Ledger", "Beyond this ledger")
 """Terms that are assumptions if they are not covered; other uncovered terms need attention."""
 

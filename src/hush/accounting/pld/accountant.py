@@ -175,7 +175,7 @@ def _window_at(steps: Counts, direction: Direction, epsilon: float) -> tuple[Win
     """Window for an epsilon, and maximum probability mass of one step outside the grid."""
     rough = choose_window(Cumulants(steps, direction, 1e-300), log_delta=None, epsilon=epsilon)
     if rough.low > epsilon:
-        # ignore extremely improbable losses, which are too large for the tilt
+        # ignore losses with negligible probability, for which the tilt is too large
         rough = choose_window(Cumulants(steps, direction, 1e-30), log_delta=None, epsilon=epsilon)
     tail = _step_tail(steps, rough.log_delta)
     return choose_window(Cumulants(steps, direction, tail), log_delta=None, epsilon=epsilon), tail
@@ -264,7 +264,7 @@ def _curve(
     return compose(parts, window) if all(part.masses.any() for part, _ in parts) else None
 
 
-# Candidates for a cut minus (epsilon plus the logarithm of the number of steps).
+# Candidate offsets of a cut from epsilon + log(number of steps).
 _MARGINS = np.array([0.5, 2.0, 8.0, 32.0])
 
 

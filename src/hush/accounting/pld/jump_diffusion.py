@@ -115,7 +115,7 @@ def _ordered(diffusion: JumpDiffusion, rate: float, sizes: Array) -> bool:
     root, times = np.sqrt(sizes), sizes / _RATIO
     normal, sampled = erf(np.sqrt(diffusion.variance * times / 2)), rate * erf(root / math.sqrt(2))
     ratio = np.exp(root * _STRIKES - sizes / 2)
-    # in logarithms, because strikes near 1 would be too close in double precision
+    # in logarithms, because strikes near 1 would be indistinguishable in double precision
     log_strikes = np.log1p(rate * np.expm1(root * _STRIKES - sizes / 2))
     strikes, tail = np.exp(log_strikes), ndtr(root - _STRIKES)
     calls = rate * (tail - ratio * ndtr(-_STRIKES) + 2 * _ROUNDING * tail)

@@ -209,10 +209,10 @@ def _certain_share(masses: Array, bin_survival: Array, error: Array, width: floa
     rounding *= error
     rounding *= _OUTWARD / -math.expm1(-width)
     survival = _survival(masses)
-    with np.errstate(over="ignore"):  # on overflow no mass is kept
+    with np.errstate(over="ignore"):  # on overflow, the factor is 0
         relative = np.divide(rounding, survival, out=np.full(len(survival), np.inf), where=survival > 0)
     np.maximum.accumulate(relative, out=relative)
-    # 1 / (1 + 2 x) <= 1 - x for x <= 1/2; for larger x no mass is kept
+    # 1 / (1 + 2 x) <= 1 - x for x <= 1/2; for larger x the factor is 0
     return np.asarray(np.where(relative < 0.5, 1 / (1 + 2 * relative), 0.0))
 
 
