@@ -422,7 +422,7 @@ class Ledger:
         if charges.last and step != charges.last + 1:
             raise LedgerError(
                 f"step {step} of run {run} does not follow the last charge, step {charges.last}: a gap "
-                "means that a charge was lost. Charge consecutive steps."
+                "means a lost charge. Charge consecutive steps."
             )
         size = 0
         # dimension dependence was determined when the plan was stored

@@ -67,7 +67,8 @@ def individual_rdp(
     if type(plan.sampling) is not FullBatch:
         raise Unproved(
             f"sampling={type(plan.sampling).__name__} has no per-instance cost: with sampled records "
-            "the sum is random. Use FullBatch (hush train: omit --rate and --batch-size), or hush.rdp."
+            "the sum is random. Use FullBatch (hush train: leave out --rate and --batch-size), or "
+            "hush.rdp."
         )
     if type(plan.clipping) not in (L2, Linf, L2Linf):
         raise Unproved(
