@@ -205,10 +205,11 @@ def fit_noise(
 
 
 def closed_form_deviations(blocks: Sequence[SensitivitySet]) -> Array:
-    """Optimal standard deviations of block noise, as private as deviation 1 at sensitivity 1.
+    """Optimal standard deviation of the noise on each block.
 
-    The variances are proportional to norm / sqrt(rank): Xiao et al. 2023, Theorem 4.6 (Theorem 4.5 for
-    ranks of 1, Theorem 4.3 for a single block).
+    The noise has the same privacy cost as noise of standard deviation 1 with sensitivity 1. The
+    variances are proportional to norm / sqrt(rank): Xiao et al. 2023, Theorem 4.6 (Theorem 4.5 for ranks
+    of 1, Theorem 4.3 for a single block).
     """
     ranks = np.array([block.size for block in blocks], dtype=float)
     norms = np.array([block.l2_radius for block in blocks])

@@ -195,7 +195,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
     for plan in (summed, selective(test="mean", test_multiplier=1.3)):
         test = plan.release
         assert isinstance(test, Selective)
-        # the mean test has an upper bound on its acceptance rate
+        # the acceptance rate of the mean test cannot exceed this bound
         share = min(setting.acceptance, test.acceptance(test_rate * setting.records)[1])
         needs, measured = f"{share:.3g} of trials accepted", "loses in most runs: dpsur.md"
         yield row(f"DPSUR, {test.test} test", "dpsur", plan, share, needs=needs, measured=measured)

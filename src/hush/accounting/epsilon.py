@@ -130,7 +130,7 @@ def upper_epsilon(
     *,
     ceiling: float = math.inf,
 ) -> float:
-    """Upper bound on epsilon of `compose`, which is often much cheaper than both bounds.
+    """Upper bound on epsilon of `compose`, often much faster to compute than both bounds.
 
     Returns infinity early if epsilon certainly exceeds `ceiling`.
     """

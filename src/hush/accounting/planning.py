@@ -86,7 +86,7 @@ def best(points: Sequence[Point]) -> Point:
 
 
 def _batches(records: int, gradients: int) -> Iterator[int]:
-    """Batch sizes with 1 to a million steps: powers of two, and the full batch."""
+    """Batch sizes (powers of two, and the full batch) for which the number of steps is at most 10**6."""
     least = max(min(_LEAST_BATCH, records), math.ceil(gradients / _MOST_STEPS))
     batch = 2 ** math.ceil(math.log2(least))
     while batch < records and batch <= gradients:

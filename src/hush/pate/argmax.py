@@ -82,7 +82,7 @@ class NoisyMax(Value):
 
     @property
     def vote(self) -> "NoisyMax":
-        """This object; for a common interface with `Confident`."""
+        """The noisy argmax itself, as `Confident` also has this property."""
         return self
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -152,8 +152,8 @@ def _one_sided_profile(
 ) -> list[tuple[float, float]]:
     """Lower and upper bounds on delta in one direction, at each of the increasing `epsilons`.
 
-    A curve is used for the epsilon of its tilt, and for larger epsilons within a standard deviation of
-    the tilted loss. If delta is below `decisive`, the other direction is larger, so the delta of a
+    Each curve is tilted for one epsilon, and also used for larger epsilons within a standard deviation
+    of the tilted loss. If delta is below `decisive`, the other direction is larger, so the delta of a
     smaller epsilon is accurate enough.
     """
     bounds: list[tuple[float, float]] = []
