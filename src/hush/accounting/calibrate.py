@@ -42,7 +42,7 @@ class Calibrated(Protocol):
     """Mechanism that scales its own noise, such as `hush.NoisyMax`."""
 
     def calibrated(self, budget: Budget, queries: int) -> Self:
-        """Copy with the least noise for which this number of queries is within the budget."""
+        """Copy with the least noise to answer this number of queries within the budget."""
 
 
 Scaled = TypeVar("Scaled", bound=Calibrated)
@@ -254,7 +254,7 @@ def _cost(
 def largest_affordable(
     cost: Callable[[float], float], limit: float, *, start: float, low: float, high: float, whole: bool
 ) -> float | None:
-    """Largest argument in [low, high] for which an increasing `cost` is at most `limit`, or None.
+    """Largest argument in [low, high] with a `cost` of at most `limit`, or None. `cost` must increase.
 
     Integer arguments are exact (`whole`). Other arguments are refined until the cost is within `_SLACK`
     of the limit, or until an argument within `_MIN_BRACKET` exceeds the limit.

@@ -19,7 +19,7 @@ the chain. The chain detects accidents, but not forgery.
     {"folded": LINES, "counts": ..., "runs": ..., "torn": ..., "through": CHAIN}
 
 `release` is the released value or its fingerprint. A torn line is a line that is incomplete because of a
-crash. A folded line replaces all lines up to the digest `through`, from which the chain continues.
+crash. A folded line replaces all lines up to the digest `through`, and the chain continues from there.
 """
 
 import fcntl

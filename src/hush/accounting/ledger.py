@@ -435,7 +435,7 @@ class Ledger:
             size = check_count("dimension", dimension, "it is the number of parameters", 1)
         if (
             adjacency != journal.adjacency
-        ):  # written before the plan, for which a torn line would be counted
+        ):  # written before the plan, because a torn line may be counted for a stored plan
             self._append({"protects": adjacency.to_plain()})
         known = journal.dimensions.get(digest, 0), journal.records.get(digest, 0)
         if digest not in journal.plans or size > known[0] or slots > known[1]:

@@ -142,7 +142,7 @@ def _limited(sampling: FixedSize | TruncatedPoisson, multiplier: float) -> Compe
 
 
 def _uncharged(plan: Plan) -> Unproved:
-    """Error for parts that declare a proof for which `mechanism` has no implementation."""
+    """Error for parts with a declared proof, but without an implementation in `mechanism`."""
     return Unproved(
         f"{names(plan)} declares a proof, but no accountant computes its cost. Define "
         "dominating_noise(), or exponential_power() for noise with L2 or Lp clipping."

@@ -86,7 +86,7 @@ def best(points: Sequence[Point]) -> Point:
 
 
 def _batches(records: int, gradients: int) -> Iterator[int]:
-    """Batch sizes (powers of two, and the full batch) for which the number of steps is at most 10**6."""
+    """Batch sizes with 1 to 10**6 steps: powers of two, and the full batch."""
     least = max(min(_LEAST_BATCH, records), math.ceil(gradients / _MOST_STEPS))
     batch = 2 ** math.ceil(math.log2(least))
     while batch < records and batch <= gradients:

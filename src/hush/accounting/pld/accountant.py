@@ -175,7 +175,7 @@ def _window_at(steps: Counts, direction: Direction, epsilon: float) -> tuple[Win
     """Window for an epsilon, and maximum probability mass of one step outside the grid."""
     rough = choose_window(Cumulants(steps, direction, 1e-300), log_delta=None, epsilon=epsilon)
     if rough.low > epsilon:
-        # ignore losses with negligible probability, for which the tilt is too large
+        # ignore losses with negligible probability, because they are too large for the tilt
         rough = choose_window(Cumulants(steps, direction, 1e-30), log_delta=None, epsilon=epsilon)
     tail = _step_tail(steps, rough.log_delta)
     return choose_window(Cumulants(steps, direction, tail), log_delta=None, epsilon=epsilon), tail
@@ -216,8 +216,10 @@ def _deltas_upper(steps: Counts, direction: Direction, epsilons: Sequence[float]
 
 
 def _step_tail(steps: Counts, log_delta: float) -> float:
-    """Maximum probability mass of one step outside the grid, rounded down to a power of ten so that
-    lattices can be cached."""
+    """Maximum probability mass of one step outside the grid.
+
+    It is rounded down to a power of ten, so lattices can be cached.
+    """
     log_tail = log_delta + math.log(TRUNCATED_SHARE / sum(steps.values()))
     return 10.0 ** max(math.floor(log_tail / math.log(10)), -300)
 

@@ -245,7 +245,7 @@ def _grid(origin: float, first: int, count: int, width: float) -> Array:
 
 
 def _origin(step: Step, direction: Direction, width: float) -> float:
-    """Grid offset for which the atom of the most probable bin is on a grid point.
+    """Grid offset that puts the atom of the most probable bin on a grid point.
 
     At a small sampling rate almost every step has this loss, so rounding it would make the lower bound
     trivial.

@@ -1,4 +1,4 @@
-"""Dominating pairs for batches of fixed or limited size, in which records compete.
+"""Dominating pairs for batches of fixed or limited size. Records compete for places in these batches.
 
 Proofs: docs/guarantees/limited-batches.md.
 """

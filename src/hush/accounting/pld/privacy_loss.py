@@ -287,7 +287,7 @@ class GroupLaw(Step):
 
     def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
         noise, weight = self.noise.quadrature(tail)
-        # omit components whose weight is far below the tail
+        # omit components with a weight far below the tail
         parts = [(shift, share) for shift, share in self._components(direction) if share > 1e-3 * tail]
         losses = [self.privacy_loss(direction, noise + shift / self.noise.scale) for shift, _ in parts]
         return np.concatenate(losses), np.concatenate([weight + math.log(share) for _, share in parts])

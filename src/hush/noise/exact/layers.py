@@ -79,7 +79,7 @@ def layers(beta: float) -> Layers:
 
 
 def layers_beyond(beta: float, power: float) -> Layers:
-    """Layers whose tail starts at a height of about exp(-power); valid if they reach the peak."""
+    """Layers with a tail from a height of about exp(-power); valid if they reach the peak."""
     wide, inner, _, edge, strip = _stack(beta, power)
     with localcontext(prec=DIGITS):
         first = Decimal(_edge_height(edge, beta))
@@ -106,14 +106,14 @@ def layers_beyond(beta: float, power: float) -> Layers:
 
 
 def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[float], float, float]:
-    """Widths, inner edges and heights of layers whose tail starts at a height of about exp(-power).
+    """Widths, inner edges and heights of layers with a tail from a height of about exp(-power).
 
     The part of layer 0 beyond the edge has the total area of the strips, twice that of the first strip.
     """
     first_strip = (power + math.log(2)) ** (1 / beta) - power ** (1 / beta)
     share = 1
     inner_edge = power ** (1 / beta)
-    # smallest tail, as a fraction 2**-share of layer 0, whose strips are wide enough
+    # smallest tail, as a fraction 2**-share of layer 0, with strips of sufficient width
     while inner_edge / (1 - 2.0 ** -(share + 1)) * 2.0 ** -(share + 2) >= first_strip * (1 + 2.0**-12):
         share += 1
     base = _up(inner_edge / (1 - 2.0**-share))

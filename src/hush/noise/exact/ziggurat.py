@@ -95,7 +95,7 @@ class PendingDraws:
     """Indices of draws that needed a random height, and four words for each: height, strip of the tail,
     cell in the strip, next proposal. If an index occurs several times, its last entry is valid."""
     undecided: Integers = field(default_factory=partial(np.arange, 0))
-    """Indices of draws whose height is too close to the curve for double precision."""
+    """Indices of draws with a height too close to the curve for double precision."""
 
     def add_to(
         self, location: npt.NDArray[np.floating], step: float, source: RandomSource

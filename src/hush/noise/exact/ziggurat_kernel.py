@@ -65,7 +65,7 @@ def launch(
     """Add noise to a 1-D tensor in place and round it, except undecided entries.
 
     Returns:
-        Counts, of which the first is the number of undecided entries, and lists for `rows`.
+        Counts and lists for `rows`. The first count is the number of undecided entries.
     """
     import torch
 
