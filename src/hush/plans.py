@@ -1,6 +1,6 @@
-"""Named plans: the methods of the papers, with the papers' hyperparameters as defaults.
+"""Named plans: published methods, with the hyperparameters of their papers as defaults.
 
-Keyword arguments replace hyperparameters, and `hush.calibrate` computes the noise for a budget. Default
+Keyword arguments override hyperparameters, and `hush.calibrate` computes the noise for a budget. Default
 sampling rates are the papers' batch sizes divided by their numbers of records.
 
 >>> from hush import plans
@@ -25,7 +25,7 @@ from hush.sampling import CyclicPoisson, FullBatch, Poisson, Twice
 
 @dataclass(frozen=True, kw_only=True)
 class NamedPlan:
-    """Function that returns a plan, and the paper of its method: authors, title, venue, year, arXiv."""
+    """Function that returns a plan, and the reference for its method."""
 
     make: Callable[..., Plan]
     paper: str
@@ -94,11 +94,11 @@ def dpsur(
     test: Test = "mean",
     accounting: Accounting = "per-trial",
 ) -> Plan:
-    """DPSUR: release an update if a noisy test accepts it; every trial is charged.
+    """DPSUR: release an update if a noisy test accepts it; every trial is accounted for.
 
     Defaults: Fashion-MNIST at epsilon 3 (Fu et al. 2024, section 6.1.3 and Table 1; batch size and
         training noise as in the authors' runs). The paper tests the mean loss; the summed test needs
-        less noise. `Selective` documents the arguments of the test.
+        less noise. See `Selective` for the arguments of the test.
 
     Args:
         rate: Sampling rate of training.
@@ -127,7 +127,7 @@ def dpsur_published(
     test_multiplier: float = 0.8,
     threshold: float = -1.0,
 ) -> Plan:
-    """DPSUR with the paper's accounting of accepted updates alone; for comparison, not a guarantee.
+    """DPSUR with the paper's accounting, which ignores rejected updates; not a guarantee.
 
     A step is an accepted update. The arguments are those of `dpsur`.
 
@@ -159,13 +159,13 @@ def twice(
     """Twice sampling: sampling of records and of coordinates, with clipping in two norms.
 
     Defaults: ResNet22 on CIFAR-10 at epsilon 2 in 1,500 steps (Xiao et al. 2023, Table 1, first row;
-    norms as in section 6). The noise is calibrated by hush.
+    norms from section 6). The noise is calibrated by hush.
 
     Args:
         rate: Sampling rate of records.
         coordinate_rate: Sampling rate of coordinates, rounded to a multiple of 1/256.
         clip_norm: l2 clipping norm.
-        cap: Bound on each entry, in the same unit as `clip_norm`; None: a tenth of `clip_norm`.
+        cap: Bound on each entry, in the same unit as `clip_norm`; by default a tenth of `clip_norm`.
         multiplier: Noise multiplier.
     """
     cap = clip_norm / 10 if cap is None else cap
@@ -189,23 +189,23 @@ def subspaces(
 ) -> Plan:
     """Hybrid clipping: a clipping norm per principal subspace of public gradients, with twice sampling.
 
-    Defaults: ResNet22 on CIFAR-10 at epsilon 8 in 5,000 steps (Xiao et al. 2023, Table 2, last row;
-    ranks as in section 6, 250, 500, 1000 and 1500, or in these proportions a quarter of a small model).
-    The paper measures the shares on public gradients and fits the noise, as `hush train` does with
-    `hush.public_thresholds` and `hush.fit_noise`; here the shares are equal and the noise is isotropic.
-    Proof: docs/guarantees/twice-sampling.md and public-basis.md.
+    Defaults: ResNet22 on CIFAR-10 at epsilon 8 in 5,000 steps (Xiao et al. 2023, Table 2, last row, with
+    ranks 250, 500, 1000 and 1500 from section 6). For small models, the ranks are scaled down to a
+    quarter of the parameters. The paper measures the shares on public gradients and fits the noise, as
+    `hush train` does with `hush.public_thresholds` and `hush.fit_noise`. This function uses equal shares
+    and isotropic noise. Proof: docs/guarantees/twice-sampling.md and public-basis.md.
 
     Args:
         parameters: Number of trained parameters.
-        public: Number of public records, if known. `hush.public_thresholds` computes its bases from 60%
+        public: Number of public records, if known. `hush.public_thresholds` computes the bases from 60%
             of them, which limits the sum of the ranks.
-        ranks: Dimensions of the principal subspaces; the last subspace is their complement. None: the
-            paper's, scaled down for small models and few public records.
+        ranks: Dimensions of the principal subspaces; the last subspace is their complement. By default
+            the ranks of the paper, scaled down for small models and few public records.
         rate: Sampling rate of records.
-        coordinate_rate: Sampling rate of coordinates; 1 for sampling of records alone.
-        clip_norm: l2 norm of a gradient that reaches the bound in all subspaces.
-        shares: Relative norm of each subspace and of the complement; None: equal.
-        cap: Bound on each coefficient, in the same unit as `clip_norm`; None for none.
+        coordinate_rate: Sampling rate of coordinates; 1 to sample only records.
+        clip_norm: Bound on the l2 norm of the whole gradient.
+        shares: Relative clipping norm of each subspace and of the complement; equal by default.
+        cap: Bound on each coefficient, in the same unit as `clip_norm`; None for no bound.
         groups: Number of parameter groups with separate bases.
         every: Number of steps between updates of the bases.
         multiplier: Noise multiplier.
@@ -237,9 +237,9 @@ def beta(
 ) -> Plan:
     """beta-DP-SGD: noise of density exp(-|x|^beta), between Laplace (1) and Gaussian (2).
 
-    Defaults: CIFAR-10 (arXiv 2506.12553, Appendix E.2, among the values searched). Gradients are clipped
-        in the l_beta norm; for beta above 2 in the l2 norm, because the paper's accounting is wrong
-        there.
+    Defaults: CIFAR-10 (arXiv 2506.12553, Appendix E.2, from the values searched). Gradients are clipped
+        in the l_beta norm, and for beta above 2 in the l2 norm, because the paper's accounting is not
+        valid for beta above 2.
 
     Args:
         beta: Exponent of the density, at least 1.
@@ -264,7 +264,7 @@ def rectified(
 
     Sums far from 0 have a lower per-instance cost. The paper trains a linear layer on features of 50,000
     images with `Linf(0.002)`, standard deviation 4 and bound 32 (Hu et al. 2024, Appendix G, Table 1).
-    For fewer records use a smaller bound: a bound beyond the sums has no effect.
+    Use a smaller bound for fewer records: a bound that exceeds the sums has no effect.
 
     Args:
         rate: Sampling rate; 1 for full batches.
@@ -287,7 +287,9 @@ def truncated(
     multiplier: float = 10.0,
     bound: float = 1.0,
 ) -> Plan:
-    """Truncated Gaussian noise: the noisy sum is conditioned on an interval. Defaults as in `rectified`.
+    """Truncated Gaussian noise: the noisy sum is conditioned on an interval.
+
+    The defaults are those of `rectified`, with bound 1.
 
     Args:
         rate: Sampling rate; 1 for full batches.
@@ -303,7 +305,7 @@ def truncated(
 
 
 def sign(*, rate: float = 1.0, clip_norm: float = 0.002, multiplier: float = 2000.0) -> Plan:
-    """Stochastic sign: one bit per coordinate of the noisy sum; defaults of the paper.
+    """Stochastic sign: one bit per coordinate of the noisy sum, with the paper's defaults.
 
     Args:
         rate: Sampling rate; 1 for full batches.
@@ -362,4 +364,4 @@ NAMES: dict[str, NamedPlan] = {
     "sign": NamedPlan(make=sign, paper=_SIGN),
     "banded": NamedPlan(make=banded, paper=_BANDED),
 }
-"""Named plans by their name on the command line."""
+"""Named plans, by their names on the command line."""

@@ -23,11 +23,11 @@ __all__ = [
     "Twice",
 ]
 
-_WHY = "it is the probability that a record takes part, and amplification by sampling is proved for it"
+_WHY = "it is the sampling probability of a record, which privacy amplification depends on"
 RATE = number(at_least=1e-9, at_most=1, why=_WHY, example=0.01)
-_WHY_BYTE = "it is the probability that a coordinate of a record takes part, drawn with one random byte"
+_WHY_BYTE = "it is the sampling probability of a coordinate of a record, drawn with one random byte"
 _BYTES = number(at_least=1 / 512, at_most=1, why=_WHY_BYTE, example=0.5)["check"]
-# the nearest positive multiple of 1/256, which one random byte implements exactly
+# round to a positive multiple of 1/256, which one random byte implements exactly
 _COORDINATE_RATE = {"check": lambda name, rate: max(1, round(_BYTES(name, rate) * 256)) / 256}
 _CLIPPINGS, _NOTE = ("L2", "Linf", "L2Linf", "Box", "Subspaces"), "twice-sampling.md"
 _PROOFS = (
@@ -64,7 +64,7 @@ class Poisson(Sampling):
         return self.rate
 
     def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
-        # 62 bits: with single-precision uniforms the actual rate would differ by up to 2**-24
+        # with single-precision uniforms, the actual rate would differ by up to 2**-24
         return bernoulli(records, self.rate, generator).nonzero().squeeze(1)
 
 
@@ -121,11 +121,11 @@ _LIMITED = (
         note="limited-batches.md",
     ),
 )
-_SLOTS = count("the law of a batch depends on the number of slots", example=60_000)
+_SLOTS = count("the distribution of batches depends on the number of slots", example=60_000)
 
 
 class Competing:
-    """Mixin for a `Sampling` of a public number of slots, which compete for places in a batch."""
+    """Mixin for a `Sampling` with limited batches, in which a public number of slots compete."""
 
     records: int
     counts_slots: ClassVar[bool] = True
@@ -133,18 +133,19 @@ class Competing:
     def check_slots(self, slots: int) -> None:
         if slots != self.records:
             raise InvalidValue(
-                f"{type(self).__name__} has records={self.records} and the data {slots} slots: the "
-                f"charge depends on their number. Pass records={slots} to the sampling.",
+                f"{type(self).__name__} has records={self.records}, but the data has {slots} slots: the "
+                f"privacy cost depends on their number. Pass records={slots} to the sampling.",
                 key="records",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedPoisson(Competing, Sampling):
-    """Poisson subsampling with a largest batch: a larger draw is cut to it, at random.
+    """Poisson subsampling with a maximum batch size: a larger batch is randomly truncated.
 
-    No batch exceeds `max_batch`, so memory and shapes are public. The charge includes the truncation.
-    With `max_batch` six standard deviations above the mean it costs what `Poisson` costs. Reference:
+    No batch exceeds `max_batch`, so memory use and shapes are public. The privacy cost includes the
+    truncation. It equals that of `Poisson` if `max_batch` is six standard deviations above the mean.
+    Reference:
     Chua et al., Scalable DP-SGD: Shuffling vs. Poisson Subsampling, NeurIPS 2024.
 
     Args:
@@ -161,7 +162,7 @@ class TruncatedPoisson(Competing, Sampling):
 
     @property
     def participation(self) -> float:
-        # in a draw with a free place, or as one of the `max_batch` records that are kept
+        # either the batch is not full without the record, or the record survives the truncation
         free = 1 - binomial_tail(self.max_batch - 1, self.records - 1, self.rate)
         kept = binomial_tail(self.max_batch, self.records, self.rate) * self.max_batch / self.records
         return self.rate * free + kept
@@ -169,7 +170,7 @@ class TruncatedPoisson(Competing, Sampling):
     def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
         self.check_slots(records)
         drawn = Poisson(self.rate).draw(records, generator)
-        # words for all slots: the use of the stream does not depend on the draw
+        # draw words for all slots, so the position in the stream does not depend on the batch
         order = random_bits(records, generator).to(drawn.device)[drawn].argsort()
         return drawn[order[: self.max_batch].sort().values]
 
@@ -178,10 +179,10 @@ class TruncatedPoisson(Competing, Sampling):
 class FixedSize(Competing, Sampling):
     """Batches of exactly `size` records, drawn without replacement, independently in each step.
 
-    A record in a batch takes the place of another one, so the noise has to cover two changes: at equal
-    noise a step costs about as much as a Poisson-sampled one with half the noise. `TruncatedPoisson`
-    also has public shapes, at the price of `Poisson`. Reference: Wang, Balle and Kasiviswanathan,
-    Subsampled Renyi Differential Privacy and Analytical Moments Accountant, AISTATS 2019.
+    A record in a batch displaces another record, so the noise must cover two changes: a step costs about
+    as much as a Poisson-sampled step with half the noise. `TruncatedPoisson` also has public shapes, at
+    the privacy cost of `Poisson`. Reference: Wang, Balle and Kasiviswanathan, Subsampled Renyi
+    Differential Privacy and Analytical Moments Accountant, AISTATS 2019.
 
     Args:
         size: Number of records in a batch.
@@ -197,7 +198,7 @@ class FixedSize(Competing, Sampling):
         super().__post_init__()
         if self.size > self.records:
             raise InvalidValue(
-                f"size={self.size} is more than records={self.records}, and no record is drawn twice. "
+                f"size={self.size} is more than records={self.records}, but no record is drawn twice. "
                 "Pass a smaller size, or hush.FullBatch() for all records.",
                 key="size",
             )
@@ -273,7 +274,7 @@ def _seeded_stream(generator: "torch.Generator") -> Stream:
 
 
 def binomial_tail(limit: int, count: int, rate: float) -> float:
-    """Probability that more than `limit` of `count` independent coins of this rate come up."""
+    """Probability that a binomial variable with parameters `count` and `rate` exceeds `limit`."""
     from scipy.special import betainc
 
     return float(betainc(limit + 1, count - limit, rate)) if limit < count else 0.0
@@ -281,12 +282,12 @@ def binomial_tail(limit: int, count: int, rate: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class FullBatch(EveryRecord, Sampling):
-    """Every record takes part in every step."""
+    """No subsampling: every record takes part in every step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coordinate(EveryRecord, Sampling):
-    """Every record takes part in each coordinate with probability `rate`, independently.
+    """Coordinate sampling: each coordinate of each record takes part with probability `rate`.
 
     Args:
         rate: Sampling probability, rounded to a multiple of 1/256; also positional.
@@ -303,7 +304,7 @@ class Coordinate(EveryRecord, Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class Twice(Sampling):
-    """Twice sampling: Poisson sampling of records, then of the coordinates of each, independently.
+    """Twice sampling: Poisson sampling of records, then independent sampling of their coordinates.
 
     Args:
         rate: Probability that a record takes part.

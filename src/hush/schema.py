@@ -1,6 +1,6 @@
-"""Public schema of a table: declared bounds and categories, never learned from the records.
+"""Public schema of a table: bounds and categories that are declared, not learned from the records.
 
-The same schema serves `hush.Source`, the estimators for scikit-learn and `hush train --schema`.
+`hush.Source`, the scikit-learn estimators and `hush train --schema` use the same schema.
 """
 
 import json
@@ -23,12 +23,12 @@ _WHY = "values are clamped to the declared bounds to limit the influence of one 
 _BOUND = number(at_least=-1e12, at_most=1e12, why=_WHY, example=100.0)
 _FLAG: Mapping[str, Any] = {"check": lambda name, value: check_kind(name, value, bool)}
 _MISSING = {"", "?", "na", "n/a", "nan", "none", "null"}
-"""Texts of a missing value, in lower case, unless they are declared categories."""
+"""Strings for a missing value, in lower case, unless they are declared categories."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column(Value, ABC):
-    """Declaration of one column. It must not depend on the values in the records."""
+    """Declaration of one column, which must not depend on the values in the records."""
 
     kinds: ClassVar[dict[str, type["Column"]]] = {}
 
@@ -37,7 +37,7 @@ class Column(Value, ABC):
 
     @abstractmethod
     def encode(self, name: str, values: npt.NDArray[Any]) -> Array:
-        """Features in [-1, 1], one row per record, each encoded independently of the others."""
+        """Features in [-1, 1], one row per record. Each record is encoded independently."""
 
     def to_plain(self) -> dict[str, Any]:
         return {"kind": type(self).__name__, **super().to_plain()}
@@ -50,8 +50,8 @@ class Numeric(Column):
     Args:
         low: Lower bound.
         high: Upper bound.
-        log: Scale by the logarithm of the distance from `low`, for columns that span decades.
-        missing: Public number that replaces a missing value. A second feature is 1 for a missing value
+        log: Whether to use a logarithmic scale from `low`, for columns that span orders of magnitude.
+        missing: Public number that replaces missing values. A second feature is 1 for a missing value
             and 0 otherwise.
     """
 
@@ -97,10 +97,10 @@ class Categorical(Column):
     """Categorical column with a public list of values, encoded one-hot.
 
     Args:
-        values: Every value that may occur, present in the records or not. Include a value for "unknown"
-            if records may lack one.
-        unseen: Declared value that replaces an undeclared one.
-        missing: Declared value that replaces a missing one; by default `unseen`.
+        values: All values that may occur, whether or not they are present in the records. Include a
+            value such as "unknown" if values may be missing.
+        unseen: Declared value that replaces undeclared values.
+        missing: Declared value that replaces missing values; by default `unseen`.
     """
 
     values: Sequence[Hashable] = field(
@@ -126,17 +126,17 @@ class Categorical(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class Image(Column):
-    """Images of a folder, resized to a public size, with pixels in [-1, 1].
+    """Image files, resized to a public size, with pixels in [-1, 1].
 
     Args:
         height: Height in pixels.
         width: Width in pixels.
-        channels: 1 for grey values, 3 for colours.
+        channels: 1 for greyscale, 3 for colour.
     """
 
     height: int = field(metadata=count("every record has the same shape", at_most=4096, example=32))
     width: int = field(metadata=count("every record has the same shape", at_most=4096, example=32))
-    channels: int = field(default=3, metadata=count("they are grey or colours", at_most=3, example=3))
+    channels: int = field(default=3, metadata=count("images are grey or RGB", at_most=3, example=3))
 
     def encode(self, name: str, values: npt.NDArray[Any]) -> Array:
         from PIL import Image as Images
@@ -148,21 +148,21 @@ class Image(Column):
                     image = opened.convert("L" if self.channels == 1 else "RGB")
                     pixels = np.asarray(image.resize((self.width, self.height)), np.float64)
             except (OSError, ValueError, Images.DecompressionBombError):
-                raise DataError(f"{path} is not a readable image. Repair it, or move it away.") from None
+                raise DataError(f"{path} is not a readable image. Repair or remove it.") from None
             row[:] = np.atleast_3d(pixels).transpose(2, 0, 1) / 127.5 - 1.0
         return rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ignored(Column):
-    """Column that is not used: an identifier, or free text."""
+    """Column that is not used, e.g. an identifier or free text."""
 
     def encode(self, name: str, values: npt.NDArray[Any]) -> Array:
         return np.zeros((len(values), 0))
 
 
 Schema = Numeric | Mapping[str, Column] | Sequence[Column]
-"""One `Numeric` for all columns, a column for each name, or a column for each position."""
+"""One `Numeric` for all columns, or columns by name or by position."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +173,7 @@ class Encoded:
     categorical: Array
     """One-hot columns."""
     categories: int
-    """Number of categorical columns, which is also the number of ones in each row of `categorical`."""
+    """Number of categorical columns; each row of `categorical` contains this number of ones."""
 
     @property
     def features(self) -> Array:
@@ -182,7 +182,10 @@ class Encoded:
 
 
 def encode(table: Any, schema: Schema | None) -> Encoded:
-    """Encode each record of a matrix, or of a data frame by name, independently by the public schema."""
+    """Encode each record of a matrix or data frame independently with a public schema.
+
+    Columns of a data frame are matched by name.
+    """
     names = getattr(table, "columns", None)
     if names is not None and isinstance(schema, Mapping):
         declared = _declared_columns(schema, len(names))
@@ -192,24 +195,24 @@ def encode(table: Any, schema: Schema | None) -> Encoded:
             raise DataError(
                 f"X lacks columns {short_repr(missing)} of the schema, and has columns "
                 f"{short_repr(outside)} outside the schema: an undeclared column has no bounds and no "
-                "public categories. Declare it in schema=, or drop it from X."
+                "public categories. Declare the columns in schema=, or drop them from X."
             )
         cells = [np.asarray(table[name]) for name in declared]
     else:
         from sklearn.utils import check_array
 
-        # check_array's own errors about dimensions and types show private cells
+        # check_array's own errors about dimensions and types show private values
         matrix = check_array(table, dtype=None, ensure_all_finite=False, ensure_2d=False)
         if matrix.ndim != 2:
             raise DataError(
                 f"X has {matrix.ndim} dimensions instead of two. Reshape your data: X.reshape(-1, 1) "
-                "has one column, X.reshape(1, -1) one record."
+                "for a single column, X.reshape(1, -1) for a single record."
             )
         declared, cells = _declared_columns(schema, matrix.shape[1]), list(matrix.T)
         if len(declared) != len(cells):
             raise DataError(
                 f"X has {len(cells)} columns and the schema declares {len(declared)}: an undeclared "
-                "column has no bounds and no public categories. Declare the columns of X in their order."
+                "column has no bounds and no public categories. Declare all columns of X in order."
             )
     rows = len(cells[0])
     parts: tuple[list[Array], list[Array]] = [np.zeros((rows, 0))], [np.zeros((rows, 0))]
@@ -220,7 +223,7 @@ def encode(table: Any, schema: Schema | None) -> Encoded:
 
 
 def _declared_columns(schema: Schema | None, width: int) -> dict[str, Column]:
-    """Columns of a schema by name. Those without a name are called x0, x1, ..."""
+    """Columns of a schema by name; unnamed columns are called x0, x1, ..."""
     columns: Any = [schema] * width if isinstance(schema, Numeric) else schema
     if isinstance(columns, Sequence):
         columns = {f"x{place}": column for place, column in enumerate(columns)}
@@ -230,13 +233,13 @@ def _declared_columns(schema: Schema | None, width: int) -> dict[str, Column]:
     text = (
         f"schema={short_repr(schema)} must declare every column: bounds and categories taken from the "
     )
-    text += 'records are not private. Pass e.g. schema={"age": Numeric(low=0, high=100), "sex": '
+    text += 'records would not be private. Pass e.g. schema={"age": Numeric(low=0, high=100), "sex": '
     text += 'Categorical(values=("female", "male"))}, or one Numeric for all columns.'
     raise InvalidValue(text, key="schema")
 
 
 def distinct(name: str, values: object, example: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The declared values as a tuple, verified to contain at least two different ones."""
+    """Validate at least two different declared values, and return them as a tuple."""
     listed: Any = values.tolist() if isinstance(values, np.ndarray) else values
     try:
         known = () if isinstance(listed, str | bytes) else tuple(listed)
@@ -244,8 +247,8 @@ def distinct(name: str, values: object, example: tuple[Any, ...]) -> tuple[Any, 
     except TypeError:
         several = False
     if not several:
-        text = f"{name}={short_repr(values)} must be a list of at least two different values: one taken "
-        text += f"from the records would reveal which values occur. Pass e.g. {name}={example!r}."
+        text = f"{name}={short_repr(values)} must be a list of at least two different values: a list "
+        text += f"taken from the records would reveal which values occur. Pass e.g. {name}={example!r}."
         raise InvalidValue(text, key=name)
     return known
 
@@ -258,9 +261,9 @@ def indices(
     missing: Hashable = None,
     unseen: Hashable = None,
 ) -> npt.NDArray[np.int64]:
-    """Position of each value in a public list; the text of a value stands for the value.
+    """Position of each value in a public list; a value also matches its string representation.
 
-    Missing and unknown values take the positions of `missing` and `unseen`. Errors do not show values.
+    Missing and unknown values get the positions of `missing` and `unseen`. Errors do not show values.
     """
     places: dict[Hashable, int] = {str(value).strip(): place for place, value in enumerate(known)}
     places |= {value: place for place, value in enumerate(known)}
@@ -300,7 +303,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def missing_in(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Mask of the missing values: None, NaN, and texts such as "", "NA" and "?"."""
+    """Mask of the missing values: None, NaN, and strings such as "", "NA" and "?"."""
     if values.dtype.kind in "biufc":
         return np.asarray(np.isnan(values))
     absent = [_is_missing(value) for value in values.ravel().tolist()]
@@ -308,27 +311,27 @@ def missing_in(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def numbers(name: str, values: npt.NDArray[Any]) -> Array:
-    """Finite values of a column as floats. The error for any other value does not show it."""
+    """Convert a column to finite floats. Errors do not show the invalid value, which is private."""
     try:
         converted = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         converted = np.full(1, np.nan)
     if not np.isfinite(converted).all():
         if missing_in(np.asarray(values)).any():
-            way = "Leave out such records, each independently of the others."
+            way = "Drop such records, each independently of the others."
             if name.startswith("column"):
-                way = "Declare Numeric(missing=NUMBER): a public number replaces them, and a second "
-                way += "feature marks them."
+                way = "Declare Numeric(missing=NUMBER) to replace them with a public number and to mark "
+                way += "them with a second feature."
             raise DataError(f"{name} has missing values (NaN, None or empty). {way}")
         raise DataError(
-            f"{name} holds infinity or a value that is not a number (it is private and not shown). "
-            "Fill in or drop such records, each independently of the others."
+            f"{name} contains infinity or a value that is not a number (it is private and not shown). "
+            "Correct or drop such records, each independently of the others."
         )
     return converted
 
 
 def schema_of(plain: Mapping[str, Any]) -> dict[str, Column]:
-    """The schema of plain data: tables by column with a `kind`."""
+    """Schema from plain data: one table per column, with a `kind`."""
     columns = {}
     for name, settings in plain.items():
         own = dict(settings) if isinstance(settings, Mapping) else {}
@@ -349,7 +352,7 @@ def read_schema(path: str | Path) -> dict[str, Column]:
     """Read a schema file (TOML).
 
     Args:
-        path: File with one table per column, e.g. of `hush schema`.
+        path: File with one table per column, e.g. from `hush schema`.
     """
     try:
         return schema_of(tomllib.loads(Path(path).read_text(encoding="utf-8-sig")))
@@ -362,7 +365,7 @@ def read_schema(path: str | Path) -> dict[str, Column]:
 
 
 def schema_text(schema: Mapping[str, Column]) -> str:
-    """The schema as TOML for `read_schema`."""
+    """Schema as TOML text for `read_schema`."""
 
     def text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False)

@@ -69,5 +69,5 @@ def test_plans_survive_being_written(clipping: Any) -> None:
 def test_bad_bounds_are_refused(make: Any, says: str) -> None:
     with pytest.raises(InvalidValue, match=says):
         make()
-    with pytest.raises(InvalidValue, match="bounds 5 numbers, but 6 are trained"):
+    with pytest.raises(InvalidValue, match="bounds 5 parameters, but 6 are trained"):
         hush.Subspaces(ranks=(2, 3), l2=(1.0, 1.0)).sensitivity(6)

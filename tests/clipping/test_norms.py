@@ -187,8 +187,8 @@ def test_coordinates_of_importance_are_not_proved() -> None:
         )
     for clipping, says in (
         (hush.Importance(1.0), "whole records"),
-        (hush.Normalized(), "whole records"),
-        (hush.Quantile(), "whole records"),
+        (hush.Normalized(), "whole gradients"),
+        (hush.Quantile(), "whole gradients"),
         (hush.Lp(p=2, norm=1), "whole"),
     ):
         with pytest.raises(Unsupported, match=says):

@@ -107,7 +107,7 @@ def test_a_delta_is_compared_with_one_unit_published_at_random(adjacency: Adjace
 
 
 def test_a_warning_that_follows_a_private_number_is_marked() -> None:
-    with pytest.warns(PrivacyWarning, match="follows the private number: do not publish it"):
+    with pytest.warns(PrivacyWarning, match="depends on a private number: do not publish it"):
         check_delta(0.01, 400, private=True)
 
 

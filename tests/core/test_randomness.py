@@ -49,7 +49,7 @@ def test_uniforms_are_uniform_to_53_bits(source: RandomSource) -> None:
 
 def test_a_generator_that_everything_draws_from_is_refused() -> None:
     device = torch.device("cpu")
-    with pytest.raises(InvalidValue, match="which other code uses too"):
+    with pytest.raises(InvalidValue, match="which other code also uses"):
         source_for(device, torch.default_generator)
     mine = torch.Generator()
     assert source_for(device, mine).key != source_for(device, mine).key

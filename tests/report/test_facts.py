@@ -54,7 +54,7 @@ def test_pate_is_reported_for_all_that_was_planned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("planned", [{}, {"planned": 3}, {"planned": [{"plan": {}, "steps": 1}]}])
 def test_pate_without_its_plan_is_refused(planned: dict[str, object], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="covers more than the charges"):
+    with pytest.raises(CheckpointError, match="which the guarantee also covers"):
         run_facts(pate_folder(tmp_path / "run", planned))
 
 

@@ -103,4 +103,4 @@ def test_a_published_claim_is_reported_by_proved_accounting(tmp_path: Path) -> N
     assert float(facts.guarantee) > hush.epsilon(claimed, steps=15, delta=1e-5).epsilon.upper
     assert [(each.plan, each.steps) for each in facts.plans] == [(proved, 15)]
     page = Page(render(facts))
-    assert "charged by a published claim" in page.texts["caveats"].lower()
+    assert "used published accounting" in page.texts["caveats"].lower()

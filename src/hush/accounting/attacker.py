@@ -18,24 +18,24 @@ from hush.core.value import Range, Value, check_kind, with_article
 
 _CHANCE = Range(at_least=0, at_most=1, why="it is a probability", example=0.01)
 _PRIOR = Range(
-    above=0, below=1, why="an attacker with prior 0 or 1 cannot learn from the releases", example=0.5
+    above=0, below=1, why="with prior 0 or 1 the attacker already knows the answer", example=0.5
 )
-# The search ends at the epsilon at delta = _SHARE * fpr * advantage, at least _MIN_DELTA: larger
+# The search ends at the epsilon for delta = max(_SHARE * fpr * advantage, _MIN_DELTA), because larger
 # epsilons hardly improve the bound.
 _SHARE, _MIN_DELTA = 1e-3, 1e-12
-# Every epsilon gives a bound, which is trivial above this epsilon.
+# Above this epsilon the bound is trivial.
 _MAX_EPSILON = 700.0
-# Sizes of the first grid of epsilons and of each finer grid around the best one, the minimum number of
-# finer grids, and the final distance of neighbouring epsilons.
+# Size of the first grid of epsilons, size of each finer grid around the best epsilon, minimum number of
+# finer grids, and final spacing.
 _POINTS, _FINER_POINTS, _FINER_GRIDS, _CLOSE = 33, 9, 2, 1e-2
-# Bound on the rounding of a few operations on numbers up to 1.
+# Bound on the rounding error of a few operations on numbers up to 1.
 _ROUNDING = 32 * UNIT
 
 
 class AttackBounds(ABC):
-    """Bounds on the hypothesis test between two neighbouring data sets, from a privacy profile.
+    """Bounds on hypothesis tests between two neighbouring data sets, from a privacy profile.
 
-    **Guarantee.** No membership test exceeds these bounds, which follow from upper bounds on delta:
+    **Guarantee.** No membership test exceeds these bounds, which are derived from upper bounds on delta:
     docs/guarantees/attacker.md.
     """
 
@@ -49,9 +49,9 @@ class AttackBounds(ABC):
 
     @cached_property
     def advantage(self) -> float:
-        """Membership advantage: the largest true positive rate minus false positive rate.
+        """Membership advantage: upper bound on the true positive rate minus the false positive rate.
 
-        It is the total variation distance, delta at epsilon 0.
+        It equals the total variation distance, which is delta at epsilon 0.
         """
         return float(self._deltas([0.0])[0])
 
@@ -61,9 +61,9 @@ class AttackBounds(ABC):
         return (1 + self.advantage) / 2
 
     def posterior(self, prior: float) -> float:
-        """Upper bound on the accuracy of a guess of membership after the releases (1 - Bayes risk).
+        """Upper bound on the accuracy of a membership guess after the releases (1 - Bayes risk).
 
-        m + (1 - m) delta(log(m / (1 - m))), m = max(prior, 1 - prior).
+        It is m + (1 - m) delta(log(m / (1 - m))) with m = max(prior, 1 - prior).
         """
         checked = _PRIOR.check("prior", prior)
         m = max(checked, 1 - checked)
@@ -91,7 +91,7 @@ class AttackBounds(ABC):
             best = max(best, float(np.maximum(steep, flat).max()))
             if grid >= _FINER_GRIDS and epsilons[1] - epsilons[0] <= _CLOSE * (1 + epsilons[0]):
                 break
-            # both are concave in exp(epsilon) or exp(-epsilon) and have one peak
+            # each is concave in exp(epsilon) or exp(-epsilon), so it has one peak
             peak = int(np.argmax(np.maximum(steep, flat)))
             near = epsilons[max(peak - 1, 0)], epsilons[min(peak + 1, len(epsilons) - 1)]
             epsilons = np.linspace(*near, _FINER_POINTS)
@@ -101,12 +101,12 @@ class AttackBounds(ABC):
 
 @dataclass(frozen=True)
 class Attacker(AttackBounds):
-    """Bounds on the hypothesis test between two neighbouring data sets, of a composition of plans.
+    """Bounds on hypothesis tests between two neighbouring data sets, for a composition of plans.
 
     Args:
         counts: Number of steps of each plan.
         dimension: Number of parameters, if the privacy cost depends on it.
-        adjacency: Adjacency of the two data sets; one record's slot by default.
+        adjacency: Adjacency of the two data sets; by default one record (zero-out).
 
     >>> import hush
     >>> plan = hush.plans.dpsgd(rate=0.01, multiplier=1.0)
@@ -136,7 +136,7 @@ class Attacker(AttackBounds):
 
 
 def membership(adjacency: Adjacency) -> str:
-    """The hypothesis of a membership test in words, e.g. "whether a record took part"."""
+    """Hypothesis of a membership test in words, e.g. "whether a record took part"."""
     who = "user" if adjacency.per_unit else "record"
     if adjacency.group > 1:
         together = ", or others," * adjacency.replaced
@@ -159,10 +159,11 @@ class ApproximateDP(AttackBounds):
     points: Sequence[tuple[float, float]]
 
     def _deltas(self, epsilons: Sequence[float]) -> Array:
-        # The least private mechanism of each point has tests with errors 0 and 1 - delta, equal errors,
-        # or a mixture (Kairouz, Oh and Viswanath 2015). The smallest of their profiles is a bound.
+        # The least private mechanism for each point has tests with errors 0 and 1 - delta, tests with
+        # equal errors, and their mixtures (Kairouz, Oh and Viswanath 2015). The smallest of these
+        # profiles is a bound.
         known, deltas = np.array(sorted(self.points), dtype=float).T
-        deltas = np.where(known > _MAX_EPSILON, 1.0, deltas)  # such a point gives no bound
+        deltas = np.where(known > _MAX_EPSILON, 1.0, deltas)  # such points give no bound
         known = np.minimum(known, _MAX_EPSILON)
         even = (1 - deltas) / (1 + np.exp(known))
         worst = 1 - (1 + np.exp(np.minimum(epsilons, known[:, None]))) * even[:, None]
@@ -177,7 +178,7 @@ class ApproximateDP(AttackBounds):
 
 
 _LIMIT = Range(
-    above=0, below=1, why="it is a probability; 0 is unattainable and 1 is no limit", example=0.05
+    above=0, below=1, why="it is a probability: 0 is unattainable, and 1 is no limit", example=0.05
 )
 _TOLERANCE = 1e-9
 
@@ -190,8 +191,8 @@ class Risk(Value):
 
     Args:
         tpr: Largest true positive rate of a test with false positive rate `fpr`. It also bounds the
-            success of attribute inference and reconstruction, if `fpr` is the success without the
-            release.
+            success rate of attribute inference and reconstruction attacks, if `fpr` is their success
+            rate without the release.
         fpr: False positive rate of the test.
         advantage: Largest membership advantage: true positive rate minus false positive rate.
         posterior: Largest accuracy of a membership guess.
@@ -218,7 +219,7 @@ class Risk(Value):
         if passed.keys() not in ({"tpr", "fpr"}, {"advantage"}, {"posterior", "prior"}):
             names = ", ".join(passed) or "nothing"
             raise InvalidValue(
-                f"a risk is tpr with fpr, advantage, or posterior with prior, and {names} was passed. "
+                f"a risk is tpr with fpr, advantage, or posterior with prior, but {names} was passed. "
                 "Pass e.g. tpr=0.05, fpr=0.01."
             )
         for name, value in passed.items():
@@ -227,8 +228,8 @@ class Risk(Value):
             limit, known = ("tpr", "fpr") if self.tpr is not None else ("posterior", "prior")
             raise InvalidValue(
                 f"{limit}={short_repr(passed[limit])} must be above {self._baseline:g} at {known}="
-                f"{short_repr(passed[known])}: a guess without the release attains it, and no noise "
-                f"lowers it. Pass e.g. {limit}={(1 + 3 * self._baseline) / 4:.3g}.",
+                f"{short_repr(passed[known])}: a guess without the release already has this success "
+                f"rate. Pass e.g. {limit}={(1 + 3 * self._baseline) / 4:.3g}.",
                 key=limit,
             )
 
@@ -245,7 +246,7 @@ class Risk(Value):
         return (self.tpr or self.advantage or self.posterior or 0.0) - self._baseline
 
     def attained(self, attack: AttackBounds) -> float:
-        """Upper bound on the limited rate, advantage or posterior.
+        """Upper bound on the quantity that this risk limits: a rate, advantage or posterior.
 
         Args:
             attack: Bounds on every test of the releases.
@@ -275,8 +276,8 @@ class Risk(Value):
         smallest = 1e-9
         if not kept(smallest):
             raise InvalidValue(
-                f"delta={delta:g} must be below {self.max_gain:.3g} for {self}: with probability "
-                "delta the guarantee may fail. Pass a smaller delta.",
+                f"delta={delta:g} must be below {self.max_gain:.3g} for {self}: the guarantee may fail "
+                "with probability delta. Pass a smaller delta.",
                 key="delta",
             )
         return Budget(epsilon=bisect(kept, smallest, _MAX_EPSILON, tolerance=_TOLERANCE)[0], delta=delta)
@@ -290,7 +291,7 @@ class Risk(Value):
 
 
 Limit = Budget | Risk
-"""Constraint of a calibration."""
+"""Constraint for a calibration."""
 
 
 def allowance(limit: object) -> float:
@@ -308,6 +309,6 @@ def allowance(limit: object) -> float:
 
 
 def stated(limit: Limit) -> str:
-    """The limit in words."""
+    """Description of a limit in words."""
     words = "epsilon={limit.epsilon:g} at delta={limit.delta:g}"
     return str(limit) if isinstance(limit, Risk) else words.format(limit=limit)

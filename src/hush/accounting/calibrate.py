@@ -1,4 +1,4 @@
-"""Calibration of the noise multiplier, sampling rate or number of steps to a budget or a risk."""
+"""Calibration of the noise multiplier or the number of steps to a budget or a risk limit."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -21,16 +21,16 @@ from hush.core.value import check_count, check_kind
 from hush.noise import BlockGaussian, Gaussian
 from hush.sampling import CyclicPoisson, Poisson
 
-# Multipliers beyond these have no practical use.
+# Multipliers outside this range have no practical use.
 _MIN_MULTIPLIER, _MAX_MULTIPLIER = 1e-3, 1e9
 _MAX_STEPS = 10**12
-# Largest relative gap between the limit and a calibrated cost.
+# Largest relative gap between the limit and the cost of a calibrated plan.
 _SLACK = 1e-3
-# Consecutive interpolations that may fail to halve the bracket before a bisection.
+# Number of consecutive interpolations that may fail to halve the bracket before a bisection.
 _PATIENCE = 2
 # Relative width of the bracket at which the search ends.
 _MIN_BRACKET = 1e-6
-# The search does not refine an epsilon that is certainly above _CEILING times the budget.
+# An epsilon that is certainly above _CEILING times the budget is not computed accurately.
 _CEILING = 8.0
 
 Point = tuple[float, float]
@@ -42,7 +42,7 @@ class Calibrated(Protocol):
     """Mechanism that scales its own noise, such as `hush.NoisyMax`."""
 
     def calibrated(self, budget: Budget, queries: int) -> Self:
-        """The mechanism with the least noise for this number of queries within the budget."""
+        """Copy with the least noise to answer this number of queries within the budget."""
 
 
 Scaled = TypeVar("Scaled", bound=Calibrated)
@@ -76,21 +76,21 @@ def calibrate(
     """Plan with the smallest noise multiplier for which `steps` steps stay within `budget`.
 
     Args:
-        plan: Plan; its noise multiplier is replaced. Or a `NoisyMax` or `Confident`, with `steps` as
-            the number of queries.
+        plan: Plan whose noise multiplier is replaced. A `NoisyMax` or `Confident` is also allowed; then
+            `steps` is the number of queries.
         budget: A `Budget` (epsilon and delta), or a `Risk` (limit on an attack).
         steps: Number of steps.
         dimension: Number of parameters, as in `hush.rdp`.
-        spent: Steps of each plan that the budget also covers, e.g. `Ledger.counts`. Their cost must not
-            depend on a dimension.
+        spent: Number of past steps of each plan that the budget also covers, e.g. `Ledger.counts`. Their
+            privacy cost must not depend on a dimension.
         adjacency: Adjacency of the budget, e.g. `hush.Adjacency(group=5)`.
 
     Returns:
         The plan with the calibrated multiplier.
 
     **Guarantee.** The upper bound on epsilon is at most `budget.epsilon`, and within 0.1% of it unless
-    the smallest multiplier, 0.001, is enough. The same holds for the gain over a blind guess of a
-    `Risk`. A `Risk` that holds without noise raises `InvalidValue`.
+    the smallest multiplier, 0.001, is enough. For a `Risk`, the same is true of the gain of an attack
+    over a blind guess. A `Risk` that is satisfied without noise raises `InvalidValue`.
 
     >>> import hush
     >>> plan = hush.plans.dpsgd(rate=0.01, multiplier=1.0)
@@ -101,8 +101,8 @@ def calibrate(
     if hasattr(plan, "calibrated"):
         if spent or dimension is not None or adjacency != RECORD:
             raise InvalidValue(
-                f"spent, dimension and adjacency do not apply to a {type(plan).__name__}: its noise is "
-                "calibrated alone, for its own adjacency. Pass the rest of the budget."
+                f"spent, dimension and adjacency do not apply to a {type(plan).__name__}, which is "
+                "calibrated for its own adjacency. Omit them, and pass the remaining budget."
             )
         return plan.calibrated(check_kind("budget", budget, Budget), steps)
     start = check_kind("plan", plan, Plan)
@@ -115,12 +115,12 @@ def calibrate(
             key="spent",
         )
     for earlier in spent:
-        # `dimension` is for the new plan, not for earlier ones
+        # `dimension` applies to the new plan only
         mechanism(check_kind("what was spent", earlier, Plan))
-    steps = check_count("steps", steps, "noise is calibrated for them", at_least=1)
+    steps = check_count("steps", steps, "the noise depends on the number of steps", at_least=1)
 
     if isinstance(budget, Risk) and not spent and isinstance(start.sampling, Poisson | CyclicPoisson):
-        # the participation probability bounds the total variation distance
+        # total variation distance is at most the participation probability
         rate, slots = start.sampling.rate, adjacency.slots
         coins = charged_steps(start, steps) * slots
         participation = 1.0 if rate == 1 else -math.expm1(coins * math.log1p(-rate))
@@ -129,8 +129,8 @@ def calibrate(
             raise InvalidValue(
                 f"{budget} holds without any noise (at most {budget.attained(unprotected):.4g}): at "
                 f"rate={rate:g} a record takes part in any of steps={steps} with probability "
-                f"{participation:.4g}, and publishing it would meet the limit. Set a smaller "
-                "limit, or pass an epsilon."
+                f"{participation:.4g}, so even publishing the sampled records would satisfy it. Set a "
+                "smaller limit, or pass an epsilon."
             )
 
     def with_noise(multiplier: float) -> Plan:
@@ -174,18 +174,18 @@ def fit_noise(
     *,
     adjacency: Adjacency = RECORD,
 ) -> Plan:
-    """The plan with the Gaussian noise of least total variance for `steps` steps within `budget`.
+    """Plan with the Gaussian noise of least total variance, for `steps` steps within `budget`.
 
     Args:
-        plan: Plan; its noise is replaced by `BlockGaussian` noise, one multiplier for each block of the
-            clipping, or by `Gaussian` noise if there is one block.
+        plan: Plan whose noise is replaced: by `BlockGaussian` with one multiplier for each block of the
+            clipping, or by `Gaussian` if there is one block.
         budget: Limit on epsilon, or on the success of an attack (`hush.Risk`).
         steps: Number of steps that the budget covers.
         dimension: Number of parameters, if the clipping does not determine it.
         adjacency: Adjacency relation and group of the guarantee.
 
-    **Guarantee.** As for `calibrate`, which scales the noise to the budget. Its proportions are optimal
-    if every coordinate takes part: docs/guarantees/shaped-noise.md.
+    **Guarantee.** As for `calibrate`. The ratios between the multipliers are optimal if coordinates are
+    not sampled: docs/guarantees/shaped-noise.md.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -206,10 +206,11 @@ def fit_noise(
 
 
 def closed_form_deviations(blocks: Sequence[SensitivitySet]) -> Array:
-    """Optimal deviations up to scale: as private as noise of deviation 1 under a sensitivity of 1.
+    """Optimal standard deviation of the noise on each block.
 
-    Theorem 4.6 of the twice-sampling paper, variance proportional to norm / sqrt(rank); with ranks of
-    1 it is Theorem 4.5, with one block Theorem 4.3.
+    The noise has the same privacy cost as noise of standard deviation 1 with sensitivity 1. The
+    variances are proportional to norm / sqrt(rank): Xiao et al. 2023, Theorem 4.6 (Theorem 4.5 for ranks
+    of 1, Theorem 4.3 for a single block).
     """
     ranks = np.array([block.size for block in blocks], dtype=float)
     norms = np.array([block.l2_radius for block in blocks])
@@ -223,9 +224,9 @@ def max_steps(
     dimension: Dimension = None,
     adjacency: Adjacency = RECORD,
 ) -> int:
-    """Largest number of further steps of `plan` that `budget` allows after `spent`.
+    """Largest number of further steps of `plan` within `budget`, after the past steps `spent`.
 
-    At most 10**12; 0 if no step fits.
+    The result is at most 10**12, and 0 if the budget does not allow a step.
     """
     most = allowance(budget)
 
@@ -254,20 +255,20 @@ def _cost(
 def largest_affordable(
     cost: Callable[[float], float], limit: float, *, start: float, low: float, high: float, whole: bool
 ) -> float | None:
-    """The largest argument in [low, high] with an increasing `cost` of at most `limit`, or None.
+    """Largest argument in [low, high] with a `cost` of at most `limit`, or None. `cost` must increase.
 
-    Whole arguments are exact; others are refined until the cost is within `_SLACK` of the limit, or
-    the argument within `_MIN_BRACKET` of one that costs more.
+    Integer arguments are exact (`whole`). Other arguments are refined until the cost is within `_SLACK`
+    of the limit, or until an argument within `_MIN_BRACKET` exceeds the limit.
     """
     inside = outside = start
     inside_cost = outside_cost = cost(start)
-    # The bracket end that was replaced last, as a third interpolation point.
+    # The last replaced end of the bracket is the third interpolation point.
     previous = (start, math.inf)
     max_ratio = 1.0
     while inside_cost > limit:
         if inside == low:
             return None
-        # Smaller arguments are cheaper to evaluate, so the step size grows.
+        # Smaller arguments are cheaper to evaluate, so the step size may increase.
         max_ratio *= 8.0
         previous = (outside, outside_cost)
         outside, outside_cost = inside, inside_cost
@@ -306,8 +307,8 @@ def largest_affordable(
 def _interpolate(inside: Point, outside: Point, previous: Point, target: float) -> float:
     """Estimated position of the `target` cost between two points, as a fraction of their log-ratio.
 
-    Inverse quadratic interpolation in logarithms, otherwise linear, otherwise 1/2. Any fraction is
-    sound.
+    Uses inverse quadratic interpolation in log space, with linear interpolation and 1/2 as fallbacks.
+    Every fraction is valid.
     """
     usable = [point for point in (inside, outside, previous) if 0 < point[1] < math.inf]
     if inside not in usable or outside not in usable:

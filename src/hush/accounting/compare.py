@@ -1,7 +1,7 @@
-"""Comparison of the papers' methods at one budget: calibrated noise and computational cost.
+"""Comparison of published methods at one budget: calibrated noise and computational cost.
 
 Each method is a named plan (`hush.plans`), calibrated to the same budget, number of updates and batch
-size. Gradients of Euclidean norm 1 are not clipped, so less noise is better.
+size. Gradients have Euclidean norm 1 and are not clipped, so less noise is better.
 """
 
 import functools
@@ -29,18 +29,19 @@ from hush.sampling import FullBatch, Twice
 BANDS = (4, 16, 64)
 BETAS = (1.0, 1.5, 2.33, 3.0)
 LARGE_EPSILON, LARGE_MODEL = 8.0, 100_000
-"""Smallest epsilon and model size for which subspaces are recommended. In docs/results/twice-sampling.md
-they gain 3.2 points with 291,898 parameters and lose 4.3 with 26,010."""
-_CAP = Range(above=0, at_most=1, why="an entry is not larger than the norm", example=0.1)
+"""Smallest epsilon and model size for which subspaces are recommended. They increase the accuracy by 3.2
+points with 291,898 parameters, and decrease it by 4.3 points with 26,010 parameters
+(docs/results/twice-sampling.md)."""
+_CAP = Range(above=0, at_most=1, why="no entry exceeds the norm", example=0.1)
 _ACCEPTANCE = Range(
-    above=0, at_most=1, why="each accepted update takes 1 / acceptance trials", example=0.5
+    above=0, at_most=1, why="each accepted update needs 1 / acceptance trials", example=0.5
 )
 _TEST_BATCH = 256
 _SUPPORT = 0.5
-"""Bound of bounded-support noise in standard deviations, as in docs/results/bounded.md."""
+"""Bound of noise with bounded support, in standard deviations, as in docs/results/bounded.md."""
 _ORDERS = np.concatenate([[1.25, 1.5, 1.75], np.arange(2, 33), np.geomspace(34, 1024, 24)])
 _PATTERN = 4096
-"""Size of the synthetic location, which larger models repeat."""
+"""Length of the synthetic sum, which is repeated for larger models."""
 
 
 def check_cap(name: str, cap: float, dimension: int) -> float:
@@ -49,8 +50,8 @@ def check_cap(name: str, cap: float, dimension: int) -> float:
     # tolerate the rounding of exactly 1/sqrt(dimension), the ratio of a constant vector
     if checked < smallest * (1 - 1e-9):
         raise InvalidValue(
-            f"{name}={checked:g} must be at least 1/sqrt({dimension}) = {smallest:.4g}: that is the "
-            f"ratio of a constant vector, the smallest possible one. Pass e.g. "
+            f"{name}={checked:g} must be at least 1/sqrt({dimension}) = {smallest:.4g}: a constant "
+            f"vector has this ratio, the smallest possible. Pass e.g. "
             f"{name}={min(1.0, 10 * smallest):.4g}.",
             key=name,
         )
@@ -59,7 +60,7 @@ def check_cap(name: str, cap: float, dimension: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Common data, sampling, budget and gradient geometry of the compared methods."""
+    """Data, sampling, budget and gradient geometry that the compared methods share."""
 
     records: int
     rate: float
@@ -71,7 +72,7 @@ class Setting:
     cap: float | None = None
     """Ratio of the linf norm to the l2 norm of a gradient."""
     subspaces: tuple[tuple[int, float], ...] = ()
-    """Ranks and norms of orthogonal subspaces; by default the plan's."""
+    """Ranks and norms of orthogonal subspaces; by default those of the plan."""
     acceptance: float = 0.5
     """Acceptance rate of selective release."""
     queries: int = 200
@@ -81,8 +82,8 @@ class Setting:
 
     def __post_init__(self) -> None:
         for name in ("records", "steps", "dimension", "queries"):
-            check_count(name, getattr(self, name), "noise is calibrated for them", at_least=1)
-        check_count("public_records", self.public_records, "they have no protection", at_least=0)
+            check_count(name, getattr(self, name), "the noise depends on this number", at_least=1)
+        check_count("public_records", self.public_records, "it is a number of records", at_least=0)
         check_delta(self.budget.delta, self.records)
         _ACCEPTANCE.check("acceptance", self.acceptance)
         if self.cap is not None:
@@ -90,7 +91,7 @@ class Setting:
         if self.subspaces and sum(rank for rank, _ in self.subspaces) != self.dimension:
             raise InvalidValue(
                 f"subspaces={self.subspaces!r} must have ranks with sum dimension="
-                f"{self.dimension}: coordinates outside of them would have no noise. Add the "
+                f"{self.dimension}: coordinates outside the subspaces would have no noise. Add the "
                 "complement with its rank and norm."
             )
 
@@ -100,30 +101,35 @@ class Row:
     """One method, calibrated to the budget.
 
     `deviation` is the standard deviation of the noise on a coordinate of the mean gradient (for PATE, on
-    a count; for correlated noise, of independent noise with the same error in the sums of updates),
-    infinite if no noise is enough. `variance` and `gradients` are the noise variance and the
-    gradients per update, relative to plain DP-SGD; NaN for PATE.
+    a count; for correlated noise, of independent noise with the same error in the sums of updates). It
+    is infinite if the budget is too small for any noise. `variance` and `gradients` are the noise
+    variance and the gradients per update, relative to plain DP-SGD; NaN for PATE.
     """
 
     method: str
     name: str
-    """Name of `hush plans`; "pate" for `hush pate`."""
+    """Name in `hush plans`; "pate" for `hush pate`."""
     plan: Plan | None
-    """The calibrated plan; None if the method does not fit the setting."""
+    """Calibrated plan; None if the method is not applicable."""
     steps: int
     """Number of charged steps."""
     deviation: float
     variance: float = math.nan
     gradients: float = math.nan
     per_instance: float | None = None
-    """Epsilon at one synthetic location of the sum; not a guarantee."""
+    """Epsilon for one synthetic sum; not a guarantee."""
     needs: str
     measured: str
-    """Measured outcome, and its page of docs/results."""
+    """Measured result, and its page in docs/results."""
 
 
 def compare(setting: Setting, done: Callable[[], None] = lambda: None) -> list[Row]:
-    """A row per method, starting with plain DP-SGD. `done` is called after each row."""
+    """Compare the methods: one row per method, starting with plain DP-SGD.
+
+    Args:
+        setting: Common data, sampling and budget.
+        done: Callback after each row.
+    """
     rows = list[Row]()
     for row in _rows(setting):
         plain = rows[0].deviation if rows else row.deviation
@@ -133,7 +139,7 @@ def compare(setting: Setting, done: Callable[[], None] = lambda: None) -> list[R
 
 
 def recommendation(setting: Setting) -> str:
-    """One sentence: the method with the best measured accuracy in this setting, and the reason."""
+    """Recommended method for this setting, with the reason, from measured accuracies."""
     large = setting.budget.epsilon >= LARGE_EPSILON and setting.dimension >= LARGE_MODEL
     if setting.public_records and large:
         return (
@@ -199,7 +205,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
     for plan in (summed, selective(test="mean", test_multiplier=1.3)):
         test = plan.release
         assert isinstance(test, Selective)
-        # upper bound on the acceptance rate of the mean test
+        # the acceptance rate of the mean test cannot exceed this bound
         share = min(setting.acceptance, test.acceptance(test_rate * setting.records)[1])
         needs, measured = f"{share:.3g} of trials accepted", "loses in most runs: dpsur.md"
         yield row(f"DPSUR, {test.test} test", "dpsur", plan, share, needs=needs, measured=measured)
@@ -208,7 +214,7 @@ def _rows(setting: Setting) -> Iterator[Row]:
         method = f"beta-DP-SGD, beta {beta:g}" + " (Laplace)" * (beta == 1)
         plan = plans.beta(beta=beta, rate=rate, clip_norm=norm)
         yield row(method, "beta", plan, measured="loses, but not on Adult: generalized-gaussian.md")
-    # clamping each entry at its root mean square gives the l2 sensitivity of the other rows
+    # clamping each entry to its root mean square gives the same l2 sensitivity as in the other rows
     clipping, measured = Linf(dimension**-0.5), "a lower per-instance epsilon: bounded.md"
     needs = f"full batches, bound {_SUPPORT:g} deviations"
     for name, bounded in (("rectified", plans.rectified), ("truncated", plans.truncated)):
@@ -238,7 +244,7 @@ def _row(
     needs: str = "-",
     measured: str,
 ) -> Row:
-    """Row of a training method; `plan` is None if the method does not fit the setting."""
+    """Row of a training method; `plan` is None if the method is not applicable."""
     row = Row(
         method=method,
         name=name,
@@ -255,9 +261,10 @@ def _row(
     if found is not None:
         total *= found.noise.relative_error(row.steps)
     if found is not None and isinstance(found.noise, Rectified | Truncated):
-        if isinstance(found.noise, Truncated):  # divided by the slope of its mean, its own variance
+        # truncation scales the signal by the slope of the mean, which equals the relative variance
+        if isinstance(found.noise, Truncated):
             total /= math.sqrt(largest_variance(_SUPPORT))
-        # the location is a sum of synthetic gradients with normal entries; divergences add over
+        # the input is a sum of synthetic gradients with normal entries, and divergences add up over
         # coordinates
         size = min(setting.dimension, _PATTERN)
         entries = np.random.default_rng(0).standard_normal(size)
@@ -277,7 +284,7 @@ def _row(
 def _calibrated(
     plan: Plan, budget: Budget, steps: int, dimension: int | None
 ) -> tuple[Plan | None, float]:
-    """The calibrated plan and the root mean square noise of a coordinate of its sum."""
+    """Calibrated plan, and the root mean square of the noise on a coordinate of its sum."""
     try:
         shaped = len(plan.clipping.sensitivity(dimension)) > 1
         found = (fit_noise if shaped else calibrate)(plan, budget, steps, dimension)

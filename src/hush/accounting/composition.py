@@ -1,8 +1,8 @@
 """Two-sided bounds on epsilon and delta of composed steps, for records, groups and replacement.
 
-Privacy loss distributions (`pld`) compose steps with a dominating pair, and Rényi divergences compose
-the others. If dominating pairs dominate all steps, the smaller of the two bounds is used. Groups and
-replacement: docs/guarantees/groups.md.
+Steps with a dominating pair are composed by privacy loss distributions (`pld`), and other steps by Rényi
+divergences. If a dominating pair is known for all steps, the smaller of the two bounds is used. Groups
+and replacement: docs/guarantees/groups.md.
 """
 
 import functools
@@ -21,22 +21,22 @@ from hush.accounting.steps import ComposableStep, PairedStep
 from hush.core.guarantee import RECORD, Adjacency, Bound
 
 Counts = Mapping[ComposableStep, int]
-"""Step to the number of its executions."""
+"""Number of executions of each step."""
 
-# High orders are expensive: evaluate a few more at a time, while higher orders could improve.
+# High orders are expensive, so a few more orders are evaluated at a time, while they may improve.
 _ORDER_STRIDE = 6
 _EXTRAPOLATED_FROM = 4
 _STAGES = (8, 14, 20, 26, *range(31, len(WHOLE_ORDERS), 3), len(WHOLE_ORDERS))
-# RDP of trials is known at every order above 1; low orders are best for a large epsilon.
+# RDP of trials is known at every order above 1, and low orders are best for a large epsilon.
 _TRIAL_ORDERS: Array = np.append([1.1, 1.2, 1.35, 1.5, 1.75], WHOLE_ORDERS)
-# Smallest log delta for the group property, and the tolerance of the search for epsilon.
+# Smallest log delta for the group property, and tolerance of the search for epsilon.
 _LOG_MIN_DELTA, _TOLERANCE = -660.0, 1e-4
 _MAX_PROFILE_EPSILON = 600.0
 _ROUNDING = 1e-12
 
 
 def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
-    """Bounds on epsilon at `delta` of a composition, for an adjacency with a proved cost."""
+    """Bounds on epsilon at `delta` of a composition. The cost must be proved for the adjacency."""
     if adjacency.group * participation_probability(steps) <= delta:
         return Bound(lower=0.0, upper=0.0)
     bound = accountant.epsilon(dominated_steps(steps, adjacency), delta)
@@ -51,7 +51,10 @@ def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
 
 
 def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float]) -> list[Bound]:
-    """Bounds on delta at increasing `epsilons` of a composition, for an adjacency with a proved cost."""
+    """Bounds on delta of a composition at increasing `epsilons`.
+
+    The cost must be proved for the adjacency.
+    """
     bounds = accountant.profile(dominated_steps(steps, adjacency), epsilons)
     if not requires_rdp(steps):
         return bounds
@@ -67,23 +70,21 @@ def delta_bounds(steps: Counts, adjacency: Adjacency, epsilons: Sequence[float])
 
 
 def _consistent(lower: float, upper: float) -> Bound:
-    """Bound from the ends of two accountants; raises if they contradict each other."""
+    """Bound from the results of two accountants; raises if they contradict each other."""
     if lower > upper * (1 + 1e-6) + 1e-9:
-        raise ArithmeticError(
-            f"a lower bound of {lower:g} and an upper bound of {upper:g} cannot both hold"
-        )
+        raise ArithmeticError(f"the lower bound {lower:g} contradicts the upper bound {upper:g}")
     return Bound(lower=min(lower, upper), upper=upper)
 
 
 def requires_rdp(steps: Counts) -> bool:
-    """Whether a step without a dominating pair needs an upper bound by RDP."""
+    """Whether the upper bound needs RDP, because a step has no exact dominating pair."""
     return any(step.dominating_step != step for step in steps)
 
 
 def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> float:
     """Upper bound on epsilon at `delta` of steps that require RDP, for one record.
 
-    Infinite if epsilon is certainly beyond `ceiling`.
+    Returns infinity if epsilon certainly exceeds `ceiling`.
     """
     # hidden trials may not terminate: docs/guarantees/selective.md, step 6
     failure = sum(count * step.nontermination for step, count in steps.items())
@@ -108,7 +109,7 @@ def epsilon_upper(steps: Counts, delta: float, ceiling: float = math.inf) -> flo
 
 
 def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
-    """Upper bounds on delta at increasing epsilons; dominating pairs are composed once for all."""
+    """Upper bounds on delta at increasing epsilons; dominating pairs are composed only once."""
     failure = sum(count * step.nontermination for step, count in steps.items())
     profile = functools.cache(lambda dominated: accountant.profile(dict(dominated), epsilons))
 
@@ -132,7 +133,7 @@ def delta_uppers(steps: Counts, epsilons: Sequence[float]) -> list[float]:
 def _smaller(
     uppers: list[float], dominating: dict[Step, int] | None, epsilons: Sequence[float]
 ) -> list[float]:
-    """The smaller of each bound and the dominating steps' bound, if known."""
+    """Minimum of each bound and the bound from the dominating steps, if these are known."""
     if dominating is None:
         return uppers
     bounds = accountant.profile(dominating, epsilons)
@@ -140,12 +141,15 @@ def _smaller(
 
 
 def participation_probability(steps: Counts) -> float:
-    """Probability that a record is sampled in any step, which delta never exceeds."""
+    """Probability that a record is sampled in any step: an upper bound on delta."""
     return probability_of_any((step.participation, count) for step, count in steps.items())
 
 
 def dominated_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, int]:
-    """Steps with a dominating pair that these steps dominate, for a lower bound; others are omitted."""
+    """Steps with a dominating pair that are dominated by these steps, for lower bounds.
+
+    Steps without such a pair are omitted.
+    """
     dominated: Counter[Step] = Counter()
     for step, count in steps.items():
         if step.dominated_step is not None:
@@ -154,7 +158,7 @@ def dominated_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, 
 
 
 def _dominating_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, int] | None:
-    """Steps with a dominating pair that dominate these steps; None if unknown for a step."""
+    """Steps with a dominating pair that dominate these steps; None if a pair is unknown."""
     dominating: Counter[Step] = Counter()
     for step, count in steps.items():
         pair = step.dominating_step_of_one if adjacency.slots == 1 else step.dominating_step
@@ -165,7 +169,7 @@ def _dominating_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step
 
 
 def composed_rdp(steps: Counts, orders: Array) -> Array:
-    """Rényi divergences of the composition: sums over the steps."""
+    """Rényi divergences of the composition, which are sums over the steps."""
     total = np.zeros(len(orders))
     for step, count in steps.items():
         total += count * _step_rdp(step, tuple(orders))
@@ -178,11 +182,11 @@ def _best_order(
     lower_bound: Callable[[Mapping[Step, int]], float],
     ceiling: float = math.inf,
 ) -> float:
-    """The smallest value of `convert` over the orders, with or without subsampling.
+    """Smallest value of `convert` over the orders, with or without subsampling.
 
-    Subsampling never increases a divergence, and without it more orders are available. The search uses
-    `lower_bound` to skip steps that cannot help, and returns infinity if the cost certainly exceeds
-    `ceiling`.
+    Subsampling never increases a divergence, but more orders are available without subsampling. The
+    search uses `lower_bound` to skip orders that cannot improve the result, and returns infinity if the
+    cost certainly exceeds `ceiling`.
     """
     if not any(step.needs_whole_orders for step in steps):
         return convert(composed_rdp(steps, _TRIAL_ORDERS), _TRIAL_ORDERS)
@@ -204,7 +208,7 @@ def _best_order(
         orders = ORDERS[sparse]
         total = composed_rdp(unsampled, orders)
         values = [convert(total[k : k + 1], orders[k : k + 1]) for k in range(len(sparse))]
-        # every order is sound; the best order is near the best of a sparse set
+        # every order gives a valid bound; the best order is near the best of a sparse set
         near = sparse[int(np.argmin(values))]
         nearby = ORDERS[max(0, near - _ORDER_STRIDE) : near + _ORDER_STRIDE]
         best = min(best, convert(composed_rdp(unsampled, nearby), nearby))
@@ -212,10 +216,10 @@ def _best_order(
 
 
 def _extrapolate(divergences: Array, orders: Array, higher: Array) -> Array:
-    """Lower estimate of the divergences at `higher` orders: (a - 1) D_a is convex, so a line extends it.
+    """Lower estimate of the divergences at `higher` orders, by linear extrapolation.
 
-    Bounds on D_a may be larger at odd orders than at even ones, so the flattest of several lines is
-    used.
+    (a - 1) D_a is convex in a. Bounds on D_a may be larger at odd orders than at even orders, so the
+    flattest of several lines is used.
     """
     if not np.isfinite(divergences[-_EXTRAPOLATED_FROM:]).all():
         return np.full(len(higher), np.inf)
@@ -245,7 +249,7 @@ def _group_step(step: Step, adjacency: Adjacency) -> Step:
 def chained_delta(upper: Callable[[float], float], changes: int, epsilon: float) -> float:
     """Upper bound on delta at `epsilon` for a group; `upper` maps epsilon to delta for one change.
 
-    The group property (Vadhan 2017, Lemma 2.2): each change has an equal share of epsilon.
+    Group property (Vadhan 2017, Lemma 2.2), with epsilon split equally between the changes.
     """
     share = epsilon / changes
     return min(1.0, upper(share) * math.exp(min(_log_chain_factor(share, changes), 700.0)))
@@ -262,7 +266,7 @@ def chained_epsilon(upper: Callable[[float], float], changes: int, delta: float)
 
 
 def _first_within(exceeds: Callable[[float], bool], high: float, most: float, tolerance: float) -> float:
-    """Smallest epsilon, to a tolerance, that is not exceeded; infinite beyond `most`."""
+    """Smallest epsilon for which `exceeds` is false, to a tolerance; infinite if above `most`."""
     while exceeds(high):
         high *= 2
         if high > most:

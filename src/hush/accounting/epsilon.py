@@ -1,4 +1,4 @@
-"""Privacy cost of plans: Rényi divergence of one step, epsilon and delta of a composition."""
+"""Privacy cost of plans: Rényi divergence of one step, and epsilon and delta of a composition."""
 
 import math
 from collections import Counter
@@ -21,7 +21,7 @@ _MAX_ORDERS = 10_000
 _ORDER = Range(
     above=1,
     at_most=1e6,
-    why="Rényi divergence bounds the privacy loss only above order 1, and larger orders give no "
+    why="the conversion to epsilon is proved for orders above 1, and orders above the limit give no "
     "better bounds",
     example=8.0,
 )
@@ -29,7 +29,7 @@ EPSILON = Range(at_least=0, why="epsilon is not negative", example=1.0)
 Dimension = int | Mapping[Plan, int] | None
 """Number of parameters: for all plans, per plan, or unknown."""
 
-_WHY_WHOLE = "steps are charged as a whole"
+_WHY_WHOLE = "the accountant composes whole steps"
 
 
 def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Array:
@@ -40,10 +40,10 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
     Args:
         plan: Sampling, clipping, noise and release of the step.
         orders: Rényi orders, each above 1.
-        dimension: Number of parameters. It may reduce the cost of noise other than Gaussian, and is
+        dimension: Number of parameters. It may reduce the privacy cost of non-Gaussian noise, and is
             required if p = beta > 2.
 
-    **Guarantee.** An upper bound for both directions, adding and removing one record:
+    **Guarantee.** An upper bound for adding and for removing one record:
     docs/guarantees/poisson-gaussian.md, coordinate-wise.md and selective.md.
 
     >>> import hush
@@ -56,7 +56,7 @@ def rdp(plan: Plan, orders: npt.ArrayLike, dimension: int | None = None) -> Arra
 
 
 def checked_orders(orders: npt.ArrayLike) -> Array:
-    """The Rényi orders as an array; raises `InvalidValue` if one is out of range."""
+    """Validate Rényi orders and return them as an array."""
     array = as_floats(orders)
     if array.ndim != 1 or not 0 < len(array) <= _MAX_ORDERS:
         raise InvalidValue(
@@ -85,12 +85,12 @@ def epsilon(
         delta: Delta of the guarantee.
         dimension: Number of parameters, as in `hush.rdp`.
         group: Group size, for group privacy, e.g. the number of records of one person.
-        neighbours: Adjacency relation: a record is removed (`ZERO_OUT`, `ADD_REMOVE`) or replaced
-            (`REPLACE`).
+        neighbours: Adjacency relation: a record is added or removed (`ZERO_OUT`, `ADD_REMOVE`) or
+            replaced (`REPLACE`).
 
     **Guarantee.** The true epsilon lies in the `Bound`: docs/guarantees/poisson-gaussian.md and
-    coordinate-wise.md; for groups and replacement groups.md. The lower end of a selective plan is for
-    who sees its noisy proposals and tests (selective.md).
+    coordinate-wise.md, and groups.md for groups and replacement. For a selective plan, the lower bound
+    is for an attacker who also sees the noisy proposals and tests (selective.md).
 
     >>> import hush
     >>> plan = hush.plans.dpsgd(rate=0.01, multiplier=1.0)
@@ -132,7 +132,10 @@ def upper_epsilon(
     *,
     ceiling: float = math.inf,
 ) -> float:
-    """Upper end of the epsilon of `compose`, often much cheaper to compute than both ends."""
+    """Upper bound on epsilon of `compose`, often much faster to compute than both bounds.
+
+    Returns infinity early if epsilon certainly exceeds `ceiling`.
+    """
     delta = DELTA["range"].check("delta", delta)
     steps, distance = _charged(counts, dimension, adjacency)
     if distance.slots > 1:
@@ -170,7 +173,7 @@ def deltas(
 
 
 def check_relation(plan: Plan, neighbours: Neighbours) -> None:
-    """Raise if a plan has no proved cost under an adjacency relation."""
+    """Raise `Unproved` if a plan has no proved privacy cost under an adjacency relation."""
     if neighbours is Neighbours.ADD_REMOVE and plan.sampling.counts_slots:
         raise Unproved(
             f"{names(plan)} has no proved cost under neighbours={neighbours}: the draw of a record "
@@ -180,7 +183,7 @@ def check_relation(plan: Plan, neighbours: Neighbours) -> None:
 
 
 def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
-    """The bound, without its lower end if the release is less informative than the charged step.
+    """Drop the lower bound if the release is less informative than the accounted steps.
 
     Examples are dominated noise, and noisy counts with only the argmax released (argmax.md).
     """
@@ -201,9 +204,9 @@ def charged_steps(plan: Plan, steps: int) -> int:
 def _charged(
     counts: Mapping[Plan, int], dimension: Dimension, adjacency: Adjacency
 ) -> tuple[Mapping[ComposableStep, int], Adjacency]:
-    """Steps with their number of executions, and the adjacency.
+    """Number of executions of each step, and the adjacency.
 
-    With full batches, a change of k slots has the cost of one record under 1/k of the noise.
+    With full batches, a change of k slots costs as much as a change of one slot with 1/k of the noise.
     """
     steps: Counter[ComposableStep] = Counter()
     check_kind("adjacency", adjacency, Adjacency)
@@ -219,7 +222,7 @@ def _charged(
                 f"{names(plan)} has no proved cost for group={adjacency.group}, "
                 f"neighbours={adjacency.neighbours}: no bound is proved for {adjacency.slots} slots "
                 "that change together. Use Poisson sampling, Gaussian noise and release=Always(), or "
-                "pass group=1 and another relation."
+                "pass group=1 and another adjacency relation."
             )
         for step, multiplicity in whole.components if isinstance(whole, Composition) else [(whole, 1)]:
             steps[step] += check_count("steps", multiplicity * repeats, _WHY_WHOLE)

@@ -1,7 +1,7 @@
 """Interpretation of a guarantee: privacy profile, trade-off curve and attack success rates.
 
-**Guarantee.** docs/guarantees/risk.md: no test has errors below the trade-off curve; mu-GDP holds for
-all tests with both error rates at least 1e-10.
+**Guarantee.** No test has error rates below the trade-off curve, and mu-GDP is valid for all tests with
+both error rates at least 1e-10: docs/guarantees/risk.md.
 """
 
 import math
@@ -18,14 +18,14 @@ from hush.core.guarantee import RECORD, Adjacency, Guarantee
 from hush.core.plan import Plan
 
 # The profile ends at this delta or epsilon. Its epsilons are squares of evenly spaced numbers, because
-# the profile falls steeply near 0 at small sampling rates.
+# the profile is steep near 0 for small sampling rates.
 _MIN_DELTA, _MAX_EPSILON = 1e-12, 700.0
 _POINTS = 257
 MIN_ERROR_RATE = 1e-10
-"""Smallest error rate for mu-GDP: subsampled steps have no mu that holds for all tests."""
-# Bounds on the rounding of normal quantiles, and of a few operations on numbers up to 1.
+"""Smallest error rate for mu-GDP: for subsampled steps, no mu is valid for all tests."""
+# Bounds on the rounding errors of normal quantiles, and of a few operations on numbers up to 1.
 _OUTWARD, _ROUNDING = 1 + 1e-9, 32 * UNIT
-# Smallest difference of slopes for which the crossing of two tangents is accurate to 1e-9.
+# Smallest difference of slopes for which the intersection of two tangents is accurate to 1e-9.
 _MIN_GAP = 1e-6
 _RATES = np.unique(np.concatenate([np.geomspace(1e-6, 0.5, 60), np.linspace(0.0, 1.0, 61)]))
 FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
@@ -33,7 +33,7 @@ FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyProfile:
-    """Certified bounds on delta at increasing epsilons, from 0 until delta is negligible."""
+    """Certified bounds on delta at increasing epsilons, from 0 up to a negligible delta."""
 
     epsilons: tuple[float, ...]
     lower: tuple[float, ...]
@@ -48,18 +48,18 @@ class TradeOffCurve:
     lower: tuple[float, ...]
     """Lower bound on the false negative rate of every test."""
     gaussian: tuple[float, ...]
-    """The curve of mu-GDP, which is below `lower` for error rates of at least 1e-10."""
+    """Curve of mu-GDP, which is below `lower` for error rates of at least 1e-10."""
     mu: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRates:
-    """Upper bounds on advantage, accuracy at even odds and true positive rates of the best attack."""
+    """Upper bounds on the advantage, accuracy at even prior odds, and true positive rates of attacks."""
 
     advantage: float
     posterior: float
     true_positive_rates: tuple[float, ...]
-    """At each of `FALSE_POSITIVE_RATES`."""
+    """One rate for each of `FALSE_POSITIVE_RATES`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def privacy_profile(
 
 
 def trade_off_curve(profile: PrivacyProfile) -> TradeOffCurve:
-    """Trade-off curve of a privacy profile: the maximum of its tangents and their mirror images."""
+    """Trade-off curve of a privacy profile: the maximum of its tangents and their reflections."""
     slopes, deltas = np.exp(np.array(profile.epsilons)), np.array(profile.upper)
     steep = (1 - deltas[:, None] - slopes[:, None] * _RATES).max(axis=0)
     flat = ((1 - deltas[:, None] - _RATES) / slopes[:, None]).max(axis=0)
@@ -126,9 +126,10 @@ def trade_off_curve(profile: PrivacyProfile) -> TradeOffCurve:
 
 
 def gaussian_mu(profile: PrivacyProfile) -> float:
-    """The smallest mu of Gaussian DP that the profile implies, for error rates of 1e-10 or more.
+    """Smallest mu of Gaussian DP that the profile implies, for error rates of 1e-10 or more.
 
-    The profile's tangents bound the trade-off curve by a polygon; the curve of mu-GDP is convex.
+    The tangents bound the trade-off curve by a polygon, and the curve of mu-GDP is convex, so it is
+    enough to compare the vertices.
     """
     slopes, deltas = np.exp(np.array(profile.epsilons)), np.array(profile.upper)
     # the lower convex hull of the points bounds the convex profile from above
@@ -144,7 +145,7 @@ def gaussian_mu(profile: PrivacyProfile) -> float:
             hull.pop()
         hull.append(k)
     slopes, deltas = slopes[hull], deltas[hull]
-    # equal error rates on each tangent; the largest is on the polygon
+    # point with equal error rates on each tangent; the largest one is on the polygon
     even = float(((1 - deltas) / (1 + slopes)).max()) - _ROUNDING
     if even <= MIN_ERROR_RATE:
         return math.inf
@@ -152,6 +153,6 @@ def gaussian_mu(profile: PrivacyProfile) -> float:
     rates = np.concatenate([[MIN_ERROR_RATE, even], between])
     rates = rates[(rates >= MIN_ERROR_RATE) & (rates <= even)]
     power = (deltas[:, None] + slopes[:, None] * rates).min(axis=0) * (1 + _ROUNDING)
-    # distance of two unit normals for which a test has this power
+    # distance of two unit normal distributions at which a test has this power
     mus = ndtri(np.minimum(power, 1 - MIN_ERROR_RATE)) - ndtri(rates)
     return max(0.0, float(mus.max()) * _OUTWARD)

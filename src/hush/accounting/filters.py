@@ -1,7 +1,7 @@
 """Privacy filters: adaptive composition within a fixed budget (Feldman and Zrnic 2021).
 
-Costs that depend on earlier outputs do not compose by addition, but a budget that no sequence of outputs
-exceeds is a guarantee: docs/guarantees/filter.md.
+The sum of costs that depend on earlier outputs is not a guarantee. A budget that is not exceeded for any
+sequence of outputs is a guarantee: docs/guarantees/filter.md.
 """
 
 import numpy as np
@@ -20,13 +20,13 @@ class RenyiFilter:
 
     Args:
         orders: Rényi orders, each above 1.
-        budget: RDP that a record may spend, at each order.
-        records: Number of records; each has a separate budget.
+        budget: RDP budget of each record, at each order.
+        records: Number of records. Each record has a separate budget.
 
     **Guarantee.** The Rényi divergence of all releases with and without a record is at most the budget
-    (differential privacy), if a record's costs depend on that record and past releases alone, as in
+    (differential privacy). The cost of a record must only depend on this record and past releases, as in
     `individual_gaussian_rdp`. The budget is public; the spent part is sensitive. The filter may only
-    exclude the record: a run that *stops* at its verdict is not private.
+    exclude records: a run that *stops* because of it is not private.
 
     >>> watched = RenyiFilter(orders=[2.0, 4.0], budget=[1.0, 2.0])
     >>> [bool(watched.admit([[0.4, 0.9]])[0]) for step in range(3)]
@@ -38,7 +38,7 @@ class RenyiFilter:
         self.budget = np.array(budget, dtype=float)
         if self.budget.shape != self.orders.shape or not (self.budget > 0).all():
             raise InvalidValue(
-                f"budget={budget!r} must be a positive number for each of {len(self.orders)} orders. "
+                f"budget={budget!r} must have a positive number for each of {len(self.orders)} orders. "
                 "Pass e.g. budget=0.5 * orders.",
                 key="budget",
             )
@@ -46,11 +46,11 @@ class RenyiFilter:
         self._spent = np.zeros((self.records, len(self.orders)))
 
     def admit(self, costs: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Admit and charge the records that take part in the next step.
+        """Decide which records take part in the next step, and subtract its cost from their budgets.
 
         Args:
-            costs: A row per record: Rényi divergence of the step with and without the record, the larger
-                direction, at each order.
+            costs: Rényi divergence of the step with and without the record, the larger of both
+                directions: one row per record, one column per order.
 
         Returns:
             Mask of the admitted records (sensitive).
@@ -58,8 +58,8 @@ class RenyiFilter:
         price = np.asarray(costs, dtype=float)
         if price.shape != self._spent.shape or not (price >= 0).all():
             raise InvalidValue(
-                f"costs of shape {price.shape} must be {self._spent.shape}, none below 0 or NaN: a row "
-                "per record and a column per order.",
+                f"costs of shape {price.shape} must have shape {self._spent.shape} and no negative or "
+                "NaN entry: a row per record and a column per order.",
                 key="costs",
             )
         after = self._spent + price * OUTWARD
@@ -68,15 +68,15 @@ class RenyiFilter:
         return admitted
 
     def restore(self, spent: npt.ArrayLike) -> None:
-        """Restore the RDP that the records have spent.
+        """Restore the spent RDP of each record.
 
         Args:
-            spent: `odometer()` of an equal filter.
+            spent: Result of `odometer()` of a filter with the same arguments.
         """
         self._spent = np.array(spent, dtype=float)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """The guarantee of all releases under the filter, past and future.
+        """Guarantee for all past and future releases under the filter.
 
         Args:
             delta: Delta of the guarantee.
@@ -86,15 +86,16 @@ class RenyiFilter:
         return Guarantee(epsilon=Bound(lower=0.0, upper=epsilon), delta=delta)
 
     def odometer(self) -> Array:
-        """RDP that each record has spent at each order (sensitive)."""
+        """Spent RDP of each record at each order (sensitive)."""
         return self._spent.copy()
 
 
 def individual_gaussian_rdp(norms: npt.ArrayLike, scale: float, orders: npt.ArrayLike) -> Array:
-    """Individual RDP of a full-batch Gaussian step: a row per norm, a column per order.
+    """Individual RDP of a full-batch Gaussian step: one row per gradient norm, one column per order.
 
     **Guarantee.** An upper bound for both directions, for Gaussian noise of standard deviation `scale`
-    on the sum, also with bounded support: docs/guarantees/bounded.md, 4. It depends on the record alone.
+    on the sum, with or without bounded support: docs/guarantees/bounded.md, section 4. The result only
+    depends on the record.
     """
     sizes = np.asarray(norms, dtype=float) / scale
     return np.asarray(np.outer(sizes**2, checked_orders(orders)) / 2 * OUTWARD)

@@ -1,25 +1,25 @@
 """Lines of a ledger: format, hash chain, totals, and the locked file that contains them.
 
-A line is a JSON object. Its last key, `chain`, is SHA-256, cut to 128 bits, of the previous digest and
-of the line's text up to that key, so a changed, missing or moved line breaks the chain. The chain
-detects accidents, not forgery.
+A line is a JSON object. Its last key, `chain`, is a SHA-256 digest, truncated to 128 bits, of the
+previous digest and of the line's text before this key. A changed, missing or moved line therefore breaks
+the chain. The chain detects accidents, but not forgery.
 
     {"ledger": "hush", "version": 2, "id": ID}                  first line
     {"plan": DIGEST, "value": {...}}                            plan, stored before its first charge
-    {"plan": DIGEST, "value": {...}, "dimension": D}            plan with a cost that grows with it
+    {"plan": DIGEST, "value": {...}, "dimension": D}            plan whose cost grows with D
     {"plan": DIGEST, "value": {...}, "records": N}              plan with a known number of slots
     {"charge": DIGEST, "run": RUN, "step": K, "release": R}     one step of a plan
-    {"charge": ..., "arithmetic": "assumed", "release": R}      step with rounding outside of the proof
+    {"charge": ..., "arithmetic": "assumed", "release": R}      step with rounding outside the proof
     {"charge": ..., "randomness": "seeded", "release": R}       step with noise from a given seed
-    {"protects": {...}}                                         adjacency, unless one record, zero-out
-    {"delta": DELTA}                                            delta of the budget from here on
+    {"protects": {...}}                                         adjacency other than the default
+    {"delta": DELTA}                                            delta of the budget from this line on
     {"planned": DIGEST, "run": RUN, "last": N}                  a stopped run counts as N steps
     {"torn": [[DIGEST, ...], ...]} plans charged for the preceding torn lines
-    {"void": REASON}                                            the guarantee no longer holds
+    {"void": REASON}                                            the guarantee is no longer valid
     {"folded": LINES, "counts": ..., "runs": ..., "torn": ..., "through": CHAIN}
 
-`release` is the released value or its fingerprint. A torn line is incomplete because of a crash. A
-folded line replaces all lines up to the digest `through`, and the chain continues from it.
+`release` is the released value or its fingerprint. A torn line is a line that is incomplete because of a
+crash. A folded line replaces all lines up to the digest `through`, and the chain continues from there.
 """
 
 import fcntl
@@ -50,7 +50,7 @@ _TORN_KINDS = (b"plan", b"planned", b"protects", b"delta", b"torn", b"void")
 
 @dataclass
 class Run:
-    """Charges of one run in order; the oldest may be folded, without their releases."""
+    """Charges of one run in order. The oldest charges may be folded, without their releases."""
 
     last: int
     folded: tuple[int, str, str] | tuple[int, str] | None = None
@@ -62,7 +62,7 @@ class Run:
     """Digests of these charges, as bytes to save memory."""
 
     def add(self, plan: str, release: str, digest: str) -> None:
-        """Append a charge with a stored release; `last` is unchanged."""
+        """Append a charge with a stored release. Does not change `last`."""
         self.plans.append(sys.intern(plan))
         self.releases.append(release)
         self.digests += bytes.fromhex(digest)
@@ -75,7 +75,7 @@ class Run:
         return self.folded[2] if self.folded is not None and len(self.folded) == 3 else None
 
     def charge(self, step: int) -> tuple[str, str, str] | None:
-        """Plan, release and digest of a step; None if its release is not on record."""
+        """Plan, release and digest of a step; None if its release is not stored."""
         index = step - self.last + len(self.plans) - 1
         if not 0 <= index < len(self.plans):
             return None
@@ -84,7 +84,7 @@ class Run:
         return self.plans[index], self.releases[index], digest
 
     def fold(self, step: int) -> None:
-        """Drop the releases up to this step, which has a stored one."""
+        """Drop the releases up to this step, whose release must be stored."""
         charge, count = self.charge(step), len(self.plans) - (self.last - step)
         assert charge is not None
         self.folded = step, charge[2], charge[0]
@@ -112,18 +112,18 @@ class Journal:
         self.seeded = False
         self.void: str | None = None
         self.lines = 0
-        """Number of lines ever written, folded ones included."""
+        """Number of lines ever written, including folded lines."""
         self.header = b""
         self.identity = self.chain = ""
         self.unexplained: list[bytes] = []
-        """Torn lines that no note counts yet."""
+        """Torn lines that are not yet counted by a `torn` line."""
         self._torn: list[tuple[bytes, list[str]]] = []
-        """Remaining text of each torn charge, and the plans under which it is counted."""
+        """Remaining text of each torn charge, and the plans for which it is counted."""
         self._newest: tuple[str, Run, bytes, bytes] | None = None
-        """If the last line is a charge: its plan and run, and its text before and after the step."""
+        """Plan, run, and text before and after the step of the last line, if it is a charge."""
 
     def run(self, name: str) -> Run:
-        """Charges of a run, possibly none."""
+        """Charges of a run; empty for an unknown run."""
         return self.runs.get(name, Run(0))
 
     def unused(self, name: str) -> int:
@@ -163,9 +163,9 @@ class Journal:
             raise ValueError("line 1 (it is empty)")
 
     def _repeats(self, line: bytes) -> bool:
-        """Add a charge that differs from the last one only in step and release; False for other lines.
+        """Add a charge that differs from the last charge only in step and release.
 
-        This fast path compares text instead of parsing it.
+        This is a fast path, which compares text instead of parsing it. Returns False for other lines.
         """
         if self._newest is None:
             return False
@@ -203,7 +203,7 @@ class Journal:
                 run = self.runs.setdefault(name, Run(step - 1))
                 if plan not in self.plans or step != run.last + 1:
                     raise ValueError
-                # the charge replaces torn prefixes of it: docs/guarantees/ledger.md, 4
+                # the charge replaces its torn prefixes: docs/guarantees/ledger.md, section 4
                 for torn in [torn for torn in self._torn if _agree(text, torn[0])]:
                     self._torn.remove(torn)
                     self._count(torn[1], -1)
@@ -259,11 +259,11 @@ class Journal:
         self.lines += 1
 
     def torn_note(self) -> dict[str, Any]:
-        """Entry that counts the unexplained lines under every plan that they may have named."""
+        """Entry that counts each unexplained line for every plan that it may refer to."""
         counted = []
         void = {}
         for fragment in self.unexplained:
-            # after a power failure a line may be zeros, so any plan is possible
+            # after a power failure a line may consist of zeros, so any plan is possible
             text = b"" if fragment.startswith(b"\0") else fragment.rstrip(b"\0")
             plans = [name for name in self.plans if _agree(text, b'{"charge": "%b"' % name.encode())]
             if not plans and not any(_agree(text, b'{"%b": ' % kind) for kind in _TORN_KINDS):
@@ -282,7 +282,8 @@ class Journal:
         return all(_agree(text, torn) for torn, _ in self._torn if torn.startswith(heads))
 
     def totals(self, head: bytes | None = None) -> dict[Plan, int]:
-        """Charges of each plan, without torn ones that a charge starting with `head` replaces."""
+        """Number of charges of each plan, without torn charges that a charge starting with `head`
+        replaces."""
         counts = Counter(self.counts)
         for torn, plans in self._torn:
             if head is not None and _agree(head, torn):
@@ -327,7 +328,7 @@ class Journal:
             yield line
 
     def plan_entry(self, name: str, plan: Plan, size: int = 0, records: int = 0) -> dict[str, Any]:
-        """The entry of a plan, with the largest dimension and number of slots on record."""
+        """Entry of a plan, with its largest known dimension and number of slots."""
         size = max(size, self.dimensions.get(name, 0))
         records = max(records, self.records.get(name, 0))
         largest = {"dimension": size, "records": records}
@@ -345,7 +346,7 @@ def head_of(plan: str, run: str, step: int) -> bytes:
 
 
 def text_of(entry: Mapping[str, Any]) -> bytes:
-    """The hashed text of an entry: its line without the digest."""
+    """Hashed text of an entry: its line without the digest."""
     return json.dumps(entry).encode()[:-1]
 
 
@@ -357,7 +358,7 @@ def chained(entry: Mapping[str, Any], before: str) -> tuple[bytes, str]:
 
 
 def _link(before: str, text: bytes) -> str:
-    """Digest of a line with this text, after the digest `before`."""
+    """Digest of a line with the given text that follows the digest `before`."""
     return hashlib.sha256(before.encode() + text).hexdigest()[:_DIGITS]
 
 
@@ -369,15 +370,15 @@ def _agree(first: bytes, second: bytes) -> bool:
 class LockedFile:
     """Append-only file with an exclusive lock.
 
-    New content is written to another file, which is locked and then renamed, so a crash leaves no empty
-    or partial file.
+    New content is written to another file, which is locked and then renamed, so a crash cannot leave an
+    empty or partial file.
     """
 
-    _close_handle = staticmethod(os.close)  # at interpreter exit, `os` may be gone before the objects
+    _close_handle = staticmethod(os.close)  # `os` may be deleted before this object at interpreter exit
 
     def __init__(self, path: Path, beginning: bytes) -> None:
         """Open and lock the file at `path`; if it does not exist, create it with `beginning`."""
-        self.path = path = path.resolve()  # so that renaming replaces the file and not a link to it
+        self.path = path = path.resolve()  # renaming must replace the file, not a link to it
         make_folder(path.parent)
         self._handle = -1
         while self._handle < 0:
@@ -435,7 +436,7 @@ os.register_at_fork(after_in_child=lambda: list(map(LockedFile.close, list(_open
 
 
 def _locked(path: Path, ledger: Path, create: int = 0) -> int:
-    """A locked handle of the file with the name `path`; errors name `ledger`."""
+    """Open and lock the file `path`, and return its handle. Errors mention `ledger`."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_APPEND | create, 0o644)
         try:
@@ -446,7 +447,7 @@ def _locked(path: Path, ledger: Path, create: int = 0) -> int:
             os.close(handle)
             raise LedgerError(
                 f"the ledger {ledger} is open already, in this process or in another: two writers could "
-                "each spend the same budget. Close it there (step.ledger.close() if a PrivateStep "
+                "each spend the same budget. Close it (step.ledger.close() if a PrivateStep "
                 "opened it), or wait for the other process to end."
             ) from None
         except FileNotFoundError:  # renamed in between

@@ -1,8 +1,8 @@
 """Privacy ledger: an append-only record of charges, written before the update is used.
 
-A resumed run repeats the steps after its checkpoint with the same randomness. The same release is not
-charged again. A different release under the same noise would reveal the difference of the two, so it
-raises an error. docs/guarantees/ledger.md has the proof.
+A resumed run repeats the steps after its checkpoint with the same randomness. An identical release is
+not charged again. A different release with the same noise would reveal the difference of the two
+releases, so it raises an error. Proof: docs/guarantees/ledger.md.
 """
 
 import os
@@ -32,27 +32,27 @@ from hush.core.plan import Plan
 from hush.core.value import check_count, check_kind
 
 _MIN_FOLDED = 1000
-"""Smallest number of lines to fold: reading fewer is faster than replacing the file."""
+"""Smallest number of lines to fold. Reading fewer lines is faster than replacing the file."""
 
 
 class Ledger:
     """Append-only record of all charges, in a file or in memory.
 
     Args:
-        path: File, created if it does not exist; None for a ledger in memory. An empty file raises,
-            because its charges were lost.
-        read_only: Read the file without locking or repairing it, also while a run writes to it. A file
-            that lost whole lines at its end looks like a shorter one: `hush account` of a run's folder
-            also compares it with the checkpoint.
+        path: File, created if it does not exist; None for a ledger in memory. An empty file raises an
+            error, because its charges were lost.
+        read_only: Whether to read the file without locking or repairing it, even if a run writes to it.
+            If whole lines are missing at its end, this is not detected; `hush account` with a run's
+            folder detects it by comparing the ledger with the checkpoint.
 
-    **Guarantee.** `charge` returns after the charge is on disk, so the file has the charge of every
+    **Guarantee.** `charge` returns after the charge is on disk, so the file contains the charge of every
     applied update. Proof: docs/guarantees/ledger.md.
     """
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise Unsupported(
             "a Ledger, and with it a PrivateStep, cannot be copied or pickled: charges to one copy "
-            "would be missing from the other. Copy the model alone and make a new PrivateStep for it "
+            "would be missing from the other. Copy only the model and create a new PrivateStep for it "
             "with ledger=step.ledger, or load state_dict() into a new PrivateStep with that ledger."
         )
 
@@ -63,9 +63,9 @@ class Ledger:
         self._file: LockedFile | None = None
         self._writable = not read_only
         self.cut_short = False
-        """Whether charges may be missing: the file ends in a torn line and was not repaired."""
+        """Whether charges may be missing, because the file ends in a torn line and was not repaired."""
         self.mirrored = False
-        """Whether this is a copy in memory of the ledger that rank 0 of a process group writes."""
+        """Whether this is an in-memory copy of the ledger that rank 0 of a process group writes."""
         self._process = os.getpid()
         self._stream_labels = 0
         """Number of random stream labels in use."""
@@ -114,7 +114,7 @@ class Ledger:
 
     @property
     def releases(self) -> Sequence[str]:
-        """Fingerprints of each run's releases in order, without torn or folded ones."""
+        """Fingerprints of the releases of each run in order, without torn or folded releases."""
         return [release for run in self._journal.runs.values() for release in run.releases]
 
     @property
@@ -124,22 +124,22 @@ class Ledger:
 
     @property
     def identity(self) -> str:
-        """Digest of the first line, which has a random number: unique to this ledger."""
+        """Unique identifier of this ledger: the digest of the first line, which has a random number."""
         return self._journal.identity
 
     @property
     def head(self) -> str:
-        """Digest of the newest line: two ledgers with the same head have the same charges."""
+        """Digest of the newest line. Two ledgers with the same head have the same charges."""
         return self._journal.chain
 
     @property
     def voided(self) -> str | None:
-        """Reason why the guarantee no longer holds; None if it holds."""
+        """Reason why the guarantee is no longer valid; None if it is valid."""
         return self._journal.void
 
     @property
     def adjacency(self) -> Adjacency:
-        """Adjacency of every charge on this ledger."""
+        """Adjacency of all charges on this ledger."""
         return self._journal.adjacency
 
     @property
@@ -158,20 +158,20 @@ class Ledger:
         """The (epsilon, delta) guarantee of all charges so far, composed over all plans.
 
         Args:
-            delta: Delta of the guarantee; by default the stored one.
+            delta: Delta of the guarantee; by default the stored delta.
             group: Group size, for group privacy.
-            neighbours: Adjacency relation; by default the charged one.
+            neighbours: Adjacency relation; by default that of the charges.
             uncharged: Adjacency to report before the first charge; by default one record, zero-out.
 
         Returns:
             The guarantee of the composition.
 
         Raises:
-            LedgerError: The ledger is void, or no delta was passed and none is stored.
+            LedgerError: If the ledger is void, or no delta was passed and none is stored.
 
         Warns:
-            PrivacyWarning: The last line is incomplete and the file was opened with `read_only=True`, so
-                charges may be missing.
+            PrivacyWarning: If the last line is incomplete and the file was opened with `read_only=True`,
+                because charges may be missing.
         """
         self._check_not_void()
         records = max(self._journal.records.values(), default=None)
@@ -186,7 +186,7 @@ class Ledger:
             warnings.warn(
                 f"{self._title} ends in an incomplete line. After a crash, that line is counted as a "
                 "charge. If the file was truncated, charges are missing and the true epsilon is larger. "
-                "Check the ledger against the run's checkpoint.",
+                "Compare the ledger with the run's checkpoint.",
                 PrivacyWarning,
                 stacklevel=2,
             )
@@ -208,7 +208,7 @@ class Ledger:
         )
 
     def store_delta(self, delta: float) -> None:
-        """Store the delta of a run's budget, in place of an earlier one.
+        """Store the delta of a run's budget, which replaces an earlier delta.
 
         Args:
             delta: Delta for reports, chosen independently of the records.
@@ -219,21 +219,21 @@ class Ledger:
             self._append({"delta": delta})
 
     def charge_planned(self, plan: Plan, run: str, last: int) -> None:
-        """Count all planned steps of a run that stops early because of its results.
+        """Charge all planned steps of a run that stops early because of its results.
 
-        Steps that the run takes later use up this charge: docs/guarantees/ledger.md, 13.
+        Later steps of the run are covered by this charge: docs/guarantees/ledger.md, section 13.
 
         Args:
             plan: Plan of the run's charged steps.
             run: Name of the run.
-            last: Last planned step, fixed before the run.
+            last: Number of the last planned step, fixed before the run.
         """
         if last > self._journal.run(run).last:
             self._check_writable()
             self._append({"planned": plan.digest, "run": run, "last": last})
 
     def unused(self, run: str) -> int:
-        """Number of counted steps that a run has not taken: in its period, or by `charge_planned`.
+        """Number of charged steps that a run has not taken: in its period, or by `charge_planned`.
 
         Args:
             run: Name of the run.
@@ -243,8 +243,8 @@ class Ledger:
     def stream_label(self) -> bytes:
         """New label for a run's random stream, unique among the runs on this ledger.
 
-        Without labels, two runs with one seed would draw the same noise: docs/guarantees/ledger.md, 11.
-        The first label of a new ledger is empty.
+        Without labels, two runs with the same seed would draw the same noise: docs/guarantees/ledger.md,
+        section 11. The first label of a new ledger is empty.
         """
         lines = self._journal.lines
         first = lines == 1 and not self._stream_labels
@@ -263,7 +263,7 @@ class Ledger:
     def digest_at(self, run: str, step: int) -> str | None:
         """Digest of the hash chain after a charged step; None if unknown.
 
-        A checkpoint stores it to verify that the ledger has all charges up to that step.
+        A checkpoint stores this digest to verify later that the ledger has all charges up to the step.
 
         Args:
             run: Name of the run.
@@ -276,12 +276,12 @@ class Ledger:
         return None if charge is None else charge[2]
 
     def check_charged(self, run: str, steps: int, digest: str | None) -> None:
-        """Raise unless the ledger has all charges up to a checkpoint, unchanged.
+        """Raise `LedgerError` unless the ledger has all charges up to a checkpoint, unchanged.
 
         Args:
             run: Name of the checkpoint's run.
-            steps: Number of steps in the checkpoint. A resumed run repeats later steps on the ledger.
-            digest: `digest_at` of that step when the checkpoint was written.
+            steps: Number of steps in the checkpoint. A resumed run repeats later steps of the ledger.
+            digest: `digest_at` of this step when the checkpoint was written.
         """
         last, recorded = self.last_step(run), self.digest_at(run, steps)
         if last < steps:
@@ -301,7 +301,8 @@ class Ledger:
     def counts_repeating(self, plan: Plan, run: str, step: int) -> Mapping[Plan, int]:
         """`counts` without the torn charges that a repetition of this step replaces.
 
-        The search for the number of steps within a budget then counts such a charge once: ledger.md, 4.
+        The search for the number of steps within a budget then counts such a charge once:
+        docs/guarantees/ledger.md, section 4.
 
         Args:
             plan: Plan of the repeated step.
@@ -312,8 +313,9 @@ class Ledger:
         return self._journal.totals(head_of(plan.digest, run, step))
 
     def check_adjacency(self, adjacency: Adjacency = RECORD) -> None:
-        """Raise `LedgerError` unless the ledger accepts charges for this adjacency; call it before any
-        draw.
+        """Raise `LedgerError` unless the ledger accepts charges for this adjacency.
+
+        Call this before the first draw.
 
         Args:
             adjacency: Adjacency of future charges.
@@ -324,7 +326,7 @@ class Ledger:
         if check_kind("adjacency", adjacency, Adjacency).group != 1:
             raise InvalidValue(
                 f"adjacency with group={adjacency.group} cannot be charged: charges are for "
-                f"group=1. Use ledger.epsilon(group={adjacency.group}) for the cost of a group.",
+                f"group=1. Use ledger.epsilon(group={adjacency.group}) for the privacy cost of a group.",
                 key="adjacency",
             )
         if not self._journal.counts:
@@ -356,23 +358,23 @@ class Ledger:
         records: int | None = None,
         adjacency: Adjacency = RECORD,
     ) -> None:
-        """Charge one step of `plan`; the same release of the same step is charged once.
+        """Charge one step of `plan`. An identical release of the same step is charged only once.
 
         Args:
             plan: Plan of the step.
             run: Name of the run. Different runs draw different noise.
-            step: Number of the step in the run; steps are charged consecutively.
-            release: The released value or its fingerprint.
-            dimension: Number of parameters, required if the cost grows with it.
-            arithmetic: Whether the proof covers the rounding of sums and noise.
+            step: Number of the step in the run. Steps must be charged consecutively.
+            release: Released value or its fingerprint.
+            dimension: Number of parameters; required if the privacy cost grows with it.
+            arithmetic: `proved` if the proof covers the rounding of sums and noise, otherwise `assumed`.
             randomness: `secret`, or `seeded` for noise from a given seed.
             records: Public number of slots, for a warning about delta.
-            adjacency: Adjacency, the same for all charges on a ledger.
+            adjacency: Adjacency, which must be the same for all charges on a ledger.
 
         Raises:
-            LedgerError: The charge was not recorded, so the step must not be applied.
+            LedgerError: If the charge was not recorded. Then the step must not be applied.
 
-        **Guarantee.** The charge is on disk when this returns.
+        **Guarantee.** The charge is on disk when this method returns.
         """
         if self.mirrored:
             raise LedgerError(
@@ -394,7 +396,7 @@ class Ledger:
                 f"arithmetic={arithmetic!r} must be proved or assumed, and randomness={randomness!r} "
                 "secret or seeded: both are part of the guarantee."
             )
-        # the release comes last: a torn line without it does not depend on it
+        # the release comes last, so a line that is torn before it does not depend on the records
         digest = plan.digest
         entry: dict[str, Any] = {"charge": digest, "run": run, "step": step}
         if arithmetic == "assumed":
@@ -426,7 +428,7 @@ class Ledger:
                 "means a lost charge. Charge consecutive steps."
             )
         size = 0
-        # the growth with the dimension was determined when the plan was stored
+        # dimension dependence was determined when the plan was stored
         if (digest not in journal.plans or digest in journal.dimensions) and grows_with_dimension(plan):
             if dimension is None:
                 raise LedgerError(
@@ -436,7 +438,7 @@ class Ledger:
             size = check_count("dimension", dimension, "it is the number of parameters", 1)
         if (
             adjacency != journal.adjacency
-        ):  # before the plan, because a torn line would be counted under it
+        ):  # written before the plan, because a torn line may be counted for a stored plan
             self._append({"protects": adjacency.to_plain()})
         known = journal.dimensions.get(digest, 0), journal.records.get(digest, 0)
         if digest not in journal.plans or size > known[0] or slots > known[1]:
@@ -481,10 +483,10 @@ class Ledger:
             self.mirrored = True
 
     def void(self, reason: str) -> None:
-        """Record that the guarantee no longer holds; `epsilon` then raises.
+        """Record that the guarantee is no longer valid; `epsilon` then raises an error.
 
         Args:
-            reason: Cause, e.g. that the model was moved outside of a private step.
+            reason: Cause, e.g. that the model was changed outside of a private step.
         """
         check_kind("reason", reason, str)
         self._check_writable()
@@ -494,9 +496,9 @@ class Ledger:
         self._append({"void": reason})
 
     def compact(self, run: str, step: int) -> None:
-        """Fold all lines into one and drop the releases of a run up to a checkpointed step.
+        """Fold all lines into one line, and drop the releases of a run up to a checkpointed step.
 
-        Call it after a checkpoint of that step is on disk, because a resumed run repeats only later
+        Call this after a checkpoint of the step is on disk, because a resumed run only repeats later
         steps. Counts, plans, other runs and the hash chain are preserved. Short ledgers are unchanged.
 
         Args:
@@ -514,7 +516,7 @@ class Ledger:
             try:
                 self._file.replace(self._journal.folded_lines())
             except BaseException:
-                self._writable = False  # memory and file may differ
+                self._writable = False  # the ledger in memory and the file may differ
                 raise
 
     def close(self) -> None:
@@ -535,7 +537,7 @@ class Ledger:
         self.close()
 
     def check_process(self) -> None:
-        """Raise in a forked process, which would draw the same noise."""
+        """Raise `LedgerError` in a forked process, which would draw the same noise."""
         if os.getpid() != self._process:
             raise LedgerError(
                 f"{self._title} was opened by process {self._process}, and this is a fork of it: both "
@@ -573,10 +575,10 @@ class Ledger:
             self._writable = False
             raise LedgerError(
                 f"the charge could not be written to {self.path} ({error}): a step without a "
-                "recorded charge must not be used, so it was not applied. Make room and resume from the "
-                "last checkpoint."
+                "recorded charge must not be used, so it was not applied. Free space and resume from "
+                "the last checkpoint."
             ) from error
-        except BaseException:  # an interrupt: the line may be on disk but is not counted
+        except BaseException:  # after an interrupt, the line may be on disk without being counted
             self._writable, self.cut_short = False, True
             raise
 
@@ -585,14 +587,14 @@ LedgerOrPath = Ledger | str | os.PathLike[str]
 
 
 def opened(ledger: LedgerOrPath | None) -> AbstractContextManager[Ledger]:
-    """Context with this ledger, or with the ledger at a path (None: in memory), closed at the end."""
+    """Context manager for a ledger; a ledger that it opens from a path (None: in memory) is closed."""
     if isinstance(ledger, str | os.PathLike | None):
         return Ledger(ledger)
     return nullcontext(check_kind("ledger", ledger, Ledger))
 
 
 def reported_delta(ledger: Ledger, requested: float | None) -> tuple[float, str]:
-    """Delta for a report, and its origin in words."""
+    """Delta for a report, and a description of its origin."""
     stored = ledger.delta
     if requested is None and stored is None:
         return DEFAULT_DELTA, f"delta {DEFAULT_DELTA:g} by default: the ledger has no delta"

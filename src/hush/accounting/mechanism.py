@@ -1,4 +1,4 @@
-"""The mechanism of a plan, which the accountants compose."""
+"""Mechanism of a plan, for composition by the accountants."""
 
 import math
 from dataclasses import replace
@@ -28,14 +28,17 @@ from hush.noise.bounded import largest_variance
 from hush.sampling import FixedSize, RandomAllocation, TruncatedPoisson, binomial_tail
 
 _OUTWARD = 1 + 1e-9
-"""Covers the rounding of SciPy's binomial tails."""
+"""Relative slack for rounding errors of SciPy's binomial tails."""
 
 
 def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     """Mechanism that bounds the privacy loss of one step of `plan`.
 
-    **Guarantee.** For adjacent data sets the privacy cost of the step is at most the mechanism's:
-    docs/guarantees, page `proof_note(plan)`. Raises `Unproved` if there is no proof.
+    **Guarantee.** For adjacent data sets, the privacy cost of the step is at most that of the mechanism:
+    docs/guarantees, page `proof_note(plan)`.
+
+    Raises:
+        Unproved: If there is no proof.
     """
     proof_note(plan)
     bands, period = len(plan.noise.correlation), plan.sampling.period
@@ -50,7 +53,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
     release = plan.release
     if dominating is not None:
         step, noise = mechanism(replace(plan, noise=dominating), dimension), plan.noise
-        # conditioning on an interval lowers the cost of full batches: bounded.md, section 6
+        # truncation reduces the cost of full batches: bounded.md, section 6
         if isinstance(noise, Truncated) and isinstance(step, SampledGaussian) and step.rate == 1:
             return TruncatedGaussian(step.multiplier, largest_variance(noise.bound / noise.scale))
         return step
@@ -59,7 +62,7 @@ def mechanism(plan: Plan, dimension: int | None = None) -> Mechanism:
         train = mechanism(replace(plan, release=Always()), size)
         assert isinstance(train, SampledGaussian)  # proved for Gaussian noise only
         if isinstance(release, BestOf):
-            # a held-out record is not trained on: tuning.md, "What a trial is"
+            # a record is either trained on or held out: tuning.md, "What a trial is"
             trials = [((train, release.steps),)]
             if release.score is not None:
                 trials.append(((SampledGaussian(1.0, release.score), 1),))
@@ -138,7 +141,7 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
 
 
 def _limited(sampling: FixedSize | TruncatedPoisson, multiplier: float) -> CompetingGaussian:
-    """The step on batches of limited size, with its probabilities rounded outward."""
+    """Gaussian step on batches of limited size, with probabilities rounded outward."""
     if isinstance(sampling, FixedSize):
         rate = sampling.size / sampling.records
         return CompetingGaussian(SampledGaussian(rate, multiplier), 1.0, rate, rate)
@@ -150,7 +153,7 @@ def _limited(sampling: FixedSize | TruncatedPoisson, multiplier: float) -> Compe
 
 
 def _uncharged(plan: Plan) -> Unproved:
-    """Error for parts with a declared proof that `mechanism` does not implement."""
+    """Error for parts with a declared proof, but without an implementation in `mechanism`."""
     return Unproved(
         f"{names(plan)} declares a proof, but no accountant computes its cost. Define "
         "dominating_noise(), or exponential_power() for noise with L2 or Lp clipping."
@@ -158,5 +161,5 @@ def _uncharged(plan: Plan) -> Unproved:
 
 
 def grows_with_dimension(plan: Plan) -> bool:
-    """Whether the l2 sensitivity of a step grows with the number of parameters without bound."""
+    """Whether the l2 sensitivity of a step is unbounded in the number of parameters."""
     return any(math.isinf(block.l2_radius) for block in plan.clipping.sensitivity(None))

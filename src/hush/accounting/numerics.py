@@ -2,10 +2,11 @@
 
 u = `UNIT` = 2^-53 is the unit roundoff of double precision. The bounds assume that the elementary
 functions of the C library, NumPy and SciPy are accurate to a few u; tests/accounting/test_numerics.py
-checks every bound against 60 digits. Costs are rounded outward by `OUTWARD`, which exceeds these errors.
+checks every bound against 60 digits. Privacy costs are rounded outward by `OUTWARD`, which exceeds these
+errors.
 
-If two formulas for a quantity differ in the last bits, both are kept under distinct names, because later
-versions must reproduce the cost of a ledger.
+Some quantities have two formulas that differ in the last bits. Both are kept under distinct names,
+because later versions must reproduce the privacy cost of a ledger exactly.
 """
 
 import math
@@ -18,12 +19,12 @@ from scipy.special import gammaln, log_ndtr
 Array = npt.NDArray[np.float64]
 
 UNIT = float(np.finfo(float).eps) / 2
-# Exceeds the rounding of a closed form, or of a sum of positive terms: 1e-12 is 9000 u. Integrals and
+# Relative slack for rounding of closed forms and sums of positive terms: 1e-12 is 9000 u. Integrals and
 # sums over long grids use larger constants.
 OUTWARD = 1 + 1e-12
-# Distance from 0 within which `log_mixture_ratio_absolute` is also accurate relatively.
+# Within this distance of 0, `log_mixture_ratio_absolute` also has relative accuracy.
 _NEAR_ZERO = 1e-8
-# Number of halvings after which no double lies between the ends.
+# Number of bisections after which no double lies between the ends.
 _ALL_HALVINGS = 2100
 
 
@@ -39,9 +40,9 @@ def log_weights_numpy(rate: float) -> tuple[float, float]:
 
 
 def log_mixture(weights: tuple[float, float], log_p: npt.ArrayLike, log_q: npt.ArrayLike) -> Array:
-    """log((1 - q) p + q p'), the log-density of a subsampled mechanism's mixture.
+    """log((1 - q) p + q p'): log-density of a mixture, as for a subsampled mechanism.
 
-    Error: at most 8u (1 + the largest finite summand of the two exponents, in absolute value).
+    Error: at most 8u (1 + the largest absolute value of a finite summand in the two exponents).
     """
     return np.asarray(np.logaddexp(weights[0] + np.asarray(log_p), weights[1] + np.asarray(log_q)))
 
@@ -49,10 +50,10 @@ def log_mixture(weights: tuple[float, float], log_p: npt.ArrayLike, log_q: npt.A
 def log_mixture_ratio(
     rate: float, log_ratio: Array, weights: tuple[float, float] | None = None
 ) -> Array:
-    """log(1 - q + q e^g), the log-likelihood ratio of a subsampled step; `log_ratio` is g.
+    """log(1 - q + q e^g) for g = `log_ratio`: the log-likelihood ratio of a subsampled step.
 
-    Error: at most 8u / (1 - q) relatively for g < 1 (unless q g underflows), and at most
-    8u (1 + g + |log q| + |log(1 - q)|) beyond. It is g at q = 1, without error.
+    Error: relative error at most 8u / (1 - q) for g < 1 (unless q g underflows), and absolute error at
+    most 8u (1 + g + |log q| + |log(1 - q)|) for g >= 1. At q = 1 the result is exactly g.
     """
     if rate == 1:
         return log_ratio
@@ -64,7 +65,7 @@ def log_mixture_ratio(
 def log_mixture_ratio_absolute(rate: float, log_ratio: Array) -> Array:
     """`log_mixture_ratio` with absolute accuracy, and relative accuracy for |g| < 1e-8.
 
-    Error: as for `log_mixture`; within 1e-8 of 0 at most 8u / (1 - q) relatively.
+    Error: as for `log_mixture`; relative error at most 8u / (1 - q) within 1e-8 of 0.
     """
     if rate == 1:
         return log_ratio
@@ -75,7 +76,7 @@ def log_mixture_ratio_absolute(rate: float, log_ratio: Array) -> Array:
 
 
 def log_binomial(n: float | Array, k: Array, weights: tuple[float, float]) -> Array:
-    """log of the binomial probability of k out of n; the two weights are added first.
+    """log of the binomial probability of k out of n, with the two weights added first.
 
     Error: at most 32u (1 + log n! + (n - k) |log(1 - q)| + k |log q|).
     """
@@ -85,7 +86,7 @@ def log_binomial(n: float | Array, k: Array, weights: tuple[float, float]) -> Ar
 
 
 def log_binomial_in_turn(n: float | Array, k: Array, weights: tuple[float, float]) -> Array:
-    """`log_binomial` with the weights added one by one; the same bound."""
+    """`log_binomial` with the weights added one by one, and the same error bound."""
     return np.asarray(_log_choose(n, k) + (n - k) * weights[0] + k * weights[1])
 
 
@@ -106,7 +107,7 @@ def log_sum_exp(terms: Array) -> Array:
 
 
 def log_sum_exp_scalar(terms: Array) -> float:
-    """`log_sum_exp` of a vector with a finite term, with the C library's logarithm."""
+    """`log_sum_exp` of a vector with at least one finite term, with the C library's logarithm."""
     top = float(terms.max())
     return top + math.log(float(np.exp(terms - top).sum()))
 
@@ -119,7 +120,7 @@ def log1mexp(x: Array) -> Array:
 
 def log1mexp_relative(x: Array) -> Array:
     """log(1 - e^x) for x < 0 (Mächler 2012). Relative error: at most 8u, also near 0."""
-    with np.errstate(divide="ignore"):  # in the unused branch
+    with np.errstate(divide="ignore"):  # np.where also evaluates the unused branch
         return np.where(x > -0.69, log1mexp(x), np.log1p(-np.exp(x)))
 
 
@@ -137,20 +138,20 @@ def log_difference(first: Array, second: Array) -> Array:
 
 
 def log_normal_mass(low: Array, high: Array) -> Array:
-    """log of the standard normal mass between `low` and `high`, from the lighter tail."""
+    """log of the standard normal probability of [low, high], computed from the lighter tail."""
     flip = low + high > 0
     return log_difference(log_ndtr(np.where(flip, -low, high)), log_ndtr(np.where(flip, -high, low)))
 
 
 def log_convex_remainder(log_ratio: Array, order: float) -> Array:
-    """log(r^a - 1 - a (r - 1)) at r = exp(log_ratio), without cancellation or overflow.
+    """log(r^a - 1 - a (r - 1)) for r = exp(log_ratio), without cancellation or overflow.
 
-    E_Q of this remainder is E_Q r^a - 1, as a sum of positive terms. Error: at most 2e-12 + 8u (1 + a
-    |log r|), for orders a >= 1 + 1e-4 and log r >= -600.
+    The expectation of this remainder under Q is E_Q r^a - 1, as a sum of positive terms. Error: at most
+    2e-12 + 8u (1 + a |log r|), for orders a >= 1 + 1e-4 and log r >= -600.
     """
     # below exp(-600) the ratio is negligible relative to order - 1
     power, t = order - 1, np.maximum(log_ratio, -600.0)
-    # r^a - 1 - a (r - 1) = r (expm1(power t) + power expm1(-t)); near t = 0 by its series.
+    # r^a - 1 - a (r - 1) = r (expm1(power t) + power expm1(-t)), with a series near t = 0
     capped = np.minimum(power * t, 600.0)
     bracket = np.expm1(capped) + power * np.expm1(-t)
     series = power * order * (t**2 / 2) * (1 + (power - 1) * t / 3 * (1 + (power**2 + 1) * t**2 / 20))
@@ -174,11 +175,11 @@ def bisect(
     rounds: int = _ALL_HALVINGS,
     tolerance: float = 0.0,
 ) -> tuple[float, float]:
-    """Bisection: the bracket (inside, outside) in which `attained` changes from true to false.
+    """Bisection: a bracket (inside, outside) in which `attained` changes from true to false.
 
-    `attained` is true at the returned `inside` and false at the returned `outside`, for every function,
-    so one of them is a safe bound. Stops after `rounds` halvings, at a gap of `tolerance` times max(1,
-    |inside|), or if no double lies between the ends.
+    `attained` is true at the returned `inside` and false at the returned `outside`, even if the function
+    is not monotone, so one of them is a safe bound. The search stops after `rounds` bisections, at a gap
+    of `tolerance` times max(1, |inside|), or if no double lies between the ends.
     """
     for _ in range(rounds):
         middle = (inside + outside) / 2

@@ -1,4 +1,4 @@
-"""Certified privacy cost of a run of Opacus, from the history of its accountant."""
+"""Certified privacy cost of an Opacus run, from the history of its accountant."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ _SAVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Gap:
-    """Property of a run of Opacus that its history does not show.
+    """Property of an Opacus run that its history does not show.
 
     Args:
         text: The property, and its effect on the guarantee.
@@ -42,45 +42,45 @@ class Gap:
 _IMPLEMENTATIONS = "docs/pitfalls.md#mistakes-in-implementations"
 GAPS = (
     Gap(
-        text="poisson_sampling=False: a shuffled loader is charged as Poisson sampling, so epsilon "
-        "does not hold",
+        text="poisson_sampling=False: shuffled batches are accounted for as Poisson sampling, so "
+        "epsilon is not valid",
         page="docs/pitfalls.md#shuffled-batches-with-poisson-accounting",
     ),
     Gap(
-        text="the rate and the divisor follow the number of records: epsilon holds if this number is "
-        "public, and not for add/remove",
+        text="the sampling rate and the divisor depend on the number of records: epsilon is valid if "
+        "this number is public, but not for add/remove adjacency",
         page="docs/pitfalls.md#a-count-that-is-assumed-to-be-private",
     ),
     Gap(
-        text="secure_mode=False: torch's noise lies on a recognisable grid of floating-point numbers, "
-        "which can identify a record",
+        text="secure_mode=False: the floating-point grid of torch's noise can reveal a record "
+        "(Mironov 2012)",
         page="docs/pitfalls.md#noise-on-a-recognisable-grid",
     ),
     Gap(
-        text="secure_mode=False: the seed of torch determines the noise, and must stay secret",
+        text="secure_mode=False: torch's seed determines the noise and must stay secret",
         page="docs/pitfalls.md#predictable-seeds",
     ),
     Gap(
-        text='clipping="adaptive" in versions before 1.6: the noisy count of clipped records is not '
-        "charged, and epsilon is larger",
+        text='clipping="adaptive" before version 1.6: the noisy count of clipped records is not '
+        "accounted for, so the true epsilon is larger",
         page=_IMPLEMENTATIONS,
     ),
     Gap(
-        text="steps after this state was saved are not in it",
+        text="steps after the state was saved are missing",
         page="docs/pitfalls.md#resuming-without-charges-or-with-repeated-noise-on-other-data",
     ),
 )
-"""Known gaps of every run of Opacus."""
+"""Known gaps of every Opacus run."""
 _LIMIT = Gap(
-    text='accountant="gdp": the epsilon that Opacus printed is an approximation by the central limit '
-    "theorem, not a bound",
+    text='accountant="gdp": the epsilon from Opacus is an approximation by the central limit theorem, '
+    "not a bound",
     page=_IMPLEMENTATIONS,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpacusRun:
-    """Steps of a run of Opacus, and its known gaps.
+    """Steps of an Opacus run, and its known gaps.
 
     Args:
         counts: Number of steps of each plan. The clipping norm is 1, because epsilon does not depend on
@@ -94,7 +94,7 @@ class OpacusRun:
     def epsilon(
         self, delta: float, *, group: int = 1, neighbours: Neighbours = Neighbours.ZERO_OUT
     ) -> Guarantee:
-        """The (epsilon, delta) guarantee of the steps, if no gap applies.
+        """The (epsilon, delta) guarantee of the steps, valid if no gap applies.
 
         Args:
             delta: Delta of the guarantee.
@@ -109,18 +109,18 @@ class OpacusRun:
 
 
 def from_opacus(run: Any) -> OpacusRun:
-    """The steps of a run of Opacus, for a certified epsilon, and the known gaps of such a run.
+    """Read the steps of an Opacus run, to compute a certified epsilon.
 
     Args:
-        run: A `PrivacyEngine`, an accountant, its `state_dict()`, or the path of a file: a checkpoint of
-            `engine.save_checkpoint`, or the accountant's `state_dict()` in a file of `torch.save` or
+        run: A `PrivacyEngine`, an accountant, its `state_dict()`, or the path of a file: a checkpoint
+            from `engine.save_checkpoint`, or the accountant's `state_dict()` saved by `torch.save` or as
             JSON.
 
     Returns:
-        The run; `epsilon(delta)` has its guarantee, and `gaps` what to check.
+        The run. `epsilon(delta)` computes its guarantee, and `gaps` lists the properties to check.
 
     Raises:
-        DataError: There is no history of steps, or a step is not a subsampled Gaussian mechanism.
+        DataError: If there is no history of steps, or a step is not a subsampled Gaussian mechanism.
 
     >>> run = from_opacus({"history": [(1.0, 0.01, 1000)], "mechanism": "prv"})
     >>> print(run.epsilon(delta=1e-5).epsilon)
@@ -146,7 +146,7 @@ def from_opacus(run: Any) -> OpacusRun:
             multiplier, rate, steps = entry
             sampling = FullBatch() if rate == 1 else Poisson(rate)
             plan = Plan(sampling=sampling, clipping=L2(1.0), noise=Gaussian(multiplier))
-            counts[plan] += check_count("steps", steps, "the cost of each step is added up", at_least=1)
+            counts[plan] += check_count("steps", steps, "it is the number of steps", at_least=1)
         except (HushError, TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, HushError) else "It must be three numbers."
             raise DataError(
@@ -157,7 +157,7 @@ def from_opacus(run: Any) -> OpacusRun:
 
 
 def _read(path: Path) -> Any:
-    """The state of a file of `torch.save` or JSON; no code of the file is run."""
+    """Read a state from a file of `torch.save` or JSON, without executing code from the file."""
     if path.suffix == ".json":
         try:
             return json.loads(path.read_text())
@@ -165,11 +165,11 @@ def _read(path: Path) -> Any:
             raise DataError(f"{path} is not JSON: {error}. {_SAVE}") from None
     import torch
 
-    path.open("rb").close()  # the error for a missing file
+    path.open("rb").close()  # raises if the file is missing
     try:
         return torch.load(path, map_location="meta", weights_only=True)
     except Exception as error:
         raise DataError(
-            f"{path} is not a file of torch.save, is cut off, or has Python objects besides numbers "
-            f"and tensors, as checkpoints of Opacus before 1.6 have. {_SAVE}"
+            f"{path} is not a file of torch.save, is truncated, or contains Python objects other than "
+            f"numbers and tensors, which checkpoints of Opacus before 1.6 have. {_SAVE}"
         ) from error

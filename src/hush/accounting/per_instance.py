@@ -1,7 +1,7 @@
 """Per-instance RDP and Fisher information of Gaussian noise with bounded support.
 
-These numbers depend on the records and are **sensitive**: publishing one would be an uncharged release.
-This module does not print, log or store them.
+The results depend on the records and are **sensitive**: publishing one would be a release that is not
+accounted for. This module does not print, log or store them.
 """
 
 import itertools
@@ -36,7 +36,7 @@ from hush.noise.bounded import largest_variance
 from hush.sampling import FullBatch
 
 _CHUNK = 2**16
-"""Coordinates processed at a time, to limit memory to about a dozen arrays of this length."""
+"""Coordinates per chunk; memory is limited to about a dozen arrays of this length."""
 _LOG_2PI = math.log(2 * math.pi)
 
 
@@ -46,17 +46,17 @@ def individual_rdp(
     """Per-instance Rényi divergence of one step of `plan` at each order (sensitive).
 
     Args:
-        plan: Plan with full batches, `L2`, `Linf` or `L2Linf` clipping, Gaussian noise (also with
-            bounded support), and release of every step or of trials with public verdicts.
+        plan: Plan with full batches; `L2`, `Linf` or `L2Linf` clipping; Gaussian noise, with or without
+            bounded support; and release rule `Always`, or `Selective` with public test results.
         location: Clipped sum of the private records.
         orders: Rényi orders, each above 1.
-        change: Difference between a neighbour's sum and `location`: a vector, or a row per neighbour
-            (and then per result). By default, any record may be added or removed. For a selective trial,
-            one record's change.
+        change: Difference between a neighbour's sum and `location`: a vector, or one row per neighbour,
+            which gives one row of results per neighbour. By default, any record may be added or removed.
+            For a selective trial, the change by one record.
 
-    **Guarantee** (per-instance). An upper bound for both directions, and at most `hush.rdp(plan,
-    orders)`, which holds for all records: docs/guarantees/bounded.md. A selective trial adds the cost of
-    its test: docs/guarantees/selective.md, 9.
+    **Guarantee** (per-instance). An upper bound for both directions, and at most the bound for all
+    records, `hush.rdp(plan, orders)`: docs/guarantees/bounded.md. A selective trial adds the cost of its
+    test: docs/guarantees/selective.md, section 9.
 
     >>> import hush
     >>> plan = hush.plans.rectified(clip_norm=1.0, multiplier=1.0, bound=1.0)
@@ -67,8 +67,8 @@ def individual_rdp(
     if type(plan.sampling) is not FullBatch:
         raise Unproved(
             f"sampling={type(plan.sampling).__name__} has no per-instance cost: with sampled records "
-            "the sum depends on the draw. Use FullBatch (hush train: leave out --rate and "
-            "--batch-size), or hush.rdp."
+            "the sum is random. Use FullBatch (hush train: leave out --rate and --batch-size), or "
+            "hush.rdp."
         )
     if type(plan.clipping) not in (L2, Linf, L2Linf):
         raise Unproved(
@@ -107,7 +107,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
     """Fisher information eta^2 of one step, per coordinate of the clipped sum (sensitive).
 
     Args:
-        plan: Plan with Gaussian noise, also with bounded support.
+        plan: Plan with Gaussian noise, with or without bounded support.
         location: Clipped sum of the private records.
 
     **Guarantee.** Between 0 and 1/scale^2, accurate to 1e-8: docs/guarantees/fisher.md.
@@ -125,7 +125,7 @@ def fisher(plan: Plan, location: npt.ArrayLike) -> Array:
 
 
 def unit_law(noise: Noise, unit: float) -> tuple["Support", float]:
-    """The noise law in units of its standard deviation, and the standard deviation."""
+    """Noise distribution in units of its standard deviation, and the standard deviation."""
     match noise:
         case Gaussian():
             return UnboundedLaw(), noise.multiplier * unit
@@ -145,11 +145,11 @@ def unit_law(noise: Noise, unit: float) -> tuple["Support", float]:
 
 
 def check_always_released(plan: Plan) -> None:
-    """Raise unless every step of the plan is released."""
+    """Raise `Unproved` unless every step of the plan is released."""
     if type(plan.release) is not Always:
         raise Unproved(
             f"release={type(plan.release).__name__} has no per-instance cost: the "
-            "verdicts of a release rule also depend on the records. Leave out release=."
+            "decisions of a release rule also depend on the records. Omit release=."
         )
 
 
@@ -158,17 +158,18 @@ def as_vector(name: str, value: npt.ArrayLike) -> Array:
     values = as_floats(value)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise InvalidValue(
-            f"{name} of shape {values.shape} must be a vector of finite numbers: the cost is a sum "
-            "over its coordinates. Pass the clipped sum.",
+            f"{name} of shape {values.shape} must be a vector of finite numbers: the privacy cost is a "
+            "sum over its coordinates. Pass the clipped sum.",
             key=name,
         )
     return values
 
 
 def _product_rdp(support: "Support", center: Array, shifts: Sequence[Array], orders: Array) -> Array:
-    """The larger direction of a product's divergences, with the worst shift at each coordinate.
+    """Divergence of a product distribution, with the worst shift at each coordinate.
 
-    Shifts are vectors, or rows for each of several records; the result has the orders first.
+    Shifts are vectors, or have one row per record. The result is the larger of both directions, and its
+    first axis is the orders.
     """
     totals = np.zeros((2, len(orders), *shifts[0].shape[:-1]))
     length = max(1, _CHUNK * len(center) // shifts[0].size)
@@ -186,11 +187,12 @@ def _product_rdp(support: "Support", center: Array, shifts: Sequence[Array], ord
 
 @dataclass(frozen=True)
 class UnboundedLaw:
-    """The standard normal law.
+    """Standard normal distribution.
 
-    **Guarantee**, also for the laws below. `divergence(location, shift, order)` is an upper bound on
-    D_a(law(location) || law(location + shift)), including rounding, and at most order * shift^2 / 2
-    (docs/guarantees/bounded.md). `information` is the Fisher information of the location.
+    **Guarantee**, also for the distributions below. `divergence(location, shift, order)` is an upper
+    bound on D_a(law(location) || law(location + shift)), including rounding errors, and at most
+    order * shift^2 / 2 (docs/guarantees/bounded.md). `information` is the Fisher information of the
+    location.
     """
 
     def divergence(self, location: Array, shift: Array, order: float) -> Array:
@@ -202,9 +204,9 @@ class UnboundedLaw:
 
 @dataclass(frozen=True, eq=False)
 class Atoms:
-    """A quantized normal law, which releases the interval of the draw; `cuts` separate the intervals.
+    """Quantized normal distribution: releases only the interval of the draw; `cuts` are the boundaries.
 
-    One cut at zero gives the sign; cuts half-way between levels give rounding to the nearest level.
+    One cut at zero gives the sign. Cuts half-way between levels give rounding to the nearest level.
     """
 
     cuts: Array
@@ -225,13 +227,13 @@ class Atoms:
         return np.minimum(total, 1.0)
 
     def intervals(self) -> list[tuple[float, float]]:
-        """The ends of each interval."""
+        """Ends of each interval."""
         return list(itertools.pairwise([-math.inf, *map(float, self.cuts), math.inf]))
 
 
 @dataclass(frozen=True)
 class RectifiedLaw:
-    """The rectified normal law: draws outside [-bound, bound] move to the nearer end."""
+    """Rectified normal distribution: draws are clamped to [-bound, bound]."""
 
     bound: float
 
@@ -242,7 +244,7 @@ class RectifiedLaw:
             log_remainder_mass(log_ndtr(location - bound), log_ndtr(shifted - bound), order),
         )
         # log of the integral of p^a q^(1-a) - q - a (p - q) over the support; the first term is exp(a
-        # (a-1) shift^2 / 2) times the normal mass around location - (a-1) shift
+        # (a-1) shift^2 / 2) times the probability of the support under mean location - (a-1) shift
         lift = order * (order - 1) * shift**2 / 2
         centre = location - (order - 1) * shift
         power = lift + log_normal_mass(-bound - centre, bound - centre)
@@ -262,7 +264,7 @@ class RectifiedLaw:
         low, high = -self.bound - location, self.bound - location
         total = np.exp(2 * log_density(low) - log_ndtr(low))
         total += np.exp(2 * log_density(high) - log_ndtr(-high))
-        # second moment of the normal law on the support
+        # second moment of the normal distribution on the support
         total += np.exp(log_normal_mass(low, high)) + low * np.exp(log_density(low))
         total -= high * np.exp(log_density(high))
         return np.asarray(np.clip(total, 0.0, 1.0))
@@ -270,12 +272,12 @@ class RectifiedLaw:
 
 @dataclass(frozen=True)
 class TruncatedLaw:
-    """The truncated normal law: conditioned on [-bound, bound]."""
+    """Truncated normal distribution: conditioned on [-bound, bound]."""
 
     bound: float
 
     def divergence(self, location: Array, shift: Array, order: float) -> Array:
-        # Reflect the location to the right, and measure distances from the right end.
+        # By symmetry, assume a positive location and measure distances from the right end.
         side = np.where(location < 0, -1.0, 1.0)
         outside, move = side * location - self.bound, side * shift
         at_location = self._detrended_log_mass(outside, outside)
@@ -289,10 +291,10 @@ class TruncatedLaw:
         return np.minimum(value, order * shift**2 / 2 * largest_variance(self.bound) * (1 + 8 * UNIT))
 
     def _detrended_log_mass(self, outside: Array, origin: Array) -> Array:
-        """log of the normal mass of the support, plus outside^2 / 2 where `origin` > 0.
+        """log of the normal probability of the support, plus outside^2 / 2 if `origin` > 0.
 
-        The parabola changes the divergence by exactly a shift^2 / 2; subtracting it avoids cancellation
-        of large terms far outside the support.
+        The added parabola changes the divergence by exactly a shift^2 / 2. It avoids cancellation of
+        large terms far outside the support.
         """
         width = 2 * self.bound
         right = np.maximum(outside, -5.0)
@@ -311,7 +313,7 @@ class TruncatedLaw:
             at_low, at_high = np.exp(log_density(low) - mass), np.exp(log_density(high) - mass)
             mean = at_low - at_high
             near = 1 + low * at_low - np.where(at_high > 0, high, 0.0) * at_high - mean**2
-        # far outside the support the closed form cancels, so use Gauss-Legendre quadrature
+        # the closed form cancels far outside the support, so use Gauss-Legendre quadrature there
         far = np.maximum(outside, _FAR)
         depth = np.minimum(2 * self.bound, 45 / far)[..., None] * _NODES
         weight = _WEIGHTS * np.exp(-depth * (far[..., None] + depth / 2))
@@ -323,7 +325,7 @@ class TruncatedLaw:
 
 
 Support = UnboundedLaw | Atoms | RectifiedLaw | TruncatedLaw
-"""A standard normal law, optionally with bounded support."""
+"""Standard normal distribution, optionally with bounded support."""
 _FAR = 6.0
 _NODES, _WEIGHTS = (part / 2 for part in np.polynomial.legendre.leggauss(48))
 _NODES = _NODES + 0.5
@@ -336,7 +338,7 @@ def log_density(x: Array) -> Array:
 def log_remainder_mass(first: Array, second: Array, order: float) -> Array:
     """log of q (r^a - 1 - a (r - 1)), r = p / q, for log-probabilities `first` (p) and `second` (q).
 
-    Rounded up, as it increases with the distance of r from 1.
+    The result increases with the distance of r from 1, so r is rounded away from 1.
     """
     empty = np.isneginf(first) & np.isneginf(second)
     first, second = np.where(empty, 0.0, first), np.where(empty, 0.0, second)
@@ -351,6 +353,6 @@ def log_remainder_mass(first: Array, second: Array, order: float) -> Array:
 
 
 def _capped_rdp(excess: Array, shift: Array, order: float) -> Array:
-    """The Rényi divergence from log(moment - 1), capped at the divergence of the normal law."""
+    """Rényi divergence from log(moment - 1), capped at the divergence of the normal distribution."""
     value = np.logaddexp(0.0, excess) / (order - 1) * OUTWARD
     return np.minimum(value, order * shift**2 / 2 * (1 + 8 * UNIT))

@@ -1,8 +1,8 @@
-"""Choice of batch size and steps by public numbers: signal against noise, at one budget and compute.
+"""Choice of batch size and number of steps for a budget and a compute limit, from public numbers alone.
 
 The convergence bound of SGD for convex losses, with clipped gradients and Gaussian noise (Bassily, Smith
 and Thakurta, 2014), is proportional to sqrt((1 + d (s / b)^2) / T) for T steps, d parameters, a noise
-multiplier s and an expected batch of b records. So the noisy run makes the progress of
+multiplier s and an expected batch of b records. The noisy run therefore makes the same progress as
 T / (1 + d (s / b)^2) steps without noise. McKenna et al. (2025) fit scaling laws in the same quantities.
 """
 
@@ -19,7 +19,7 @@ from hush.core.value import check_count
 
 _LEAST_BATCH, _MOST_STEPS = 16, 10**6
 _ENOUGH = 0.8
-"""Share of the best progress that is enough: larger batches take fewer steps."""
+"""Fraction of the best progress at which a larger batch is preferred, as it needs fewer steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Point:
     noise: float
     """Noise multiplier / expected batch size: noise on the mean gradient, in clipping norms."""
     effective: float
-    """Number of steps without noise that make the same progress."""
+    """Number of noiseless steps with the same progress."""
 
 
 def curve(
@@ -45,21 +45,21 @@ def curve(
     clip_norm: float = 1.0,
     done: Callable[[], None] = lambda: None,
 ) -> list[Point]:
-    """Points of plain DP-SGD for growing batches, each with `gradients` per-sample gradients in all.
+    """Points of plain DP-SGD for increasing batch sizes, each with a total of `gradients` gradients.
 
-    Batches are powers of two from 16 records, and the full batch. Points that no noise brings within the
-    budget are left out.
+    Batch sizes are powers of two from 16 records, and the full batch. Batch sizes that do not fit the
+    budget with any noise are omitted.
 
     Args:
         records: Number of records.
         parameters: Number of trained parameters.
         budget: Budget of the whole run.
-        gradients: Compute limit: expected number of per-sample gradients.
+        gradients: Compute limit: expected total number of per-sample gradients.
         clip_norm: Clipping norm of the plans; the curve does not depend on it.
-        done: Called after each point.
+        done: Callback after each point.
     """
     for name, value in (("records", records), ("parameters", parameters), ("gradients", gradients)):
-        check_count(name, value, "the curve is computed for them", at_least=1)
+        check_count(name, value, "the curve depends on this number", at_least=1)
     check_delta(budget.delta, records)
     points = []
     for batch in _batches(records, gradients):
@@ -79,14 +79,14 @@ def curve(
 
 
 def best(points: Sequence[Point]) -> Point:
-    """The largest batch that makes at least 80% of the best point's progress."""
+    """Point with the largest batch that makes at least 80% of the best point's progress."""
     most = max(point.effective for point in points)
     enough = (point for point in points if point.effective >= _ENOUGH * most)
     return max(enough, key=lambda point: point.batch)
 
 
 def _batches(records: int, gradients: int) -> Iterator[int]:
-    """Powers of two, and all records, with a number of steps from 1 to a million."""
+    """Batch sizes with 1 to 10**6 steps: powers of two, and the full batch."""
     least = max(min(_LEAST_BATCH, records), math.ceil(gradients / _MOST_STEPS))
     batch = 2 ** math.ceil(math.log2(least))
     while batch < records and batch <= gradients:
@@ -102,9 +102,10 @@ def deviation(beta: float, scale: float) -> float:
 
 
 def signal_to_noise(plan: Plan, records: int, steps: int, dimension: int) -> float:
-    """Upper bound on the ratio of the summed clipped gradients to the noise (root mean square norm).
+    """Upper bound on the ratio of the norm of all summed clipped gradients to that of the noise.
 
-    Infinite for noise without a density and without a dominating noise that has one.
+    Norms are root mean squares. The ratio is infinite if neither the noise nor its dominating noise has
+    a density.
     """
     blocks = plan.clipping.sensitivity(dimension)
     variance = 0.0
@@ -119,7 +120,7 @@ def signal_to_noise(plan: Plan, records: int, steps: int, dimension: int) -> flo
 
 
 def low_snr_warning(plan: Plan, records: int, steps: int, dimension: int) -> str | None:
-    """Warning if the noise of a run exceeds its signal, from public numbers alone; None otherwise."""
+    """Warning if the noise of a run exceeds its signal, otherwise None; uses public numbers only."""
     ratio = signal_to_noise(plan, records, steps, dimension)
     if ratio >= 1:
         return None

@@ -1,7 +1,7 @@
 """Private selection (the best of a random number of runs) as a step of a composition.
 
-**Guarantee.** docs/guarantees/tuning.md. The cost of a selection alone is the smaller of two bounds,
-from the privacy profile and from the RDP of one run; in a composition the bound by RDP is used.
+**Guarantee.** The cost of a single selection is the smaller of two bounds, from the privacy profile and
+from the RDP of one run. A composition uses the bound from RDP. Proof: docs/guarantees/tuning.md.
 """
 
 import math
@@ -19,15 +19,16 @@ from hush.accounting.steps import ComposableStep, PairedStep
 from hush.core.release import BestOf
 
 DRAW_DISTANCE = 1e-30
-"""Upper bound on the total variation distance between the sampled law and the accounted law."""
+"""Upper bound on the total variation distance between the sampled and the accounted distribution."""
 _DIGITS, _WORKING_DIGITS = 40, 70
 
 
 @dataclass(frozen=True)
 class TruncatedNegativeBinomial:
-    """P(k) proportional to (1 - stop)^k (shape)_k / k! for k >= 1: Papernot and Steinke 2022, Def. 1.
+    """Truncated negative binomial: P(k) proportional to (1 - stop)^k (shape)_k / k! for k >= 1.
 
-    Logarithmic at shape 0, geometric at shape 1.
+    It is logarithmic for shape 0, and geometric for shape 1. Reference: Papernot and Steinke 2022,
+    Definition 1.
     """
 
     shape: float
@@ -40,7 +41,7 @@ class TruncatedNegativeBinomial:
         return OUTWARD * _negative_binomial_mean(self.shape, self.stop)
 
     def weight(self, better: Array) -> Array:
-        """w(s) = f'(1 - s), where s is the probability that a trial is better; decreasing in s."""
+        """w(s) = f'(1 - s), decreasing in the probability s that a trial is better."""
         share = self.stop / (self.stop + (1 - self.stop) * better)
         return np.asarray(self.mean * share ** (self.shape + 1))
 
@@ -58,7 +59,7 @@ class TruncatedNegativeBinomial:
 
 @dataclass(frozen=True)
 class TruncatedPoisson:
-    """Poisson law conditioned on at least 1; methods as in `TruncatedNegativeBinomial`."""
+    """Poisson distribution conditioned on at least 1; methods as in `TruncatedNegativeBinomial`."""
 
     rate: float
 
@@ -80,7 +81,7 @@ class TruncatedPoisson:
 
 
 TrialCount = TruncatedNegativeBinomial | TruncatedPoisson
-"""Law of the number of trials (at least 1)."""
+"""Distribution of the number of trials, which is at least 1."""
 
 
 def draw_trials(number: TrialCount, randbelow: Callable[[int], int]) -> int:
@@ -98,7 +99,7 @@ def draw_trials(number: TrialCount, randbelow: Callable[[int], int]) -> int:
 
 
 def trial_count(release: BestOf) -> TrialCount:
-    """Law of the number of trials of a `BestOf` release."""
+    """Distribution of the number of trials of a `BestOf` release."""
     if release.law == "poisson":
         rate, _ = bisect(lambda rate: TruncatedPoisson(rate).mean <= release.mean, 1e-9, release.mean)
         return TruncatedPoisson(rate)
@@ -115,13 +116,13 @@ def _negative_binomial_mean(shape: float, stop: float) -> float:
     return shape * (1 - stop) / stop / -math.expm1(shape * log_stop)
 
 
-# Orders for bounds on the ratio of probabilities by RDP.
+# Orders for bounds on the ratio of probabilities from RDP.
 _ORDERS: Array = np.concatenate([1 + np.geomspace(1e-2, 1, 12), np.arange(3.0, 65.0), [128.0, 256.0]])
 # Probabilities that a trial is better, dense near 0.
 _PROBABILITIES: Array = np.unique(
     np.concatenate([[0.0], np.geomspace(1e-8, 1, 800), np.linspace(0, 1, 2001)])
 )
-# Exceeds the rounding of heights and crossings of lines (tuning.md 4): 1e-9 is 9e6 units.
+# Relative slack for rounding of heights and intersections of lines (tuning.md, step 4).
 _MARGIN = 1e-9
 
 Line = tuple[float, float]
@@ -139,7 +140,7 @@ class Profile:
     deltas: Array
 
     def __call__(self, epsilon: Array) -> Array:
-        """Upper bound on delta at each epsilon, which may be negative."""
+        """Upper bound on delta at each epsilon. The epsilons may be negative."""
         size = np.abs(epsilon)
         right = np.clip(np.searchsorted(self.epsilons, size, side="right"), 1, len(self.epsilons) - 1)
         low, high = self.epsilons[right - 1], self.epsilons[right]
@@ -171,10 +172,10 @@ class SelectionProfile:
 
 
 def selection_profile(trial: Profile, number: TrialCount) -> SelectionProfile:
-    """Privacy profile of the best of a random number of trials: tuning.md 3 to 5.
+    """Privacy profile of the best of a random number of trials: tuning.md, steps 3 to 5.
 
-    Each probability s of a better trial gives a line w(s) - w(s') x in the scaled density ratio x. The
-    upper envelope of the lines is a sum of hinges weight * (1 - x exp(-shift))+.
+    Each probability s that a trial is better gives a line w(s) - w(s') x in the scaled density ratio x.
+    The upper envelope of the lines is a sum of hinges weight * (1 - x exp(-shift))+.
     """
     heights = number.weight(_PROBABILITIES[:-1])
     slopes = number.weight(trial.largest_probability(_PROBABILITIES[1:])) * (1 - _MARGIN)
@@ -207,7 +208,7 @@ def selection_rdp(
 
 
 def _crossing(steep: Line, flat: Line) -> float:
-    """Crossing of two lines."""
+    """Intersection of two lines."""
     return (steep[0] - flat[0]) / (steep[1] - flat[1])
 
 
@@ -221,9 +222,10 @@ Trials = tuple[tuple[tuple[PairedStep, int], ...], ...]
 
 @dataclass(frozen=True)
 class Selection(ComposableStep):
-    """The best of a random number of runs.
+    """Private selection of the best of a random number of runs.
 
-    A record takes part either in training or in the score on held-out records (`trials`).
+    A record is used either for training or for the score on held-out records: `trials` has the steps of
+    each case.
     """
 
     trials: Trials
@@ -247,7 +249,7 @@ class Selection(ComposableStep):
 
 @lru_cache(maxsize=64)
 def _profile(trials: Trials, number: TrialCount) -> SelectionProfile:
-    """Privacy profile of a selection, from the larger of the profiles of training and score."""
+    """Privacy profile of a selection, from the maximum of the profiles of training and score."""
     counts = [dict(steps) for steps in trials]
     end = max(accountant.epsilon(steps, _MIN_DELTA).upper for steps in counts)
     trial = Profile(np.array([0.0, 1.0]), np.ones(2))

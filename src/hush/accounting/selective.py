@@ -1,7 +1,7 @@
 """Selective trials: a sampled Gaussian step that is released if a noisy test accepts it.
 
-**Guarantee.** docs/guarantees/selective.md. All bounds hold at every order above 1 and for both
-directions of adding and removing one record.
+**Guarantee.** All bounds are valid at every order above 1, and for adding and removing one record:
+docs/guarantees/selective.md.
 """
 
 import math
@@ -24,31 +24,33 @@ from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.steps import Basis, ComposableStep, SampledGaussian
 from hush.core.release import GIVEN_UP, Accounting
 
-# Numbers of cuts near the centre of the law, near the order (for large orders), and elsewhere up to _FAR
-# deviations.
+# Numbers of cuts near the centre of the distribution, near the order (for large orders), and elsewhere
+# up to _FAR standard deviations.
 _CENTRE, _PEAK, _BETWEEN = 1200, 600, 600
 _FAR = 38.0
-# Minimum distance of cuts in deviations; masses between closer cuts would be mostly rounding.
+# Minimum distance of cuts in standard deviations. Probabilities between closer cuts would be dominated
+# by rounding errors.
 _MIN_GAP = 1e-4
-# Relative rounding error of the ratio of two masses: docs/guarantees/selective.md, step 4.
+# Relative rounding error of the ratio of two probabilities: docs/guarantees/selective.md, step 4.
 _ROUNDING = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
 class DominatingPair:
-    """Likelihood ratios (with / without the record), and their weights without it, in logs."""
+    """Discrete dominating pair: log-likelihood ratios (with / without the record), and log-probabilities
+    without the record."""
 
     log_ratio: Array
     log_weight: Array
     low: float
     high: float
-    """The pair dominates the step between these outcomes; the caller bounds the tails."""
+    """The pair dominates the step on outcomes from `low` to `high`; the caller bounds the tails."""
 
 
 @lru_cache(maxsize=256)
 def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
-    """The pair for convex functions that grow like a power `order` of the ratio or its inverse."""
-    # increasing outcomes, dense around possible peaks of the integrand of either direction
+    """Dominating pair for convex functions that grow like the ratio or its inverse to power `order`."""
+    # increasing outcomes, dense around possible peaks of the integrand in both directions
     deviation = step.multiplier
     centre = deviation * math.sqrt(3) * ndtri((np.arange(_CENTRE) + 0.5) / _CENTRE)
     peak = deviation * math.sqrt(3) * ndtri((np.arange(_PEAK) + 0.5) / _PEAK)
@@ -60,8 +62,8 @@ def dominating_pair(step: SampledGaussian, order: float) -> DominatingPair:
     log_shift_ratio = (cuts - 0.5) / step.multiplier / step.multiplier
     without = log_normal_mass(cuts[:-1] / step.multiplier, cuts[1:] / step.multiplier)
     shifted = log_normal_mass((cuts[:-1] - 1) / step.multiplier, (cuts[1:] - 1) / step.multiplier)
-    # With masses n, n' of N(0) and N(1) in a cell and ratios e0, e1 at its ends, the chord gives the
-    # upper end the weight (n' - e0 n) / (e1 - e0) and the lower end the remaining weight.
+    # A cell has probabilities n, n' under N(0) and N(1), and ratios e0, e1 at its ends. The chord puts
+    # the weight (n' - e0 n) / (e1 - e0) on the upper end, and the remaining weight on the lower end.
     gap = np.diff(log_shift_ratio)
     log_mean = np.clip(shifted - without - log_shift_ratio[:-1], 0.0, gap)
     share = np.exp(log_mean - gap) * np.expm1(-log_mean) / np.expm1(-gap)
@@ -88,18 +90,18 @@ def hockey_stick(step: SampledGaussian, threshold: float) -> float:
 
 # Largest order of the corner bounds; higher orders do not improve epsilon.
 _MAX_ORDER = 1024.0
-# Exceeds the rounding of sums over thousands of cuts.
+# Relative slack for rounding errors of sums over thousands of cuts.
 _QUADRATURE_OUTWARD = 1 + 1e-9
 _MAX_ITERATIONS = 100
 
 
 @dataclass(frozen=True)
 class Trial(ComposableStep):
-    """A sampled Gaussian training step, and a noisy test of a number in an interval of length 1.
+    """Sampled Gaussian training step with a noisy test of a statistic in an interval of length 1.
 
-    A record may change the number by up to 1. `test.multiplier` and `threshold` are in this unit, the
-    threshold relative to the middle of the interval. Depending on `accounting`, a step is one trial, or
-    all trials until one is accepted.
+    A record changes the statistic by at most 1. This is the unit of `test.multiplier` and `threshold`,
+    and the threshold is relative to the middle of the interval. Depending on `accounting`, a step is one
+    trial, or all trials until one is accepted.
     """
 
     train: SampledGaussian
@@ -126,13 +128,13 @@ class Trial(ComposableStep):
         return self.basis == "proved"
 
     def rdp(self, orders: Array) -> Array:
-        """Rényi divergence at each order: of a trial, or of an accepted update.
+        """Rényi divergence of a trial, or of an accepted update, at each order.
 
-        The published value, a composition of two sampled Gaussians, is not a guarantee.
+        The published accounting composes two sampled Gaussians, which is not a guarantee.
         """
         if self.accounting == "per-acceptance":
             return np.array([_per_acceptance(self, float(order)) for order in orders])
-        # the verdict is post-processing of the noisy number, so composition gives an upper bound
+        # the decision is post-processing of the noisy statistic, so composition is an upper bound
         composed = renyi_divergence(self.train, orders) + renyi_divergence(self.test, orders)
         if self.accounting == "published":
             return composed
@@ -155,7 +157,7 @@ def _per_trial(trial: Trial, order: float) -> float:
 
 
 def _log_acceptance_moment(trial: Trial, order: float, direction: Direction) -> float:
-    """log E_Q of the largest corner: contribution of accepted models to the moment minus 1."""
+    """log of the contribution of accepted models to the moment minus 1, for the largest corner."""
     pair = dominating_pair(trial.train, order)
     log_accepted, log_change = _acceptance_corners(trial, direction)
     log_ratio = pair.log_ratio if direction is Direction.REMOVE else -pair.log_ratio
@@ -168,10 +170,10 @@ def _log_acceptance_moment(trial: Trial, order: float, direction: Direction) -> 
 
 
 def _log_tail_moment(trial: Trial, order: float, direction: Direction, log_scale: float) -> float:
-    """Contribution to the moment beyond the dominating pair's support, with the ratio times
-    exp(log_scale).
+    """log of the contribution to the moment from outside the dominating pair's support.
 
-    g(y) <= y^a + a - 1, and the acceptance t of a corner is at most 1.
+    The ratio is multiplied by exp(log_scale). The bound uses g(y) <= y^a + a - 1, and t <= 1 for the
+    acceptance probability t of a corner.
     """
     step, pair = trial.train, dominating_pair(trial.train, order)
     low, high, rate, deviation = pair.low, pair.high, step.rate, step.multiplier
@@ -179,7 +181,7 @@ def _log_tail_moment(trial: Trial, order: float, direction: Direction, log_scale
     flat = float(np.logaddexp(0.0, math.log(order - 1)))
     outside = [float(log_ndtr(place / deviation)) for place in (low, -high, 1 - high)]
     near = [log_power + flat + mass for mass in outside]
-    # tail moments under Q, the law without the record: log E_Q[ratio^order; outcome > high] for
+    # tail moments under Q, the distribution without the record: log E_Q[ratio^order; outcome > high] for
     # `REMOVE`, log E_Q[ratio^(1 - order); outcome < low] for `ADD`
     variance = deviation * deviation
     moment = order * (order - 1) / 2 / variance
@@ -197,7 +199,7 @@ def _log_tail_moment(trial: Trial, order: float, direction: Direction, log_scale
 
 
 def _log_rejection_moment(trial: Trial, order: float) -> float:
-    """log y g(z/y), the contribution of rejections to the moment, with rejection probabilities y and
+    """log of the contribution y g(z/y) of rejections to the moment, with rejection probabilities y and
     z."""
     rate, change = trial.test.rate, 1.0
     if rate < 1:
@@ -259,7 +261,7 @@ def _dinkelbach_supremum(trial: Trial, order: float, direction: Direction, log_s
                 break
             worst = quotient
         rest = float((gain - worst * mass).max(axis=0).sum())
-        # E[t] >= m, so a remainder of the last iteration adds at most remainder / m
+        # E[t] >= m, so the remainder of the last iteration adds at most remainder / m
         tails = math.exp(min(_log_tail_moment(trial, order, direction, log_scale), 700.0))
     lowest = min(math.exp(trial.log_acceptance[0]), math.exp(float(log_accepted.min())))
     return worst + (max(rest, 0.0) + tails) / lowest
@@ -269,7 +271,7 @@ def _dinkelbach_supremum(trial: Trial, order: float, direction: Direction, log_s
 def acceptance_change(trial: Trial) -> tuple[float, float]:
     """Smallest and largest ratio of the acceptance probabilities with and without the record.
 
-    Rounded outward; docs/guarantees/selective.md, step 5, has the two equations.
+    The ratios are rounded outward. The equations are in docs/guarantees/selective.md, step 5.
     """
     lowest, highest = map(math.exp, trial.log_acceptance)
     rate, stay = trial.test.rate, 1 - trial.test.rate

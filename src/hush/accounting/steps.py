@@ -1,4 +1,4 @@
-"""Steps of a composition, with their RDP and dominating pairs."""
+"""Steps that the accountants compose, with their RDP and dominating pairs."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from hush.accounting.rdp.profile import CoordinateRDP
 from hush.core.errors import InvalidValue
 from hush.core.parts import SensitivitySet
 
-# Up to this exponent the rounding of a loss is at most 32 units (measured), which `compose` covers.
+# Up to this exponent, the measured rounding error of a loss is at most 32 units, which `compose` covers.
 MAX_BETA = 12.0
 _MAX_RDP_LOSS = 1e100
 
@@ -29,11 +29,11 @@ Basis = Literal["proved", "published"]
 
 
 class ComposableStep(ABC):
-    """One step of a composition; without a dominating pair it is accounted for by RDP."""
+    """One step of a composition. A step without a dominating pair is composed by RDP."""
 
     @property
     def charged_for_groups(self) -> bool:
-        """Whether k records change the query by at most k times the change of one record."""
+        """Whether k records change the query by at most k times the sensitivity to one record."""
         return True
 
     @property
@@ -47,12 +47,12 @@ class ComposableStep(ABC):
 
     @property
     def unsampled(self) -> "ComposableStep":
-        """The step at sampling rate 1, if its RDP is known at more orders; otherwise the step itself."""
+        """The step at sampling rate 1 if its RDP is known at more orders, otherwise the step itself."""
         return self
 
     @property
     def needs_whole_orders(self) -> bool:
-        """Whether `rdp` may be known at whole orders only."""
+        """Whether `rdp` may require integer orders."""
         return False
 
     @property
@@ -77,12 +77,12 @@ class ComposableStep(ABC):
         return None
 
     def delta_upper(self, epsilon: float) -> float:
-        """Upper bound on the delta of this step alone, other than by RDP; 1 if unknown."""
+        """Upper bound on delta of this step alone, from a method other than RDP; 1 if unknown."""
         return 1.0
 
     @property
     def nontermination(self) -> float:
-        """Upper bound on the probability that the step ends without the output to which `rdp` refers."""
+        """Upper bound on the probability that the step ends without an output."""
         return 0.0
 
     @property
@@ -93,7 +93,7 @@ class ComposableStep(ABC):
 
 @dataclass(frozen=True)
 class Composition:
-    """Several steps with independent randomness; all results are released."""
+    """Several steps with independent randomness, which are all released."""
 
     components: tuple[tuple[ComposableStep, int], ...]
     charged_for_groups: bool = True
@@ -102,11 +102,11 @@ class Composition:
 Mechanism = ComposableStep | Composition
 """Mechanism of one step of a plan."""
 NormalBlocks = tuple[tuple[SensitivitySet, float], ...]
-"""Sensitivity set and noise deviation of each block of coordinates."""
+"""Sensitivity set and standard deviation of the noise of each block of coordinates."""
 
 
 class PairedStep(SampledPair, ComposableStep):
-    """Poisson-subsampled noise on one number: a step with an exact dominating pair."""
+    """Poisson-subsampled noise on one number, which has an exact dominating pair."""
 
     @abstractmethod
     def with_scale(self, scale: float) -> Self:
@@ -156,8 +156,9 @@ class SampledNoise(PairedStep):
 
     `scale` is in units of the number's sensitivity; `beta` 1 is Laplace noise.
 
-    **Guarantee.** docs/guarantees/scalar-noise.md. For one number, or for a vector if a record changes
-    one entry; for other vectors only Laplace noise, with `scale` in units of the l1 norm.
+    **Guarantee.** Valid for one number, and for a vector if a record changes one entry. Laplace noise is
+    also valid for other vectors, with `scale` in units of the l1 norm. Proof:
+    docs/guarantees/scalar-noise.md.
     """
 
     beta: float
@@ -167,8 +168,8 @@ class SampledNoise(PairedStep):
         if not 1 <= self.beta <= MAX_BETA:
             raise InvalidValue(
                 f"beta={self.beta!r} must be between 1 and {MAX_BETA:g}: below 1 the largest change is "
-                "not the worst case, and above the limit the rounding of losses is not bounded. Pass "
-                "e.g. beta=1.5.",
+                "not the worst case, and above the limit rounding errors of losses are not bounded. "
+                "Pass e.g. beta=1.5.",
                 key="beta",
             )
 
@@ -190,16 +191,16 @@ class SampledNoise(PairedStep):
 
 @dataclass(frozen=True)
 class CompetingGaussian(ComposableStep):
-    """Gaussian mechanism on a sample of limited size, in which a record may take another one's place.
+    """Gaussian mechanism on a batch of limited size, in which a record may displace another record.
 
-    With probability `competing` the batch is full, and a record in it replaces another one: the noise
-    has to cover two changes. Otherwise the step is `sampled`.
+    With probability `competing` the batch is full, and an additional record displaces another record, so
+    the noise must cover two changes. Otherwise the step is `sampled`.
 
-    **Guarantee.** docs/guarantees/limited-batches.md, for neighbours with the same number of slots.
+    **Guarantee.** For neighbours with the same number of slots: docs/guarantees/limited-batches.md.
     """
 
     sampled: SampledGaussian
-    """The Poisson-sampled step, of a batch with free places."""
+    """Poisson-sampled step, for a batch that is not full."""
     competing: float
     """Upper bound on the probability that the batch is full without the record."""
     full_rate: float
@@ -213,12 +214,12 @@ class CompetingGaussian(ComposableStep):
 
     @property
     def _full(self) -> SampledGaussian:
-        """The step of two changes at once, of which one direction bounds a full batch."""
+        """Step with two changes at once. One of its directions bounds a full batch."""
         return SampledGaussian(self.full_rate, self.sampled.multiplier / 2)
 
     @property
     def dominated_step(self) -> SampledGaussian:
-        """The step of neighbours whose other gradients are zero."""
+        """Step for data in which all other gradients are zero."""
         return replace(self.sampled, rate=self.lowest_rate)
 
     @property
@@ -226,7 +227,7 @@ class CompetingGaussian(ComposableStep):
         return MixedLaw(self.sampled, SymmetricLaw(self._full), self.competing)
 
     def rdp(self, orders: Array) -> Array:
-        # moments less one; of a full batch each sign of the loss has at most those of one direction
+        # moments minus 1; for a full batch, one direction bounds the moment of each sign of the loss
         full = math.log(2) + log_expm1((orders - 1) * self._full.rdp(orders))
         free = log_expm1((orders - 1) * self.sampled.rdp(orders))
         parts = (free, 1 - self.competing), (full, self.competing)
@@ -265,9 +266,9 @@ class AllocatedGaussian(ComposableStep):
 class TruncatedGaussian(ComposableStep):
     """Gaussian noise conditioned on a fixed interval; `multiplier` is in units of the l2 sensitivity.
 
-    `variance` is its largest variance, relative to the Gaussian's.
+    `variance` is the largest variance of the noise, relative to the unconditioned Gaussian.
 
-    **Guarantee.** docs/guarantees/bounded.md, section 6: `rdp`; section 4: the dominating step.
+    **Guarantee.** docs/guarantees/bounded.md, section 6 for `rdp` and section 4 for the dominating step.
     """
 
     multiplier: float
@@ -295,7 +296,7 @@ class CoordinateWise(ComposableStep):
 
     @classmethod
     def normal(cls, rate: float, blocks: NormalBlocks, coordinate_rate: float = 1.0) -> Self:
-        """The step with normal noise."""
+        """Step with normal noise on each block."""
         scales = ((math.sqrt(2) * float(deviation), ball) for ball, deviation in blocks)
         return cls(rate, tuple((CoordinateRDP(2.0, s, coordinate_rate), ball) for s, ball in scales))
 
@@ -319,7 +320,7 @@ class CoordinateWise(ComposableStep):
 
     @property
     def dominated_step(self) -> "PairedStep | None":
-        """The step for one possible change of a record, if its dominating pair is known."""
+        """Step for one particular change of a record, if its dominating pair is known."""
         noise, ball = max(self.blocks, key=lambda block: block[1].max_entry / block[0].scale)
         if not ball.max_entry or noise.beta > MAX_BETA:
             return None
@@ -329,9 +330,9 @@ class CoordinateWise(ComposableStep):
 
     @property
     def dominating_step(self) -> SampledGaussian | None:
-        """The step without coordinate sampling, if it is a subsampled Gaussian.
+        """Step without coordinate sampling, if it is a subsampled Gaussian.
 
-        docs/guarantees/twice-sampling.md, step 3.
+        Proof: docs/guarantees/twice-sampling.md, step 3.
         """
         if any(noise.beta != 2 for noise, _ in self.blocks):
             return None
@@ -339,9 +340,9 @@ class CoordinateWise(ComposableStep):
 
     @property
     def dominating_step_of_one(self) -> SampledGaussian | JumpDiffusionLaw | None:
-        """The jump diffusion if it is cheaper, by chi-square, than the step without coordinate sampling.
+        """Jump diffusion or step without coordinate sampling, whichever has the smaller chi-square.
 
-        docs/guarantees/twice-sampling-pld.md.
+        Proof: docs/guarantees/twice-sampling-pld.md.
         """
         whole = self.dominating_step
         if whole is None or self.coordinate_rate == 1:
@@ -361,40 +362,40 @@ class CoordinateWise(ComposableStep):
             if ball.dimension is None and ball.p > 2:
                 raise InvalidValue(
                     f"noise of exponent beta={noise.beta:g} under l_{ball.p:g} clipping needs the "
-                    "dimension: the cost grows with the number of coordinates without "
-                    "bound. Pass dimension= (--dimension), the number of parameters, or clip with L2."
+                    "dimension: the privacy cost is unbounded in the number of coordinates. "
+                    "Pass dimension= (--dimension), the number of parameters, or clip with L2."
                 )
-        # the squares of losses would overflow
+        # squares of the losses would overflow
         if any(ball.max_entry > n.scale * _MAX_RDP_LOSS ** (1 / n.beta) for n, ball in self.blocks):
             return np.full(len(orders), np.inf)
         return coordinatewise_rdp(self.blocks, self.rate, orders)
 
 
 def ellipsoid(rate: float, blocks: NormalBlocks) -> SampledGaussian:
-    """The subsampled Gaussian that is equivalent to Gaussian noise with a scale per block.
+    """Subsampled Gaussian step that is equivalent to Gaussian noise with a scale per block.
 
-    Divided by the deviations, the change has norm sqrt(sum (l2 sensitivity / deviation)^2) and the noise
-    is isotropic: docs/guarantees/poisson-gaussian.md, step 1.
+    After division by the standard deviations, the noise is isotropic and the change has norm
+    sqrt(sum (l2 sensitivity / deviation)^2): docs/guarantees/poisson-gaussian.md, step 1.
     """
     return SampledGaussian(rate, 1 / math.hypot(*(ball.l2_radius / scale for ball, scale in blocks)))
 
 
-# Quantiles of the number of sampled coordinates, one candidate each.
+# Quantiles of the number of sampled coordinates; each gives a candidate.
 _QUANTILES = (1e-6, 1e-3, 0.05, 0.2, 0.5, 0.8, 0.95, 0.999, 1 - 1e-6)
 _INWARD = 1 - 1e-9
-# Numbers of changed coordinates, relative to the number at the cap.
+# Candidate numbers of changed coordinates, relative to the number at the cap.
 _SPREADS = (1.0, 1e2, 1e4, 1e8)
-# Limit of SciPy's binomial; using fewer coordinates is sound for a lower bound.
+# Limit of SciPy's binomial. Using fewer coordinates is valid for a lower bound.
 _MAX_COORDINATES = 1e15
 
 
 @lru_cache(maxsize=1024)  # called for every point of a curve
 def dominated_gaussian(blocks: NormalBlocks, rate: float, coordinate_rate: float) -> tuple[float, float]:
-    """Rate and multiplier of a sampled Gaussian step that the step dominates, for lower bounds.
+    """Rate and multiplier of a sampled Gaussian step that is dominated by the step, for lower bounds.
 
-    **Guarantee.** docs/guarantees/twice-sampling.md, step 4: a change of m coordinates by c dominates a
-    step with shift c k and the probability that at least k are sampled. The result is the best of
-    several m and k by chi-square.
+    **Guarantee.** A change of m coordinates by c dominates a step with shift c k, sampled with the
+    probability that at least k coordinates are sampled: docs/guarantees/twice-sampling.md, step 4. The
+    result is the best of several m and k, by chi-square divergence.
     """
     movable = tuple((ball, deviation) for ball, deviation in blocks if ball.max_entry > 0)
     candidates = [(rate * coordinate_rate, deviation / ball.max_entry) for ball, deviation in movable]
@@ -407,7 +408,7 @@ def dominated_gaussian(blocks: NormalBlocks, rate: float, coordinate_rate: float
 def _of_even_change(
     blocks: NormalBlocks, spread: float, rate: float, coordinate_rate: float
 ) -> list[tuple[float, float]]:
-    """Dominated steps for a change of equal coordinates in each block, one per quantile."""
+    """Dominated steps for equal changes of the coordinates in each block, one step per quantile."""
     units, counts = [], []  # squared change of a coordinate in units of the noise, number of coordinates
     for ball, deviation in blocks:
         movable = (ball.norm / ball.max_entry) ** ball.p if ball.p < math.inf else math.inf
@@ -433,7 +434,7 @@ def _of_even_change(
 
 
 def _chi_square(step: tuple[float, float]) -> float:
-    """The logarithm of the chi-square divergence of a sampled Gaussian step."""
+    """Logarithm of the chi-square divergence of a sampled Gaussian step."""
     rate, multiplier = step
     if rate == 0:
         return -math.inf

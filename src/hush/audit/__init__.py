@@ -1,4 +1,4 @@
-"""Audits of runs: lower bounds on epsilon from canaries."""
+"""Privacy audits: lower bounds on epsilon from canaries."""
 
 from hush.core import lazy_modules
 

@@ -1,5 +1,7 @@
-"""Private runs with canaries, which are the auditor's records; an excluded canary leaves its slot
-empty."""
+"""Private training runs with canaries, which are records inserted by the auditor.
+
+An excluded canary leaves its slot empty.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +28,7 @@ from hush.training.units import UnitTable
 
 ORDINARY = -1
 """Canary index of ordinary records."""
-_QUIET_RECORDS = 512  # number of records for choosing coordinates with small gradients
+_QUIET_RECORDS = 512  # number of records used to find coordinates with small gradients
 Example = tuple[Tensor, Tensor]
 
 
@@ -48,10 +50,10 @@ class Spikes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Signs:
-    """Canary gradients with random signs at all coordinates, for box and block clipping."""
+    """Canary gradients with a random sign at each coordinate, for box and block clipping."""
 
     signs: Tensor
-    """A row of -1 and 1 per canary, as bytes."""
+    """One row of -1 and 1 per canary, as bytes."""
 
     @property
     def canaries(self) -> int:
@@ -62,16 +64,17 @@ class Signs:
 
 
 Directions = Spikes | Signs
-"""Canary gradients, which exceed the clipping norm."""
+"""Canary gradients, with norms above the clipping norm."""
 
 
 def directions_for(
     plan: Plan, model: nn.Module, loss: Loss, data: Data, canaries: int, generator: torch.Generator
 ) -> Directions:
-    """Canary gradients with the largest influence: `Spikes` for l_p clipping with p <= 2, otherwise
-    `Signs`.
+    """Canary gradients with the largest influence under the clipping rule of `plan`.
 
-    Spikes use the coordinates with the smallest gradients of other records.
+    Returns:
+        `Spikes` for l_p clipping with p <= 2, at the coordinates where the gradients of other records
+        are smallest; otherwise `Signs`.
     """
     trained = [value for value in model.parameters() if value.requires_grad]
     dimension, device = sum(value.numel() for value in trained), trained[0].device
@@ -98,7 +101,7 @@ def directions_for(
 def mislabelled(
     inputs: Tensor, targets: Tensor, canaries: int, classes: int, generator: torch.Generator
 ) -> Example:
-    """Random records with wrong labels, which a model can only memorise."""
+    """Random records with wrong labels, which a model can only fit by memorisation."""
     some = torch.randperm(len(targets), generator=generator)[:canaries].to(targets.device)
     moved = torch.randint(1, classes, (len(some),), generator=generator).to(targets.device)
     return inputs[some.to(inputs.device)], (targets[some] + moved) % classes
@@ -109,7 +112,7 @@ class CanaryRun:
     """Scores of the canaries of one run, and its guarantee."""
 
     scores: Tensor
-    """Score of each canary; larger means more likely included (as sensitive as the coins)."""
+    """Score of each canary. A larger score suggests inclusion. Scores are as sensitive as the coins."""
     charge: Guarantee
     steps: int
 
@@ -136,17 +139,17 @@ def run_with_canaries(
 ) -> CanaryRun:
     """Train with the canaries that `included` selects, and score all canaries.
 
-    With `units` a canary is a user, and one coin includes all of its records. The other arguments are as
-    in `PrivateStep`, `Randomness` and `Execution`.
+    If `units` is given, a canary is a user, and one coin includes all its records. The other arguments
+    are those of `PrivateStep`, `Randomness` and `Execution`.
 
     Args:
         plan: Plan of the run.
         data: Ordinary records.
-        canaries: Canary records (consecutive for one user), scored by the decrease of their loss; or
+        canaries: Canary records (consecutive for each user), scored by the decrease of their loss; or
             `Spikes` or `Signs`, scored by the inner product of clipped gradients and updates.
-        included: Fair coin for each canary.
+        included: Result of a fair coin flip for each canary.
         delta: Delta of the reported guarantee.
-        others: Whether ordinary records take part; the audit is stronger without them.
+        others: Whether ordinary records take part. The audit is stronger without them.
         units: User ids of the ordinary records.
         owned: Number of records per canary.
         done: Callback after each step.
@@ -155,17 +158,17 @@ def run_with_canaries(
     directions = None if isinstance(canaries, tuple) else canaries
     if units is None and owned > 1:
         raise InvalidValue(
-            f"owned={owned} needs units: otherwise a canary with several records is several units of "
-            "privacy. Pass units=, or leave out owned.",
+            f"owned={owned} needs units: without user-level privacy, several records are several units "
+            "of privacy. Pass units=, or omit owned.",
             key="owned",
         )
     coins, number, ordinary = included.cpu(), len(included), len(data[1])
-    # a selective test evaluates directions on ordinary inputs
+    # canary gradients have no inputs; a selective test evaluates them on ordinary inputs
     some = torch.arange(owned * number) % ordinary
     own = canaries if isinstance(canaries, tuple) else take(data, some)
     if len(own[1]) != owned * number or (directions and directions.canaries != number):
         raise DataError(
-            f"the number of coins, {number}, differs from the number of canaries with {owned} records "
+            f"included has {number} coins, which is not the number of canaries with {owned} records "
             "each. Pass one coin per canary."
         )
     whose = torch.arange(number).repeat_interleave(owned)
@@ -201,7 +204,7 @@ def run_with_canaries(
 
 
 class WithCanaryIndex(nn.Module):
-    """Model whose inputs contain a canary index, which it passes to the loss."""
+    """Wrapper of a model that passes the canary index of each input to the loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -212,7 +215,7 @@ class WithCanaryIndex(nn.Module):
 
 
 class CanaryStep(PrivateStep):
-    """Private step that uses canary gradients as per-sample gradients."""
+    """Private step with canary gradients in place of the per-sample gradients of canaries."""
 
     directions: Directions | None = None
     _basis_used: PublicBasis | None = None
@@ -273,8 +276,8 @@ class CanaryStep(PrivateStep):
         basis: PublicBasis | None,
         mask: CoordinateMask | None,
     ) -> ClippedSum:
-        """Clipped sum of the gradients of canaries `who`; consecutive `counts` of them form a user."""
-        # exceeds every bound, so all canary gradients are clipped
+        """Clipped sum of the gradients of the canaries `who`; `counts` are the records per user."""
+        # above every bound, so all canary gradients are clipped
         length = 2 * max(block.norm for block in self.plan.clipping.sensitivity(self.dimension))
         trained = self.trainable()
         parts = directions.rows(who, length).split([value.numel() for value in trained.values()], dim=1)

@@ -1,7 +1,7 @@
-"""Lower bounds on epsilon from the errors of a test, and from canaries in one or many runs.
+"""Lower bounds on epsilon from the errors of a membership test, or from canaries in one or many runs.
 
-Nasr et al. 2023; Steinke, Nasr and Jagielski 2023; Mahloujifar, Melis and Chaudhuri 2024. Proofs:
-docs/guarantees/audit.md and docs/guarantees/audit-canaries.md.
+References: Nasr et al. 2023; Steinke, Nasr and Jagielski 2023; Mahloujifar, Melis and Chaudhuri 2024.
+Proofs: docs/guarantees/audit.md and docs/guarantees/audit-canaries.md.
 """
 
 import math
@@ -24,20 +24,20 @@ CONFIDENCE = Range(above=0, below=1, why="it is the coverage probability of the 
 _OUTWARD = 1e-12  # outward shift, larger than the error of betaincinv (about 1e-14)
 _FEWEST_RUNS = 8
 _STEP, _STRIDE, _LARGEST = 0.01, 50, 30.0
-"""Grid of epsilons and separations, finer than the statistical error."""
+"""Grid of epsilons and separations. Its spacing is finer than the statistical error."""
 _SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Fractions of the canaries to guess; each is tested at an equal part of 1 - confidence."""
+"""Fractions of the canaries to guess. The significance level 1 - confidence is split equally."""
 _UNIT = NormalDist()
 
 InverseCurve = Callable[[float], float]
-"""Smallest false positive rate that a trade-off curve allows at a true positive rate."""
+"""Inverse trade-off curve: smallest false positive rate at a given true positive rate."""
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
-    """Clopper-Pearson interval of a success probability.
+    """Clopper-Pearson confidence interval for a success probability.
 
-    **Guarantee.** The interval has coverage of at least `confidence` if the trials are independent and
-    their number is fixed in advance.
+    **Guarantee.** The coverage is at least `confidence` if the trials are independent and their number
+    is fixed in advance.
 
     >>> low, high = clopper_pearson(0, 100, 0.95)
     >>> low, round(high, 6)
@@ -63,8 +63,8 @@ def epsilon_lower(
     The test accepted `true_positives` of `positives` runs with the record, and `false_positives` of
     `negatives` runs without it.
 
-    **Guarantee.** With probability `confidence` the true epsilon is not smaller, if the test was chosen
-    independently of these runs.
+    **Guarantee.** The true epsilon is at least the result with probability `confidence`, if the test was
+    chosen independently of these runs.
 
     >>> round(epsilon_lower(900, 1000, 100, 1000, 1e-5, 0.95), 3)
     1.99
@@ -87,37 +87,37 @@ class Guesses:
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryBound:
-    """Lower bounds from canaries, each with the confidence of the audit."""
+    """Lower bounds from canaries; the confidence of the audit applies to each bound separately."""
 
     epsilon: float
     """Lower bound on epsilon at delta, for any mechanism."""
     separation: float
-    """Lower bound on the mu of a Gaussian trade-off curve."""
+    """Lower bound on mu, if the trade-off curve is Gaussian."""
     gaussian_epsilon: float
-    """Epsilon of that curve at delta; an estimate, except for Gaussian noise and full batches."""
+    """Epsilon of this curve at delta. An estimate, except for Gaussian noise with full batches."""
     guesses: Guesses | None = None
-    """Guesses behind epsilon; None for many runs with one canary."""
+    """Guesses that determine epsilon; None for many runs with one canary."""
 
 
 def many_runs(
     inside: npt.ArrayLike, outside: npt.ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> CanaryBound:
-    """Lower bounds from the scores of one canary in runs with it and in runs without it.
+    """Lower bounds from the scores of one canary, in runs with it and in runs without it.
 
-    The first half of the runs determines the threshold, the second half the bound.
+    The threshold is chosen on the first half of the runs, and the bounds use the second half.
 
     Args:
         inside: Scores in the runs with the canary.
-        outside: Scores in the runs without it.
+        outside: Scores in the runs without the canary.
         delta: Delta of the bound.
-        confidence: Probability of each bound separately.
+        confidence: Confidence level of each bound.
     """
     DELTA["range"].check("delta", delta)
     scores = [np.asarray(values, dtype=np.float64) for values in (inside, outside)]
     if min(map(len, scores)) < _FEWEST_RUNS:
         raise DataError(
-            f"{len(scores[0])} runs with the canary and {len(scores[1])} without it are too few. Pass "
-            f"at least {_FEWEST_RUNS} of each: half of them determine the threshold."
+            f"{len(scores[0])} runs with the canary and {len(scores[1])} without it are too few: half "
+            f"of them only determine the threshold. Pass at least {_FEWEST_RUNS} of each."
         )
     (first, present), (first_outside, absent) = (np.split(x, [len(x) // 2]) for x in scores)
     threshold = best_threshold(first, first_outside)
@@ -134,7 +134,7 @@ def many_runs(
 def separation_lower(
     true_positives: int, positives: int, false_positives: int, negatives: int, confidence: float
 ) -> float:
-    """Lower bound on the distance of two unit normals, from the errors of a test between them."""
+    """Lower bound on the distance of two unit normal distributions, from the errors of a test."""
     true_rate, _ = clopper_pearson(true_positives, positives, confidence)
     _, false_rate = clopper_pearson(false_positives, negatives, confidence)
     if true_rate == 0 or false_rate == 1:
@@ -143,7 +143,7 @@ def separation_lower(
 
 
 def roc_curve(members: Array, others: Array) -> tuple[Array, Array]:
-    """False and true positive rates from (0, 0) to (1, 1), with a point per distinct score."""
+    """ROC curve: false and true positive rates from (0, 0) to (1, 1), one point per distinct score."""
     for scores in (members, others):
         if scores.ndim != 1 or not len(scores) or np.isnan(scores).any():
             raise DataError("Scores must be a non-empty list of numbers, one for each record.")
@@ -157,7 +157,7 @@ def roc_curve(members: Array, others: Array) -> tuple[Array, Array]:
 
 
 def best_threshold(members: Array, others: Array) -> float:
-    """Threshold that maximises true minus false positive rate."""
+    """Threshold that maximises the true positive rate minus the false positive rate."""
     false, true = roc_curve(members, others)
     place = int(np.argmax(true - false))
     scores = -np.unique(-np.concatenate([members, others]))
@@ -167,7 +167,10 @@ def best_threshold(members: Array, others: Array) -> float:
 
 
 def surest_guesses(scores: npt.ArrayLike, included: npt.ArrayLike, made: int) -> Guesses:
-    """Guess "in" for the highest scores and "out" for the lowest; `made` must be fixed in advance."""
+    """Guess "in" for the highest scores and "out" for the lowest scores.
+
+    `made` is the number of guesses, which must be fixed in advance.
+    """
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(included, dtype=bool)
     if values.ndim != 1 or values.shape != truth.shape or not len(values):
         raise DataError(
@@ -175,7 +178,7 @@ def surest_guesses(scores: npt.ArrayLike, included: npt.ArrayLike, made: int) ->
             "score and one coin per canary."
         )
     if np.isnan(values).any():
-        raise DataError("The score of a canary is NaN, so its coin cannot be guessed.")
+        raise DataError("The score of a canary is NaN, so its membership cannot be guessed.")
     order = np.argsort(-values, kind="stable")
     high = (made + 1) // 2
     right = int(truth[order[:high]].sum() + (~truth[order[len(order) - made + high :]]).sum())
@@ -189,17 +192,17 @@ def one_run(
     delta: float,
     confidence: float = 0.95,
 ) -> CanaryBound:
-    """Lower bounds from the canary scores of one run and their coins.
+    """Lower bounds from the scores of the canaries of one run.
 
-    **Guarantee.** If the coins were fair and independent, and the inputs of the scores satisfy
-    (epsilon, delta)-DP for adding or removing one canary, the result exceeds that epsilon with
-    probability at most 1 - confidence.
+    **Guarantee.** Suppose that the coins are fair and independent, and that the inputs of the scores
+    satisfy (epsilon, delta)-DP for adding or removing one canary. Then the result exceeds this epsilon
+    with probability at most 1 - confidence.
 
     Args:
-        scores: Score of each canary; larger means more likely included.
-        included: Coin of each canary.
+        scores: Score of each canary. A larger score suggests inclusion.
+        included: Whether each canary was included, by a fair coin flip.
         delta: Delta of the bound.
-        confidence: Probability of each bound separately.
+        confidence: Confidence level of each bound.
     """
     DELTA["range"].check("delta", delta)
     level = (1 - CONFIDENCE.check("confidence", confidence)) / len(_SHARES)
@@ -217,10 +220,10 @@ def one_run(
 
 
 def _largest_refuted(guesses: Guesses, level: float, curve: Callable[[float], InverseCurve]) -> float:
-    """Largest refuted value on a fixed grid of epsilons or separations, or 0.
+    """Largest rejected value on a fixed grid of epsilons or separations, or 0.
 
-    The search goes upward, in strides and then in steps, to the first value that is not refuted. It
-    needs no correction for several tests, because the events "at least k right" are nested.
+    The search increases the value, in strides and then in single steps, until it is not rejected. No
+    correction for multiple tests is needed, because the events "at least k correct guesses" are nested.
     """
     last, most = 0, _LARGEST / _STEP
     for stride in (_STRIDE, 1):
@@ -232,14 +235,15 @@ def _largest_refuted(guesses: Guesses, level: float, curve: Callable[[float], In
 def refutes_curve(guesses: Guesses, level: float, inverse: InverseCurve) -> bool:
     """Whether this number of correct guesses has probability below `level` under a trade-off curve.
 
-    If the probability of `right` or more is `level`, the curve gives lower bounds on the probabilities
-    of fewer correct guesses. A sum above 1 is a contradiction.
+    Suppose that `right` or more correct guesses have probability `level`. Then the curve implies lower
+    bounds on the probabilities of fewer correct guesses. If all these probabilities sum to more than 1,
+    the curve is rejected.
     """
     made, canaries = guesses.made, guesses.canaries
     hits = guesses.right * level / canaries
     misses = (made - guesses.right) * level / canaries
     for count in range(guesses.right - 1, -1, -1):
-        # lower bound on the weighted wrong guesses, given the correct ones
+        # lower bound on the weighted number of wrong guesses, given the correct ones
         needed = inverse(min(1.0, hits))
         if needed > misses:
             hits += count / (made - count) * (needed - misses)
@@ -250,13 +254,13 @@ def refutes_curve(guesses: Guesses, level: float, inverse: InverseCurve) -> bool
 
 
 def approximate_dp_curve(epsilon: float, delta: float) -> InverseCurve:
-    """Inverse of the trade-off curve of (epsilon, delta)-DP."""
+    """Inverse trade-off curve of (epsilon, delta)-DP."""
     more, less = math.exp(epsilon), math.exp(-epsilon)
     return lambda true: max(0.0, (true - delta) * less, 1 - delta - more * (1 - true))
 
 
 def gaussian_curve(separation: float) -> InverseCurve:
-    """Inverse of the trade-off curve of two unit normals."""
+    """Inverse trade-off curve of two unit normal distributions."""
 
     def inverse(true: float) -> float:
         if not 0 < true < 1:

@@ -1,4 +1,4 @@
-"""Clipping block by block: a bound per entry, or per subspace of the parameters."""
+"""Block-wise clipping: a bound for each entry, or for each subspace of the parameters."""
 
 import math
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ class Principal(Value):
     {'groups': 4, 'every': 100, 'iterations': 3}
     """
 
-    groups: int = field(default=4, metadata=count("the parameters are split into this number of groups"))
-    every: int = field(default=100, metadata=count("the bases are reused for this number of steps"))
-    iterations: int = field(default=3, metadata=count("the first round starts from random directions"))
+    groups: int = field(default=4, metadata=count("it is the number of groups of parameters"))
+    every: int = field(default=100, metadata=count("it is the number of steps that reuse the bases"))
+    iterations: int = field(default=3, metadata=count("without an iteration the bases are random"))
 
 
 _SIZE = count("it is the number of parameters of a block", example=1000)
@@ -39,7 +39,7 @@ _SIZE = count("it is the number of parameters of a block", example=1000)
 
 @dataclass(frozen=True, kw_only=True)
 class Box(Clipping):
-    """Each entry of a per-sample gradient is clamped to its own bound.
+    """Entry-wise clipping: each entry of a per-sample gradient is clamped to its own bound.
 
     Args:
         bounds: One number per parameter, or pairs (count, bound) for `count` consecutive parameters, in
@@ -73,15 +73,15 @@ class Box(Clipping):
 
 @dataclass(frozen=True, kw_only=True)
 class Subspaces(Clipping):
-    """Each per-sample gradient is clipped in several orthogonal subspaces independently.
+    """Clips each per-sample gradient independently in several orthogonal subspaces.
 
     Args:
         ranks: Dimension of each subspace; their sum is the number of parameters.
         l2: Euclidean norm bound in each subspace.
-        linf: Bound on each coefficient, by subspace; None for none.
-        bases: None: a subspace is a run of parameters in the model's order, e.g. a layer.
-            `Principal(...)`: principal directions of public gradients; the last subspace is their
-            orthogonal complement.
+        linf: Bound on each coefficient, one per subspace; None for no bound.
+        bases: If None, a subspace is a block of consecutive parameters, e.g. a layer. If
+            `Principal(...)`, the subspaces are principal directions of public gradients, and the last
+            one is their orthogonal complement.
     """
 
     ranks: Sequence[int] = field(metadata=each(_SIZE))
@@ -93,12 +93,13 @@ class Subspaces(Clipping):
     def per_layer(cls, model: "nn.Module", norm: float) -> Self:
         """Per-layer clipping: each layer's gradient is clipped to norm / sqrt(number of layers).
 
-        A layer is a module with trainable parameters of its own. The noise of a multiplier is that of
-        `L2(norm)`. The plan is for the parameters that are trainable now.
+        A layer is a module that directly owns trainable parameters. The same noise multiplier gives the
+        same noise as with `L2(norm)`. The result is only valid for the parameters that are trainable
+        when the method is called.
 
         Args:
             model: Model to train.
-            norm: Euclidean norm of a gradient that reaches the bound in all layers.
+            norm: Bound on the Euclidean norm of the whole gradient.
 
         >>> import hush
         >>> from torch import nn
@@ -111,7 +112,7 @@ class Subspaces(Clipping):
         layers = groupby(trained, key=lambda pair: pair[0].rpartition(".")[0])
         ranks = [sum(value.numel() for _, value in layer) for _, layer in layers]
         if not ranks:
-            text = "model has no trainable parameter: there is no layer to clip. Unfreeze one with "
+            text = "model has no trainable parameters, so there is no layer to clip. Unfreeze some with "
             raise InvalidValue(f"{text}requires_grad_(True).", key="model")
         bound = NORM["range"].check("norm", norm) / math.sqrt(len(ranks))
         return cls(ranks=ranks, l2=[bound] * len(ranks))
@@ -123,11 +124,11 @@ class Subspaces(Clipping):
                 text = (
                     f"{name}={short_repr(values)} must have {len(self.ranks)} numbers, one for each of "
                 )
-                text += "the ranks: a subspace without a bound has no privacy."
+                text += "the ranks: a subspace without a bound is not private."
                 raise InvalidValue(text, key=name)
         if self.bases is not None and len(self.ranks) < 2:
-            text = f"ranks={self.ranks} must have at least two numbers with bases: the last one is the "
-            raise InvalidValue(f"{text}complement of the principal directions.", key="ranks")
+            text = f"ranks={self.ranks} must have at least two numbers if bases are given: the last one "
+            raise InvalidValue(f"{text}is for the complement of the principal directions.", key="ranks")
 
     @property
     def reference_norm(self) -> float:
@@ -138,7 +139,7 @@ class Subspaces(Clipping):
         _check_total(self, sum(self.ranks), dimension)
         sizes = list(self.ranks)
         if self.bases is not None:
-            # a vector of the complement is stored with all coordinates, more than its rank
+            # vectors in the complement are stored with all coordinates, more than its rank
             sizes[-1] = sum(self.ranks)
         caps: Sequence[float | None] = self.linf or [None] * len(sizes)
         return tuple(
@@ -149,8 +150,6 @@ class Subspaces(Clipping):
 
 def _check_total(clipping: Clipping, total: int, dimension: int | None) -> None:
     if dimension is not None and dimension != total:
-        text = (
-            f"{type(clipping).__name__} bounds {total} numbers, but {dimension} are trained: parameters "
-        )
-        text += "outside the blocks would have no privacy. Make the numbers equal."
+        text = f"{type(clipping).__name__} bounds {total} parameters, but {dimension} are trained: "
+        text += "parameters outside the blocks would not be private. Make the numbers equal."
         raise InvalidValue(text, key="dimension")

@@ -1,4 +1,4 @@
-"""Clipping of whole gradients in an l_p norm, entry by entry, or by importance; bounded counts."""
+"""Clipping rules in l_p norms, entry-wise clipping, importance sampling, and bounds for counts."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,37 +14,44 @@ if TYPE_CHECKING:
 NORM = number(
     at_least=1e-12,
     at_most=1e12,
-    why="without a bound on a record's influence no noise gives privacy, and beyond these limits "
+    why="no noise gives privacy unless each record's influence is bounded, and beyond these limits "
     "the norm is not exact in single precision",
     example=1.0,
 )
 _STABILITY = number(
     at_least=1e-6,
     at_most=1e6,
-    why="a gradient much shorter than it keeps its direction and loses its length, and near zero the "
-    "direction is rounding error",
+    why="a smaller value amplifies gradients that are rounding error, and a larger value shrinks all "
+    "gradients to almost zero",
     example=0.01,
 )
-_FRACTION = number(at_least=0.01, at_most=0.99, why="beyond it the estimate is noise alone", example=0.5)
-_SPEED = number(at_least=1e-3, at_most=2.0, why="the clipping norm would not move, or jump", example=0.2)
+_FRACTION = number(
+    at_least=0.01, at_most=0.99, why="estimates of extreme quantiles are dominated by noise", example=0.5
+)
+_SPEED = number(
+    at_least=1e-3,
+    at_most=2.0,
+    why="otherwise the clipping norm hardly adapts or oscillates",
+    example=0.2,
+)
 _SHARE = number(
     at_least=1e-3,
     at_most=0.25,
-    why="a smaller count is noise alone, and rounding is bounded for shares up to 1/4",
+    why="a smaller count is dominated by noise, and rounding errors are bounded for shares up to 1/4",
     example=0.05,
 )
 _LOWEST = 1e-6
-"""Smallest clipping norm of `Quantile`, in units of the first."""
+"""Smallest clipping norm of `Quantile`, relative to the initial one."""
 _RAMP = 0.25
-"""Relative distance from the clipping norm within which `Quantile` counts a record in proportion."""
+"""Relative distance from the clipping norm within which `Quantile` counts a record fractionally."""
 _NEGLIGIBLE = 1e-6
-"""Relative norm below which `Importance` drops a gradient, instead of drawing it with this chance."""
+"""Relative norm below which `Importance` always drops a gradient."""
 
 
 def clip_whole(tape: Tape, order: float, norm: float, stability: float | None = None) -> ClippedSum:
     """Sum of the per-sample gradients, each scaled to an l_order norm of at most `norm`.
 
-    With `stability` also short gradients are scaled, to norm * length / (length + stability).
+    With `stability`, a gradient of norm r is scaled to norm * r / (r + stability) instead.
     """
     import torch
 
@@ -68,17 +75,17 @@ def clipping_weights(
 
 
 def taper(norm: float, norms: "torch.Tensor") -> "torch.Tensor":
-    """Factor on the weights norm / norms, from 1 to 0 for weights too small for single precision.
+    """Factor from 1 to 0 on weights norm / norms that are too small for single precision.
 
-    The relative rounding error of such a weight can be 1/2, and the gradient would exceed the bound. The
-    factor is continuous: the last bit of a norm may depend on the other records of the batch and must
-    not decide whether a record is dropped.
+    Such a weight can have a relative rounding error of 1/2, so the scaled gradient would exceed the
+    bound. The factor is continuous, because the last bit of a norm may depend on the other records of
+    the batch and must not decide whether a record is dropped.
     """
     return (2 - norms / _far(norm)).clamp(min=0.0, max=1.0)
 
 
 def _far(norm: float) -> float:
-    """Smallest norm with a tapered weight."""
+    """Norm above which weights are tapered."""
     return min(2.0**100, norm * 2.0**101)
 
 
@@ -98,7 +105,7 @@ class Ball:
 
 @dataclass(frozen=True, kw_only=True)
 class L2(Ball, Clipping):
-    """l2 clipping: each per-sample gradient is scaled down to Euclidean norm `norm` at most.
+    """l2 clipping: each per-sample gradient is scaled down to a Euclidean norm of at most `norm`.
 
     Args:
         norm: Clipping norm; also positional.
@@ -118,13 +125,13 @@ class L2(Ball, Clipping):
 class Normalized(Ball, Clipping):
     """Automatic clipping: each per-sample gradient g is scaled to norm * g / (|g| + stability).
 
-    The norm has no scale of its own: `norm` and the learning rate only matter as a product, so the
-    clipping norm needs no tuning. Charged like `L2`. Reference: Bu, Wang, Zha and Karypis, Automatic
+    The update depends only on the product of `norm` and the learning rate, so the clipping norm needs no
+    tuning. The privacy cost is the same as for `L2`. Reference: Bu, Wang, Zha and Karypis, Automatic
     Clipping: Differentially Private Deep Learning Made Easier and Stronger, NeurIPS 2023 (AUTO-S).
 
     Args:
         norm: Upper bound on the norm of a scaled gradient; also positional.
-        stability: Length that a gradient needs to be scaled to half of `norm`.
+        stability: Norm of a gradient that is scaled to half of `norm`.
     """
 
     order: ClassVar[float] = 2.0
@@ -135,7 +142,7 @@ class Normalized(Ball, Clipping):
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         if mask is not None:
             raise Unsupported(
-                "Normalized scales whole records, and sampling of their coordinates is not proved. "
+                "Normalized scales whole gradients, and coordinate sampling is not proved for it. "
                 "Sample coordinates with L2, Linf, L2Linf, Box or Subspaces."
             )
         return clip_whole(tape, 2.0, self.norm, self.stability)
@@ -143,22 +150,22 @@ class Normalized(Ball, Clipping):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantile(Ball, Clipping):
-    """l2 clipping at a quantile of the gradient norms, which every step estimates privately.
+    """Adaptive l2 clipping: the clipping norm tracks a privately estimated quantile of gradient norms.
 
-    A step also releases a noisy count of the records below its clipping norm C. The next norm is
-    C exp(-learning_rate (fraction below C - quantile)). The vector of a record has one more
-    coordinate, for the count, and a Euclidean norm of at most `norm`, so a step is charged like
-    `L2(norm)` with the same noise multiplier. Reference: Andrew, Thakkar, McMahan and Ramaswamy,
+    A step also releases a noisy count of the gradients with a norm below its clipping norm C. The next
+    norm is C exp(-learning_rate (fraction below C - quantile)). The count is an additional coordinate of
+    each record's vector, whose Euclidean norm is at most `norm`. The privacy cost of a step is therefore
+    that of `L2(norm)` with the same noise multiplier. Reference: Andrew, Thakkar, McMahan and Ramaswamy,
     Differentially Private Learning with Adaptive Clipping, NeurIPS 2021.
 
     Args:
         norm: Clipping norm of the first step; also positional. Later norms are between 1e-6 and 1e6
             times this one.
-        quantile: Fraction of the records that are not clipped.
+        quantile: Target fraction of the gradients that are not clipped.
         learning_rate: Step size of the logarithm of the clipping norm.
-        share: Share of the count in a record's vector. The noise on the gradient increases by the
-            factor 1 / sqrt(1 - share^2), and the standard deviation of the count is multiplier / (2
-            share) records.
+        share: Norm of the count in a record's vector, relative to `norm`. It increases the noise on the
+            gradient by the factor 1 / sqrt(1 - share^2). The standard deviation of the count is
+            multiplier / (2 share) records.
     """
 
     order: ClassVar[float] = 2.0
@@ -170,7 +177,7 @@ class Quantile(Ball, Clipping):
 
     @property
     def gradient_norm(self) -> float:
-        """Norm bound of the gradient in a record's vector, without the count."""
+        """Norm bound of the gradient in a record's vector, which also contains the count."""
         return self.norm * math.sqrt(1 - self.share**2)
 
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
@@ -180,16 +187,17 @@ class Quantile(Ball, Clipping):
     def clip(
         self, tape: Tape, mask: CoordinateMask | None = None, current: "torch.Tensor | None" = None
     ) -> ClippedSum:
-        """Sum of the records' vectors: gradients clipped to the current norm, in units of it, and signs.
+        """Sum of the records' vectors: the gradient, clipped to the current norm and divided by it, and
+        the count.
 
         Args:
             tape: Per-sample gradients of a batch.
             mask: Must be None.
-            current: Current clipping norm; by default the first one.
+            current: Current clipping norm; by default the initial one.
         """
         if mask is not None:
             raise Unsupported(
-                "Quantile scales whole records, and sampling of their coordinates is not proved. "
+                "Quantile scales whole gradients, and coordinate sampling is not proved for it. "
                 "Sample coordinates with L2, Linf, L2Linf, Box or Subspaces."
             )
         import torch
@@ -198,7 +206,7 @@ class Quantile(Ball, Clipping):
         norms = tape.norms(2.0) * scale
         finite = norms < math.inf  # false for NaN
         weights = clipping_weights(self.norm, norms) * (scale * (self.gradient_norm / self.norm))
-        # continuous, like the taper: the last bit of a norm may depend on other records
+        # continuous like `taper`, because the last bit of a norm may depend on other records
         below = ((1 - norms / self.norm) / _RAMP).clamp(-1.0, 1.0).where(finite, -1.0)
         if tape.present is not None:
             below = below * tape.present
@@ -209,11 +217,11 @@ class Quantile(Ball, Clipping):
     def update_of(
         self, mean: "torch.Tensor", current: "torch.Tensor"
     ) -> "tuple[torch.Tensor, torch.Tensor]":
-        """Noisy mean gradient and next clipping norm, by post-processing.
+        """Noisy mean gradient and next clipping norm (post-processing).
 
         Args:
             mean: Noisy mean of the records' vectors.
-            current: Clipping norm of the step.
+            current: Clipping norm of the current step.
         """
         below = (0.5 + mean[-1] / (2 * self.share * self.norm)).clamp(0.0, 1.0)
         moved = current * (-self.learning_rate * (below - self.quantile)).exp()
@@ -225,10 +233,10 @@ class Quantile(Ball, Clipping):
 class Importance(Ball, Clipping):
     """Importance sampling by gradient norm (DPIS, Wei et al. 2022), as a clipping rule.
 
-    A gradient of Euclidean norm r is scaled to `norm` and added with probability min(r / norm, 1),
-    otherwise dropped. The expected sum is the same as for `L2`, with more variance. Under Poisson
-    sampling at rate q, a record takes part with probability q min(r / norm, 1). The privacy cost is the
-    same as for `L2`: docs/guarantees/baselines.md.
+    A gradient of Euclidean norm r is scaled to `norm` and kept with probability min(r / norm, 1). The
+    expected sum is the same as for `L2`, and the variance is larger. Under Poisson sampling at rate q, a
+    record contributes with probability q min(r / norm, 1). The privacy cost is the same as for `L2`:
+    docs/guarantees/baselines.md.
 
     Args:
         norm: Clipping norm; also positional.
@@ -244,16 +252,16 @@ class Importance(Ball, Clipping):
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         if mask is not None:
             raise Unsupported(
-                "Importance draws whole records, and sampling of their coordinates is not proved. "
+                "Importance draws whole records, and coordinate sampling is not proved for it. "
                 "Sample with Poisson or FullBatch."
             )
         import torch
 
         norms = tape.norms(2.0)
         finite = norms.isfinite()
-        # torch's generator is seeded by the private step; the guarantee holds for any coin
+        # the private step seeds torch's generator; the guarantee does not depend on these draws
         drawn = torch.rand_like(norms) * self.norm < norms
-        # scaling up a negligible gradient would scale up the rounding error of its norm
+        # scaling up a negligible gradient would amplify the rounding error of its norm
         drawn &= finite & (norms > _NEGLIGIBLE * self.norm)
         weights = (self.norm / norms * taper(self.norm, norms)).where(drawn, 0.0)
         return ClippedSum(total=tape.weighted_sum(weights), skipped=(~finite).sum())
@@ -261,7 +269,7 @@ class Importance(Ball, Clipping):
 
 @dataclass(frozen=True, kw_only=True)
 class Lp(Ball, Clipping):
-    """l_p clipping: each per-sample gradient is scaled down to l_p norm `norm` at most.
+    """l_p clipping: each per-sample gradient is scaled down to an l_p norm of at most `norm`.
 
     Args:
         p: Order of the norm.
@@ -272,7 +280,7 @@ class Lp(Ball, Clipping):
 
     p: float = field(
         metadata=number(
-            at_least=1, why="below 1 it is not a norm, and for infinity there is Linf", example=1.5
+            at_least=1, why="it is not a norm for p below 1; use Linf for infinity", example=1.5
         )
     )
     norm: float = field(metadata=NORM)
@@ -283,7 +291,7 @@ class Lp(Ball, Clipping):
     def clip(self, tape: Tape, mask: CoordinateMask | None = None) -> ClippedSum:
         if mask is not None:
             raise Unsupported(
-                "Lp clipping scales whole records, and sampling of their coordinates is not proved. "
+                "Lp clipping scales whole gradients, and coordinate sampling is not proved for it. "
                 "Sample coordinates with L2, Linf, L2Linf, Box or Subspaces."
             )
         return clip_whole(tape, self.p, self.norm)
@@ -303,7 +311,7 @@ class Linf(Ball, Clipping):
 
 @dataclass(frozen=True, kw_only=True)
 class L2Linf(Clipping):
-    """Each per-sample gradient is scaled down to Euclidean norm `l2`, then clamped entry by entry.
+    """Scales each per-sample gradient down to a Euclidean norm of at most `l2`, then clamps each entry.
 
     Args:
         l2: Euclidean clipping norm.
@@ -325,15 +333,15 @@ class L2Linf(Clipping):
 class Entries(Clipping):
     """Sensitivity of counts and scores: one record changes `changed` entries, each by at most `norm`.
 
-    Adding a vote changes one count by 1; replacing one changes two. The caller guarantees the bound:
-    there is no gradient to clip.
+    Adding a vote changes one count by 1; replacing a vote changes two counts. There is no gradient to
+    clip, so the caller guarantees the bound.
 
     Args:
-        changed: Number of entries that one record changes, at most.
+        changed: Maximum number of entries that one record changes.
         norm: Largest change of an entry.
     """
 
-    # not Poisson: one draw decides the participation of a record for all of its entries
+    # Poisson is excluded: a single draw includes or excludes all entries of a record
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(
             samplings=("FullBatch",),

@@ -6,7 +6,7 @@ from types import ModuleType
 
 
 def lazy_modules(package: str) -> Callable[[str], ModuleType]:
-    """Module-level `__getattr__` that imports the modules of a package when they are first used."""
+    """Module-level `__getattr__` that imports the modules of a package on first use."""
 
     def attribute(name: str) -> ModuleType:
         full = f"{package}.{name}"

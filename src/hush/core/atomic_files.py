@@ -1,4 +1,4 @@
-"""Atomic writes: after a crash a file has the old content or the new one."""
+"""Atomic writes: after a crash, a file has either its old or its new content."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,10 @@ from hush.core.errors import InvalidValue
 
 
 def replace_file(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Replace a file atomically; only its owner may read a secret one, and its folder if that is new."""
+    """Replace a file atomically.
+
+    A secret file is readable by its owner only, as is its folder if the folder is new.
+    """
     draft = path.with_name(path.name + ".draft")
     with file_named(path, "the previous content is unchanged"):
         if secret and not path.parent.exists():
@@ -36,12 +39,12 @@ def file_named(path: Path, state: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        text = f"could not be written ({reason}): {state}. Free space or permit it, then resume"
+        text = f"could not be written ({reason}): {state}. Free space or grant permission, then resume"
         raise type(error)(error.errno or 0, text, str(path)) from error
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder and its parents durably: their names survive a power failure."""
+    """Create the folder and its parents, and sync their names so they survive a power failure."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
@@ -49,7 +52,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_folder(name: str, folder: Path) -> None:
-    """Create the folder of the option `name`; raise if no file can be written to it."""
+    """Create the folder passed as option `name`; raise if no file can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=folder) as file:
@@ -57,12 +60,12 @@ def check_folder(name: str, folder: Path) -> None:
             file.flush()  # raises on a full disk
     except OSError as error:
         text = f"{name}={folder} must be a writable folder ({error.strerror}): results"
-        way = f"would be lost. Permit it, make room, or pass another one, e.g. {name}=results."
+        way = f"would be lost. Grant permission, free space, or pass another one, e.g. {name}=results."
         raise InvalidValue(f"{text} {way}", key=name) from error
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the folder, so that new names in it survive a power failure."""
+    """Sync the folder, so new names in it survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

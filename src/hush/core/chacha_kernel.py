@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _BLOCKS = 128
 _BYTES = 64
 SECRET = ("k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "n0", "n1", "n2")
-"""Kernel arguments with the key and nonce, which must not be compiled into the kernel."""
+"""Kernel arguments for the key and nonce, which must not be compiled into the kernel."""
 
 
 def secret(key: bytes, nonce: int) -> tuple[int, ...]:
@@ -21,7 +21,7 @@ def secret(key: bytes, nonce: int) -> tuple[int, ...]:
 
 
 def keystream(key: bytes, nonce: int, words: int, where: "device") -> "Tensor":
-    """The first `words` 64-bit words of the RFC 8439 stream of a nonce, as integers."""
+    """First `words` 64-bit words of the RFC 8439 stream for a nonce, as integers."""
     import torch
 
     programs = triton.cdiv(8 * words, _BYTES * _BLOCKS)
@@ -51,7 +51,7 @@ def _quarter(a, b, c, d):
 
 @triton.jit
 def chacha20(counter, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2):
-    """The sixteen 32-bit words of the blocks with these counters."""
+    """Sixteen 32-bit words of each block with the given counters."""
     i12 = counter.to(tl.uint32)
     zero = i12 * 0
     i0, i1, i2, i3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
@@ -84,7 +84,7 @@ def _kernel(out, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, size: tl.constexpr)
     x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = chacha20(
         block, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2
     )
-    # interleave by halves, quarters, ...: each thread writes its block contiguously
+    # interleave halves, then quarters, ..., so each thread writes its block contiguously
     even = _interleaved(x0, x4, x8, x12, x2, x6, x10, x14)
     odd = _interleaved(x1, x5, x9, x13, x3, x7, x11, x15)
     words = tl.reshape(tl.join(even, odd), (16 * size,)).to(tl.int32, bitcast=True)

@@ -1,4 +1,4 @@
-"""Errors and warnings. Each message has the value, the limit, the reason and the way out."""
+"""Errors and warnings. Each message states the value, the limit, the reason and a solution."""
 
 __all__ = ["BudgetExceeded", "CheckpointError", "DataError", "HushError", "InvalidPlan", "InvalidValue"]
 __all__ += ["LedgerError", "ProcessFailed", "Unproved", "Unsupported"]
@@ -9,7 +9,7 @@ _LONGEST_MESSAGE = 2000
 
 
 def shorten(text: str, longest: int = _LONGEST_MESSAGE) -> str:
-    """The text, cut in the middle if it is longer than `longest` characters."""
+    """Shorten a text in the middle if it is longer than `longest` characters."""
     if len(text) <= longest:
         return text
     cut = f" ... {len(text)} characters ... "
@@ -26,7 +26,7 @@ def short_repr(value: object) -> str:
 
 
 class HushError(ValueError):
-    """Base class of all errors of hush; `key` names the invalid setting, e.g. "sampling.rate"."""
+    """Base class of all errors of hush; `key` is the name of the invalid value, e.g. "sampling.rate"."""
 
     def __init__(self, message: str, *, key: str = "") -> None:
         super().__init__(shorten(message))

@@ -1,6 +1,6 @@
-"""Data sets, features, networks and commands from the entry points of other packages.
+"""Data sets, features, networks and commands that other packages register as entry points.
 
-| group | value of an entry point |
+| group | entry point |
 |---|---|
 | `hush.datasets` | function from a data directory (or None) to a `hush.data.Dataset` |
 | `hush.features` | function `(dataset, *, device, cache, directory)` to a `hush.data.Dataset` |
@@ -17,12 +17,12 @@ INSTALL = (
 
 
 def extensions(kind: str) -> dict[str, EntryPoint]:
-    """Entry points of a kind by name; loading one imports its module."""
+    """Entry points of a kind by name. Loading an entry point imports its module."""
     return {point.name: point for point in sorted(entry_points(group=f"hush.{kind}"))}
 
 
 def choices(kind: str, *own: str) -> str:
-    """Names of hush and of an entry point group, with an install hint if the group is empty."""
+    """List of hush's own names and of a group of entry points, with an install hint if it is empty."""
     others = extensions(kind)
     names = ", ".join((*own, *others)) or "none installed"
     return f"{names}." if others else f"{names}. {INSTALL}"

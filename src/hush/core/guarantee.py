@@ -1,4 +1,4 @@
-"""Privacy guarantees: certified bounds on epsilon, the budget, and the statement itself."""
+"""Privacy guarantees: certified bounds on epsilon, adjacency, budget, and the statement itself."""
 
 import math
 import re
@@ -15,7 +15,7 @@ DELTA = number(
     above=0,
     at_most=0.1,
     why="delta is the probability that the guarantee fails (publishing all records with probability 0.1 "
-    "satisfies epsilon 0 at delta 0.1), and it cannot be 0 under Gaussian noise; it "
+    "satisfies epsilon 0 at delta 0.1), and it cannot be 0 for Gaussian noise; it "
     "should be well below one over the number of records or users",
     example=1e-5,
 )
@@ -25,10 +25,15 @@ DEFAULT_DELTA = 1e-5
 
 
 def check_delta(delta: float, records: int, unit: str = "one record", *, private: bool = False) -> float:
-    """Validate delta (at most 0.1); warn if it is above one over the number of records or users.
+    """Validate delta (at most 0.1), and warn if it is above one over the number of records or users.
 
-    Publishing one of n records at random satisfies epsilon 0 at delta 1/n (for a group of m: m/n).
-    `private`: the number of records is private, as under `ADD_REMOVE`.
+    Publishing one random record of n satisfies epsilon 0 at delta 1/n (for a group of m records: m/n).
+
+    Args:
+        delta: Failure probability.
+        records: Number of records or users.
+        unit: Unit of privacy, in words.
+        private: Whether the number of records is private, as for `ADD_REMOVE`.
     """
     checked: float = DELTA["range"].check("delta", delta)
     group, one = _group(unit)
@@ -40,7 +45,7 @@ def check_delta(delta: float, records: int, unit: str = "one record", *, private
             f"{f', for {group} of them together' * (group > 1)}. Pass a delta well below, e.g. "
             f"{advised_delta(records):g}."
         )
-        text += " This warning follows the private number: do not publish it." * private
+        text += " This warning depends on a private number: do not publish it." * private
         warnings.warn(text, PrivacyWarning, stacklevel=3)
     return checked
 
@@ -59,18 +64,18 @@ def _group(unit: str) -> tuple[int, str]:
 
 
 Arithmetic = Literal["proved", "assumed"]
-"""`proved`: exact noise from a cryptographic stream, rounding of sums bounded and accounted for, under
-Assumption K and, if records are sampled, K2 (docs/guarantees/tape.md)."""
+"""`proved`: the noise is exact and from a cryptographic stream, and the rounding of sums is accounted
+for, under Assumption K and, if records are sampled, K2 (docs/guarantees/tape.md)."""
 Secrecy = Literal["secret", "seeded"]
-"""`seeded`: noise from a given seed; the guarantee holds only while the seed is secret."""
+"""`seeded`: the noise comes from a given seed; the guarantee is valid only while the seed is secret."""
 
 
 class Neighbours(StrEnum):
-    """Adjacency relation: the pairs of neighbouring data sets of a guarantee.
+    """Adjacency relation: which pairs of data sets are neighbours.
 
-    `ZERO_OUT`: the number of slots is public; an absent record leaves its slot empty, with a gradient of
-    zero. `ADD_REMOVE`: one record is added or removed; no release depends on the number of records.
-    `REPLACE`: one record is replaced.
+    `ZERO_OUT`: one record is added or removed, and its empty slot contributes a gradient of zero; the
+    number of slots is public. `ADD_REMOVE`: one record is added or removed, and no release depends on
+    the number of records. `REPLACE`: one record is replaced.
     """
 
     ZERO_OUT = "zero-out"
@@ -86,13 +91,13 @@ class Neighbours(StrEnum):
 
 _RELATION = {"check": lambda name, value: Neighbours(value)}
 _WHY_GROUP = (
-    "it is the group size, and a larger group has no privacy left; to protect all records "
+    "it is the group size, and the guarantee is vacuous for larger groups; to protect all records "
     "of a user, train with units=hush.Units(...)"
 )
 
 
 def _per_unit(name: str, value: Any) -> Any:
-    why = "a sampled user takes part with at least one record"
+    why = "a sampled user contributes at least one record"
     return value if value == "all" else check_count(name, value, why, 1, 1)
 
 
@@ -102,11 +107,11 @@ class Adjacency(Value):
 
     Args:
         neighbours: Adjacency relation.
-        per_unit: Most records of one user per step, for user-level privacy; "all": unlimited (PATE);
-            None: record-level privacy.
+        per_unit: Maximum number of records of one user per step, for user-level privacy; "all" for no
+            limit (PATE), None for record-level privacy.
         group: Group size, for group privacy.
         owners: Digest of the public record-to-user map, for user-level privacy. None for record-level
-            privacy, and for a private map, as under `ADD_REMOVE`.
+            privacy, or if the map is private, as for `ADD_REMOVE`.
     """
 
     neighbours: Neighbours = field(default=Neighbours.ZERO_OUT, metadata=_RELATION)
@@ -128,12 +133,12 @@ class Adjacency(Value):
 
     @property
     def replaced(self) -> bool:
-        """Whether the changed slot has a record in both data sets."""
+        """Whether both neighbouring data sets have a record in the changed slot."""
         return self.neighbours is Neighbours.REPLACE
 
     @property
     def slots(self) -> int:
-        """Number of changes of one slot (filled or emptied) between neighbouring data sets."""
+        """Number of single-slot changes (filled or emptied) between neighbouring data sets."""
         return 2 * self.group if self.replaced else self.group
 
     def __str__(self) -> str:
@@ -141,7 +146,7 @@ class Adjacency(Value):
 
 
 RECORD = Adjacency()
-"""One record, present or absent, in a public slot."""
+"""Record-level privacy: one record is present or absent in a public slot."""
 
 
 def at_most(value: float, digits: int = 4, direction: str = ROUND_CEILING) -> str:
@@ -175,7 +180,7 @@ def percent(share: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Bound(Value):
-    """Certified interval for epsilon or delta; `upper` is the number to quote.
+    """Certified interval for epsilon or delta. `upper` is the number to report.
 
     Args:
         lower: Certified lower bound on the true value.
@@ -189,7 +194,7 @@ class Bound(Value):
         if not 0 <= self.lower <= self.upper:
             ends = f"lower={self.lower!r}, upper={self.upper!r}"
             raise InvalidValue(
-                f"{ends} must satisfy 0 <= lower <= upper: an interval has its ends in order."
+                f"{ends} must satisfy 0 <= lower <= upper: they are the ends of an interval."
             )
         object.__setattr__(self, "lower", float(self.lower))
         object.__setattr__(self, "upper", float(self.upper))
@@ -226,15 +231,15 @@ class Guarantee(Value):
 
     Args:
         epsilon: Certified interval.
-        delta: Failure probability at which epsilon holds.
-        notion: Differential privacy, a per-instance cost, or Fisher information loss.
+        delta: Failure probability of the guarantee.
+        notion: Differential privacy, per-instance privacy cost, or Fisher information loss.
         neighbours: Adjacency relation.
         unit: Unit of privacy, in words.
-        basis: `proved`, or `published` for a paper's claim without a valid proof.
-        arithmetic: Whether the proof covers rounding, or assumes real-number arithmetic.
-        randomness: Whether the noise came from the operating system, or from a given seed.
-        records: Number of records or users, if known; the text flags a delta above one over it.
-        sensitive: Whether the numbers depend on the records and must not be published.
+        basis: `proved`, or `published` for a claim of a paper without a valid proof.
+        arithmetic: `proved` if the proof covers rounding; `assumed` if it is for real-number arithmetic.
+        randomness: `secret` if the noise comes from the operating system; `seeded` if from a given seed.
+        records: Number of records or users, if known. The text flags a delta above one over this number.
+        sensitive: Whether the values depend on the records and must not be published.
     """
 
     epsilon: Bound = field(metadata=nested(Bound))

@@ -1,4 +1,4 @@
-"""Parts of a private step (sampling, clipping, noise, release), their sensitivity and their proofs."""
+"""Parts of a private step (sampling, clipping, noise, release) with their sensitivity and proofs."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import torch
 
 CoordinateMask = Callable[["torch.Tensor"], "torch.Tensor"]
-"""Coordinate sampling: keeps each number or sets it to 0, at random; may work in place."""
+"""Coordinate sampling: randomly keeps each entry or sets it to 0; may work in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivitySet(Value):
-    """Set of vectors s with `dimension` entries, ||s||_p <= norm and, if capped, ||s||_inf <= cap.
+    """Set of vectors s with `dimension` entries, ||s||_p <= norm and, given a cap, ||s||_inf <= cap.
 
-    `p` may be `math.inf`. Without a dimension, the number of coordinates is arbitrary.
+    `p` may be `math.inf`. If `dimension` is None, the number of entries is arbitrary.
     """
 
     p: float
@@ -40,14 +40,14 @@ class SensitivitySet(Value):
     def size(self) -> int:
         """Number of coordinates; raises if it is unknown."""
         if self.dimension is None:
-            text = "dimension=None: the privacy cost depends on the number of entries, which "
-            text += "is unknown. Pass dimension= (--dimension), the number of parameters."
+            text = "dimension=None: the privacy cost depends on the number of entries. "
+            text += "Pass dimension= (--dimension), the number of parameters."
             raise InvalidValue(text, key="dimension")
         return self.dimension
 
     @property
     def max_entries_moved(self) -> float:
-        """Number of coordinates that can change by `max_entry` at once; may be fractional."""
+        """Maximum number of coordinates that change by `max_entry` at once; may be fractional."""
         many = float(self.dimension or math.inf)
         return many if self.p == math.inf else min(many, (self.norm / self.max_entry) ** self.p)
 
@@ -73,7 +73,7 @@ class Tape(Protocol):
 
     @property
     def present(self) -> "torch.Tensor | None":
-        """Whether each record is there; None if no slot is empty."""
+        """Mask of the slots with a record; None if no slot is empty."""
 
     def norms(self, order: float) -> "torch.Tensor":
         """l_order norm of each per-sample gradient, over all parameters."""
@@ -89,15 +89,16 @@ class Tape(Protocol):
     ) -> ClippedSum:
         """Sum of the per-sample gradients, each clipped to the sensitivity sets and then masked.
 
-        Each set is for one of the consecutive blocks of the gradient; a single set is for all of it.
+        Each set applies to one of the consecutive blocks of the gradient; a single set applies to the
+        whole gradient.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Class names of the parts that the declaring part is proved with, in every combination.
+    """Proof for the declaring part in every combination with the listed parts, by class name.
 
-    The stage of the declaring part itself is left empty.
+    The list for the declaring part's own stage is empty.
     """
 
     note: str
@@ -110,12 +111,12 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Value, ABC):
-    """One part of a plan, identified in plain data by its class name."""
+    """One part of a plan. Plain data identifies it by its class name."""
 
     kinds: ClassVar[dict[str, type["Part"]]]
-    """Classes of this stage by name; a `Proof` refers to the first class of a name."""
+    """Classes of this stage by name. A `Proof` refers to the first class with that name."""
     proofs: ClassVar[tuple[Proof, ...]] = ()
-    """Proofs of this class. Subclasses do not inherit them, because they may behave differently."""
+    """Proofs for this class. Subclasses do not inherit them, because they may behave differently."""
 
     def __init_subclass__(cls) -> None:
         cls.proofs = vars(cls).get("proofs", ())
@@ -129,7 +130,7 @@ class Part(Value, ABC):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """The part from the output of `to_plain`."""
+        """Restore a part from the output of `to_plain`."""
         settings = dict(plain)
         name = settings.pop("kind", None)
         kind = cls.kinds.get(name) if isinstance(name, str) else None
@@ -155,7 +156,7 @@ class Sampling(Part):
         return 1
 
     def check_slots(self, slots: int) -> None:
-        """Raise if the charge is for data with another public number of slots."""
+        """Raise if the privacy cost was computed for another public number of slots."""
 
     @abstractmethod
     def draw(self, records: int, generator: RandomSource, step: int = 0) -> "torch.Tensor":
@@ -167,7 +168,7 @@ class Sampling(Part):
             step: Number of the step, from 0.
 
         Returns:
-            Distinct indices in increasing order, on the generator's device or the CPU; possibly none.
+            Distinct indices in increasing order, on the generator's device or the CPU; may be empty.
         """
 
     def candidates(self, records: int, step: int) -> range:
@@ -200,32 +201,34 @@ class Sampling(Part):
         return 1.0
 
     def mask_coordinates(self, values: "torch.Tensor", generator: RandomSource) -> "torch.Tensor":
-        """Keep each clipped number with probability `coordinate_participation`, else set it to 0.
+        """Keep each entry with probability `coordinate_participation`, otherwise set it to 0.
 
-        The finite `values` are overwritten.
+        Args:
+            values: Clipped gradients, which are finite; overwritten.
+            generator: Source of all randomness.
         """
         if self.coordinate_participation == 1:
             return values
         import torch
 
         words = random_bits(-(-values.numel() // 8), generator)
-        # at most 255: as a byte, 256 would be 0
+        # compare with at most 255, because 256 does not fit a byte
         last = round(self.coordinate_participation * 256) - 1
         mask = words.view(torch.uint8)[: values.numel()].le_(last)
-        # bytes of 0 and 1: booleans and masked_fill_() are many times slower
+        # multiplication by bytes is many times faster than by booleans, or masked_fill_()
         return values.mul_(mask.to(values.device).view_as(values))
 
     def expected(self, records: int) -> float:
-        """Expected number of records per coordinate, by which the sum is divided."""
+        """Expected number of records per coordinate: the divisor of the noisy sum."""
         return self.average_participation * self.coordinate_participation * records
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping(Part):
-    """Clipping rule: the set that bounds each per-sample gradient, and so the sensitivity of the sum."""
+    """Clipping rule: bounds each per-sample gradient, and thereby the sensitivity of the sum."""
 
     draws: ClassVar[bool] = True
-    """Whether `clip` may draw from torch's global generators; the step then seeds them."""
+    """Whether `clip` may use torch's global generators. If so, the step seeds them."""
 
     @property
     @abstractmethod
@@ -234,7 +237,7 @@ class Clipping(Part):
 
     @abstractmethod
     def sensitivity(self, dimension: int | None) -> tuple[SensitivitySet, ...]:
-        """Sensitivity of the sum to one record: a set per block of consecutive coordinates.
+        """Sensitivity of the sum to one record: one set per block of consecutive coordinates.
 
         Args:
             dimension: Total number of coordinates; None if unknown.
@@ -245,23 +248,24 @@ class Clipping(Part):
 
         Args:
             tape: Per-sample gradients of a batch.
-            mask: Coordinate sampling of each clipped gradient; None for none.
+            mask: Coordinate sampling of each clipped gradient; None to keep all coordinates.
         """
         return tape.clip_entrywise(self.sensitivity(None), mask)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise(Part):
-    """Noise: distribution of the noisy sum, given the clipped sum.
+    """Noise: distribution of the noisy sum for a given clipped sum.
 
-    The accountant uses `exponential_power` of the noise, of its `dominating_noise`, or of `per_block`.
+    The accountant calls `exponential_power` of the noise, of its `dominating_noise`, or of the noises
+    from `per_block`.
     """
 
     additive: ClassVar[bool] = False
-    """Whether a draw is the location plus independent noise."""
+    """Whether a draw is the input plus independent noise."""
     exact: ClassVar[bool] = False
-    """Whether draws from a cryptographic source follow the accounted law exactly, up to post-processing:
-    docs/guarantees/sampling.md."""
+    """Whether draws from a cryptographic source follow the accounted distribution exactly, up to
+    post-processing: docs/guarantees/sampling.md."""
 
     @property
     def correlation(self) -> Sequence[float]:
@@ -284,7 +288,7 @@ class Noise(Part):
         return None
 
     def dominating_noise(self, reference_norm: float) -> "Noise | None":
-        """Noise that dominates this one and is accounted for instead; None for the noise itself.
+        """Dominating noise that the accountant uses instead; None to account for the noise itself.
 
         Args:
             reference_norm: Reference norm of the clipping.
@@ -292,10 +296,10 @@ class Noise(Part):
         return None
 
     def with_multiplier(self, multiplier: float) -> "Noise":
-        """The noise with another scale; the privacy cost does not increase with `multiplier`.
+        """Copy with another scale. The privacy cost does not increase with `multiplier`.
 
         Args:
-            multiplier: New noise multiplier, or new scale for noise with an absolute scale.
+            multiplier: New noise multiplier; for noise with an absolute scale, the new scale.
         """
         changed: Any = self
         return cast(Noise, replace(changed, multiplier=multiplier))
@@ -303,7 +307,7 @@ class Noise(Part):
     def per_block(
         self, sensitivity: Sequence[SensitivitySet], reference_norm: float
     ) -> "list[tuple[Noise, float]]":
-        """Noise of each block of coordinates, with the norm of `privatize(..., norm=norm)`.
+        """Noise of each block of coordinates, with the `norm` argument for its `privatize`.
 
         Args:
             sensitivity: Sensitivity sets of the clipping, one per block.
@@ -315,10 +319,10 @@ class Noise(Part):
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
-        """`location` with independent noise on each entry.
+        """Add independent noise to each entry of `location`.
 
         Args:
-            location: Clipped sum; it may be overwritten and must not be used afterwards.
+            location: Clipped sum. It may be overwritten and must not be used afterwards.
             norm: Clipping norm that scales the noise.
             generator: Source of all randomness.
         """
@@ -329,12 +333,11 @@ class Release(Part):
     """Release rule: which noisy updates are applied and published."""
 
     runner: ClassVar[str] = ""
-    """Class that executes the rule in a training step, as `module:class`; see
-    `hush.training.release`."""
+    """Class that executes the rule in a training step, as `module:class` (`hush.training.release`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Always(Release):
-    """Every noisy update is applied and published."""
+    """Apply and publish every noisy update."""
 
     runner: ClassVar[str] = "hush.training.release:EveryUpdate"

@@ -23,8 +23,8 @@ class Plan(Value):
     Args:
         sampling: Subsampling of the records.
         clipping: Clipping rule, which bounds the sensitivity of the sum.
-        noise: Law of the noisy sum.
-        release: Release rule of the noisy updates.
+        noise: Noise distribution.
+        release: Release rule for the noisy updates.
 
     >>> import hush
     >>> plan = hush.Plan(
@@ -56,7 +56,7 @@ Combination = tuple[type[Part], ...]
 
 
 def declared() -> Iterator[tuple[type[Part], Proof]]:
-    """All proofs, with the part that declares each."""
+    """All proofs, each with the part that declares it."""
     for stage in STAGES.values():
         for kind in stage.kinds.values():
             for proof in kind.proofs:
@@ -64,7 +64,7 @@ def declared() -> Iterator[tuple[type[Part], Proof]]:
 
 
 def covered(kind: type[Part], proof: Proof) -> Iterator[Combination]:
-    """The combinations that a proof declared by `kind` covers."""
+    """Combinations of parts that a proof declared by `kind` covers."""
     names = (proof.samplings, proof.clippings, proof.noises, proof.releases)
     stages = zip(STAGES.values(), names, strict=True)
     return product(
@@ -79,7 +79,7 @@ def proof_note(plan: Plan) -> str:
     """Page of docs/guarantees with the proof for a plan's combination of parts.
 
     Raises:
-        Unproved: If there is no proof. The message names the part to change, if one is enough.
+        Unproved: If there is no proof. The message suggests a single part to change, if that is enough.
     """
     # exact types: a subclass may behave differently, so the parent's proof does not cover it
     chosen: Combination = tuple(type(getattr(plan, stage)) for stage in STAGES)
@@ -98,12 +98,12 @@ def proof_note(plan: Plan) -> str:
         advice = f"Change {', or '.join(changes)}."
     raise Unproved(
         f"{names(plan)} has no proved guarantee.\n"
-        f"An epsilon for parts that are not proved together would be a guess.\n{advice}"
+        f"Without a proof for this combination, an epsilon would be a guess.\n{advice}"
     )
 
 
 def names(plan: Plan) -> str:
-    """A plan's parts by name: `Poisson x L2 x Gaussian x Always`."""
+    """Class names of a plan's parts, e.g. `Poisson x L2 x Gaussian x Always`."""
     return " x ".join(type(getattr(plan, stage)).__name__ for stage in STAGES)
 
 

@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     import torch
     from cryptography.hazmat.primitives.ciphers import CipherContext
 
-# state of torch's CPU generator (a Mersenne twister): three 8-byte words, then 624 of 32 bits each
+# state of torch's CPU generator (Mersenne Twister): three 8-byte words, then 624 words of 32 bits
 _STATE_BYTES = 5056
 _TWISTER = slice(3, 627)
 _KEY_BYTES = 32
 _MAX_BYTES = 2**38
-"""Length of a ChaCha20 stream under one nonce, limited by the 32-bit block counter."""
+"""Maximum length of a ChaCha20 stream under one nonce, from its 32-bit block counter."""
 _ZEROS = memoryview(bytes(2**20))
 _KERNEL_FROM = 2**12
-"""Smallest number of words that a GPU kernel generates faster than the CPU with a copy."""
+"""Minimum number of words for which a GPU kernel is faster than the CPU followed by a copy."""
 _COINS_ON_CPU = 2**16
-"""Largest number of coins that the CPU draws faster than a busy GPU between steps."""
+"""Maximum number of Bernoulli draws for which the CPU is faster than a busy GPU."""
 
 
 class Stream:
-    """Cryptographic random stream (ChaCha20) under a secret 256-bit key, for numbers on `device`.
+    """Cryptographic random stream (ChaCha20) with a secret 256-bit key, for numbers on `device`.
 
-    Call number k uses nonce k, so a run resumed from a checkpoint draws the same numbers. The key
-    reveals all numbers.
+    Call k uses nonce k, so a run that is resumed from a checkpoint draws the same numbers. The key must
+    stay secret, because it determines all numbers.
     """
 
     def __init__(self, device: "torch.device", key: bytes | Callable[[], bytes]) -> None:
@@ -44,7 +44,7 @@ class Stream:
 
     @property
     def key(self) -> bytes:
-        """The key, computed when it is first used."""
+        """The 256-bit key, computed on first use."""
         if not isinstance(self._key, bytes):
             self._key = self._key()
         return self._key
@@ -86,8 +86,8 @@ class Stream:
     def reserve(self, count: int) -> int:
         """Reserve a nonce for `count` words."""
         if 8 * count > _MAX_BYTES:
-            limit = f"the {_MAX_BYTES // 8} of ChaCha20 for one nonce"
-            raise Unsupported(f"{count} random words exceed {limit}. Draw them in several parts.")
+            limit = f"the {_MAX_BYTES // 8} words of ChaCha20 for one nonce"
+            raise Unsupported(f"{count} random words exceed {limit}. Draw them in several calls.")
         self._calls += 1
         return self._calls - 1
 
@@ -96,14 +96,14 @@ class Stream:
         self._calls += calls
 
     def get_state(self) -> "torch.Tensor":
-        """Key and number of calls as bytes; as secret as the records."""
+        """Key and number of calls as bytes. The state must stay secret, as it determines the noise."""
         import torch
 
         state = self.key + self._calls.to_bytes(8, "little")
         return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
     def set_state(self, state: "torch.Tensor") -> None:
-        """Resume from the state that `get_state` returned."""
+        """Restore a state from `get_state`."""
         content = bytes(state.cpu().numpy().tobytes())
         if len(content) != _KEY_BYTES + 8:
             raise ValueError(f"{len(content)} bytes are not the state of a Stream")
@@ -119,7 +119,8 @@ def source_for(device: "torch.device", generator: "torch.Generator | None" = Non
 
     Args:
         device: Device of the numbers.
-        generator: Seed of the stream, for repeatable runs; the seed reveals the noise.
+        generator: Source of the seed, for reproducible runs. The seed reveals the noise, so it must stay
+            secret.
     """
     import torch
 
@@ -127,8 +128,10 @@ def source_for(device: "torch.device", generator: "torch.Generator | None" = Non
         check_kind("generator", generator, torch.Generator)
         shared = (torch.default_generator, *torch.cuda.default_generators)
         if any(generator is each for each in shared):
-            text = "generator is torch's global one, which other code uses too: published weights could "
-            text += "reveal the noise. Leave it out, or pass torch.Generator() seeded with a secret."
+            text = (
+                "generator is torch's global generator, which other code also uses: published weights "
+            )
+            text += "could reveal the noise. Omit it, or pass a torch.Generator() with a secret seed."
             raise InvalidValue(text, key="generator")
     if generator is None:
         return Stream(device, secrets.token_bytes(_KEY_BYTES))
@@ -136,7 +139,7 @@ def source_for(device: "torch.device", generator: "torch.Generator | None" = Non
 
 
 def substream(source: RandomSource) -> Stream:
-    """An independent stream under a key drawn from the source."""
+    """Independent stream with a key drawn from the source."""
     if isinstance(source, Stream):
         nonce, key, device = source.reserve(_KEY_BYTES // 8), source.key, source.device
         return Stream(device, lambda: Stream(device, key).at(nonce, _KEY_BYTES // 8).tobytes())
@@ -144,9 +147,9 @@ def substream(source: RandomSource) -> Stream:
 
 
 def derive_source(source: Stream, label: bytes) -> Stream:
-    """Stream derived from another (domain separation): different labels draw unrelated numbers.
+    """Derive an independent stream for one label (domain separation).
 
-    The stream itself is returned for an empty label.
+    An empty label returns the stream itself.
     """
     return Stream(source.device, hashlib.sha256(source.key + label).digest()) if label else source
 
@@ -173,12 +176,12 @@ def random_words(count: int, source: RandomSource) -> npt.NDArray[np.int64]:
 
 
 def seed_from(source: RandomSource) -> int:
-    """A 62-bit seed for another generator."""
+    """Random 62-bit seed for another generator."""
     return int(random_words(1, source)[0]) & 2**62 - 1
 
 
 def uniform(count: int, source: RandomSource) -> "torch.Tensor":
-    """`count` numbers, uniform on [0, 1), in double precision: multiples of 2**-53."""
+    """`count` uniform numbers in [0, 1), in double precision: multiples of 2**-53."""
     import torch
 
     return (random_bits(count, source) >> 11 & 2**53 - 1).to(torch.float64).mul_(2.0**-53)
@@ -200,7 +203,7 @@ def bernoulli(count: int, rate: float, source: RandomSource) -> "torch.Tensor":
 
 
 def fresh_generator(device: "torch.device | str" = "cpu") -> "torch.Generator":
-    """A torch generator (not cryptographic) with a state from the operating system."""
+    """Torch generator (not cryptographic) with a random state from the operating system."""
     import torch
 
     generator = torch.Generator(device)
@@ -209,10 +212,10 @@ def fresh_generator(device: "torch.device | str" = "cpu") -> "torch.Generator":
 
 
 def fill_state(generator: "torch.Generator", source: RandomSource) -> None:
-    """Draw the generator's whole state from the source.
+    """Fill the whole state of a torch generator from the source.
 
-    A seed is not enough on the CPU: torch keeps 32 bits of it, and an attacker can try all four billion
-    sequences. Other devices keep 64 bits.
+    On the CPU a seed is not enough: torch uses 32 bits of it, so an attacker can try all four billion
+    sequences. Other devices use 64 bits.
     """
     import torch
 
@@ -224,7 +227,7 @@ def fill_state(generator: "torch.Generator", source: RandomSource) -> None:
     words = state.view(np.uint64)[_TWISTER] if len(state) == _STATE_BYTES else np.zeros(1, np.uint64)
     if words[0] != seed % 2**32:
         raise Unsupported(
-            f"the random state of torch {torch.__version__} has an unknown format, and 32 bits of seed "
+            f"the random state of torch {torch.__version__} has an unknown format, and a 32-bit seed "
             "can be guessed. Install a torch version that hush was tested with."
         )
     words[:] = random_words(len(words) // 2, source).view(np.uint32)
@@ -233,8 +236,7 @@ def fill_state(generator: "torch.Generator", source: RandomSource) -> None:
 
 @lru_cache(maxsize=1)
 def has_triton() -> bool:
-    """Whether Triton is installed with tensor descriptors, as torch with CUDA installs it from 2.8
-    on."""
+    """Whether Triton is installed with tensor descriptors (CUDA builds of torch 2.8 or later)."""
     from importlib.util import find_spec
 
     return find_spec("triton") is not None and find_spec("triton.tools.tensor_descriptor") is not None

@@ -1,4 +1,4 @@
-"""Release rules other than `Always`: selective release, and the best of a random number of runs."""
+"""Release rules other than `Always`: selective release, and private selection of the best trial."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,15 +12,15 @@ Accounting = Literal["per-trial", "per-acceptance", "published"]
 Test = Literal["summed", "mean"]
 TrialLaw = Literal["negative-binomial", "poisson"]
 GIVEN_UP = 1e-30
-"""Upper bound on the probability that all trials of an update are rejected and it is abandoned."""
+"""Upper bound on the probability that an update is abandoned because all its trials are rejected."""
 _WHY = {
     "rate": "it is the sampling rate of the test, which the privacy cost depends on",
-    "clip": "without a bound on a record's influence on the test no noise gives privacy",
-    "multiplier": "without noise the verdict is a function of the records and not private",
-    "threshold": "the test statistic is not larger than that",
-    "mean": "it is how many runs are expected, and a single run leaves no choice",
-    "law": "the privacy cost depends on the law; a fixed number of trials would multiply it",
-    "shape": "it is the shape of the negative binomial law; 0 is the logarithmic law",
+    "clip": "no noise gives privacy unless each record's influence on the test is bounded",
+    "multiplier": "without noise the result of the test is a function of the records and not private",
+    "threshold": "the test statistic cannot exceed this limit",
+    "mean": "it is the expected number of runs, and selection needs more than one",
+    "law": "the privacy cost depends on the distribution and is much larger for a fixed number",
+    "shape": "it is the shape of the negative binomial distribution; 0 is the logarithmic distribution",
     "score": "without noise the choice of the best trial reveals the held-out records",
 }
 MEAN = number(at_least=1.01, at_most=10_000, why=_WHY["mean"], example=10.0)
@@ -29,28 +29,28 @@ _NOISE = number(at_least=1e-12, at_most=1e15, why=_WHY["multiplier"], example=1.
 _THRESHOLD = number(at_least=-1e15, at_most=1e15, why=_WHY["threshold"], example=-1.0)
 _SCORE = number(at_least=1e-3, at_most=1e15, why=_WHY["score"], example=10.0)
 _SAMPLINGS = ("Poisson", "FullBatch")
-_CHARGED = "the executed release must be the one that is charged"
+_CHARGED = "the accounting must match the executed release"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selective(Release):
     """Selective release: release an update if its noisy loss difference on a fresh batch is small.
 
-    **Guarantee.** docs/guarantees/selective.md, for both tests and Gaussian noise on any support;
-    "published" accounting is not a guarantee.
+    **Guarantee.** Proved in docs/guarantees/selective.md for both tests and for Gaussian noise on any
+    support. "published" accounting is not a guarantee.
 
     Args:
-        rate: Sampling rate of the test batch, which is the same for both models.
-        clip: Bound on the loss difference: per record for the summed test, of the mean for the mean
-            test.
+        rate: Sampling rate of the test batch. Both models are evaluated on the same batch.
+        clip: Bound on the loss difference: of each record for test="summed", of the mean for
+            test="mean".
         multiplier: Noise multiplier, in units of the test's sensitivity.
         threshold: The test accepts a noisy difference below `threshold * clip`.
-        accounting: "per-trial": a step is a trial, and every verdict is public. "per-acceptance": a step
-            is an update, and its number of trials is secret. "published": the DPSUR paper's accounting,
-            which is not a guarantee. The last two need the mean test.
-        test: "summed": the sum of clipped differences, with sensitivity `clip`. "mean" (the DPSUR
-            paper's): the sum divided by the expected batch size and clipped, with sensitivity `2 *
-            clip`.
+        accounting: "per-trial": a step is a trial, and the result of every test is public.
+            "per-acceptance": a step is an update, and its number of trials is secret. "published": the
+            accounting of the DPSUR paper, which is not a guarantee. The last two require test="mean".
+        test: "summed": the sum of the clipped differences, with sensitivity `clip`. "mean": the sum
+            divided by the expected batch size and then clipped, with sensitivity `2 * clip`, as in the
+            DPSUR paper.
     """
 
     runner: ClassVar[str] = "hush.training.methods.selective:Trials"
@@ -75,13 +75,13 @@ class Selective(Release):
         super().__post_init__()
         if self.test == "summed" and self.accounting != "per-trial":
             text = (
-                f'accounting="{self.accounting}" is not proved for test="summed": its sum is unbounded, '
+                f'accounting="{self.accounting}" is not proved for test="summed": neither its sum nor '
             )
-            text += 'and neither is the number of trials. Pass accounting="per-trial", or test="mean".'
+            text += 'the number of trials is bounded. Pass accounting="per-trial", or test="mean".'
             raise InvalidPlan(text, key="accounting")
 
     def acceptance(self, expected: float) -> tuple[float, float]:
-        """Smallest and largest probability of acceptance.
+        """Smallest and largest probability that an update is accepted.
 
         Args:
             expected: Expected number of records in the test.
@@ -89,12 +89,12 @@ class Selective(Release):
         ends = 1.0 if self.test == "mean" else expected
         scale = self.multiplier * (2 if self.test == "mean" else 1)
         low, high = (self.threshold - ends) / scale, (self.threshold + ends) / scale
-        # the normal cdf, with relative accuracy in the lower tail
+        # normal cdf with high relative accuracy in the lower tail
         return math.erfc(-low / math.sqrt(2)) / 2, math.erfc(-high / math.sqrt(2)) / 2
 
     @property
     def most_trials(self) -> float:
-        """Maximum number of trials per step, reached with probability at most 1e-30."""
+        """Maximum number of trials per step; more are needed with probability at most 1e-30."""
         if self.accounting == "per-trial":
             return 1
         log_rejection = -math.log1p(-self.acceptance(0.0)[0])
@@ -103,22 +103,22 @@ class Selective(Release):
 
 @dataclass(frozen=True, kw_only=True)
 class BestOf(Release):
-    """Private selection: the best of a random number of trials, each a whole run of the plan's steps.
+    """Private selection: release the best of a random number of trials.
 
-    The other trials stay hidden. One step of a plan with this release is a whole selection: `hush.tune`
-    runs it.
+    A trial is a complete training run. Only the best trial is released. One step of a plan with this
+    release rule is a complete selection, which `hush.tune` runs.
 
-    **Guarantee.** docs/guarantees/tuning.md.
+    **Guarantee.** Proved in docs/guarantees/tuning.md.
 
     Args:
         steps: Number of training steps of one trial.
         mean: Expected number of trials.
-        law: Law of the number of trials: "negative-binomial" (truncated), or "poisson" (conditioned on
-            at least 1).
-        shape: Shape of the negative binomial: 0 is logarithmic, 1 is geometric. With a larger shape few
-            trials are less likely, and the privacy cost increases.
-        score: Noise multiplier of each trial's score on held-out private records, in units of a record's
-            largest score; None if scores use only the released model and public records.
+        law: Distribution of the number of trials: "negative-binomial" (truncated), or "poisson"
+            (conditioned on at least 1).
+        shape: Shape of the negative binomial distribution: 0 is logarithmic, 1 is geometric. A larger
+            shape makes a small number of trials less likely and increases the privacy cost.
+        score: Noise multiplier of each trial's score on held-out private records, in units of the
+            largest score of a record; None if scores use only the released model and public records.
     """
 
     runner: ClassVar[str] = "hush.training.release:WholeSelection"
@@ -128,7 +128,7 @@ class BestOf(Release):
         ),
     )
 
-    steps: int = field(metadata=count("each trial is charged for all of them", example=1000))
+    steps: int = field(metadata=count("the privacy cost of a trial covers all its steps", example=1000))
     mean: float = field(default=10.0, metadata=MEAN)
     law: TrialLaw = field(default="negative-binomial", metadata=one_of(TrialLaw, _WHY["law"]))
     shape: float = field(

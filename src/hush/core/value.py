@@ -11,7 +11,7 @@ import numpy.typing as npt
 from hush.core.errors import HushError, InvalidPlan, InvalidValue, short_repr
 
 MOST = 10**12
-"""Largest count for which the bounds on accumulated rounding errors hold."""
+"""Largest count for which the bounds on accumulated rounding errors are valid."""
 T = TypeVar("T")
 
 
@@ -43,7 +43,7 @@ class Range:
 
 
 def number(**limits: Any) -> Mapping[str, Any]:
-    """Field metadata with a range, which `Value` checks; None is allowed if it is the default."""
+    """Field metadata for a number in a range. None is allowed if it is the default."""
     allowed = Range(**limits)
     return {"range": allowed, "check": allowed.check}
 
@@ -62,7 +62,7 @@ def each(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def one_of(literal: object, why: str) -> Mapping[str, Any]:
-    """Field metadata for the words of a `Literal`; the first one is the example."""
+    """Field metadata for a `Literal` of strings. Error messages suggest the first one."""
     words = get_args(literal)
 
     def check(name: str, value: object) -> str:
@@ -75,7 +75,7 @@ def one_of(literal: object, why: str) -> Mapping[str, Any]:
 
 
 def nested(kind: "type[Value]") -> Mapping[str, Any]:
-    """Field metadata for a `Value` or its plain data; keys of errors start with the field name."""
+    """Field metadata for a `Value` or its plain data. Keys of errors start with the field name."""
 
     def check(name: str, value: object) -> Value:
         if isinstance(value, dict):
@@ -101,7 +101,7 @@ class Value:
         unknown = named.keys() - by_name
         if unknown or len(values) > list(by_name.values()).count(False):
             shown = ", ".join(f"{name}=..." for name in by_name)
-            reason = "needs keyword arguments: a number in the wrong place changes the privacy cost"
+            reason = "needs keyword arguments: swapped numbers would change the privacy cost"
             if unknown:
                 reason = f"has no argument {min(unknown)!r}"
             raise InvalidValue(f"{cls.__name__} {reason}. Pass {cls.__name__}({shown}).")
@@ -120,7 +120,7 @@ class Value:
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> Self:
-        """The value from the output of `to_plain`."""
+        """Restore a value from the output of `to_plain`."""
         known = {field.name: field.default is MISSING for field in fields(cls)}
         listed = f"; it has {', '.join(known) or 'none'}."
         for key in plain:
@@ -141,7 +141,7 @@ def _plain(value: Any) -> Any:
 
 
 def finite_or_none(value: Any) -> Any:
-    """Plain data with None for infinite numbers and NaN, which JSON does not support."""
+    """Replace infinite numbers and NaN, which JSON does not support, by None."""
     if isinstance(value, dict):
         return {key: finite_or_none(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -150,7 +150,7 @@ def finite_or_none(value: Any) -> Any:
 
 
 def as_float(value: Any) -> float:
-    """`value` as a float; NaN, which is outside every range, if it is not a number."""
+    """`value` as a float. Returns NaN, which is outside every range, if it is not a number."""
     if type(value) is float:
         return value
     try:
@@ -160,7 +160,7 @@ def as_float(value: Any) -> float:
 
 
 def as_floats(values: object) -> npt.NDArray[np.float64]:
-    """`values` as an array of floats; a single NaN if they are not real numbers."""
+    """`values` as an array of floats. Returns a single NaN if they are not real numbers."""
     try:
         array = np.asarray(values)
         return np.full((), np.nan) if array.dtype.kind in "cbSU" else array.astype(float)
@@ -172,7 +172,7 @@ def as_list(name: str, values: Any) -> Sequence[Any]:
     """Return `values`, or raise `InvalidValue` if it is not a non-empty list."""
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
         text = f"{name}={short_repr(values)} must be a non-empty list, with an entry for each block: a "
-        text += f"block without an entry has no privacy. Pass e.g. {name}=(1, 2)."
+        text += f"block without an entry is not private. Pass e.g. {name}=(1, 2)."
         raise InvalidValue(text, key=name)
     return values
 
@@ -187,7 +187,7 @@ def check_count(name: str, value: object, why: str, at_least: int = 0, example: 
 def check_kind(name: str, value: object, kind: type[T]) -> T:
     """Return `value`, or raise `InvalidValue` if it is not a `kind`."""
     if not isinstance(value, kind):
-        # other values may contain records
+        # do not print other values, which may contain records
         text = short_repr(value) if isinstance(value, str | float | int | None) else "..."
         expected, actual = with_article(kind.__name__), with_article(type(value).__name__)
         raise InvalidValue(f"{name}={text} must be {expected}, not {actual}.", key=name)
@@ -195,6 +195,6 @@ def check_kind(name: str, value: object, kind: type[T]) -> T:
 
 
 def with_article(name: str) -> str:
-    """A class name with its indefinite article: an LSTM, an Embedding, a Linear."""
+    """Class name with its indefinite article: an LSTM, an Embedding, a Linear."""
     spelled = name[:2].isupper() and name[0] in "AEFHILMNORSX"
     return f"{'an' if spelled or name[:1] in 'AEIOaeio' else 'a'} {name}"

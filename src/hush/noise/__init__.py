@@ -1,4 +1,4 @@
-"""Noise distributions and their samplers, one file per family. `__all__` lists the distributions."""
+"""Noise distributions and their samplers, with one file per family."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ __all__ = [
 _NORM = number(
     above=0,
     at_most=1e12,
-    why="it is the unit of the noise multiplier, and without noise there is no privacy",
+    why="it is the unit of the noise multiplier, and a release without noise is not private",
     example=1.0,
 )["range"]
 
@@ -42,15 +42,15 @@ def sample(
     generator: "torch.Generator | None" = None,
     device: "torch.device | str | None" = None,
 ) -> "torch.Tensor":
-    """Independent draws of a noise, added to a location.
+    """Draw independent noise and add it to `location`.
 
     Args:
         noise: Noise distribution.
-        shape: Shape of the draws.
+        shape: Shape of the result.
         norm: Clipping norm that scales the noise.
-        location: Numbers to add noise to, zero by default; required for noise with bounded support.
-        generator: Seed of the draws; the seed reveals the noise.
-        device: Device of the draws; by default the location's.
+        location: Values to add noise to; zero by default. Required for noise with bounded support.
+        generator: Source of the seed. The seed reveals the noise, so it must stay secret.
+        device: Device of the result; by default the device of `location`.
 
     Returns:
         A tensor of `shape`.
@@ -65,15 +65,15 @@ def sample(
     _NORM.check("norm", norm)
     if location is not None and not location.is_floating_point():
         raise InvalidValue(
-            f"location of type {location.dtype} must be real floating-point numbers: a part of complex "
-            "numbers would have no noise, and integers would round it. Pass e.g. "
+            f"location of type {location.dtype} must be real floating-point numbers: the imaginary part "
+            "of complex numbers would get no noise, and integers would round the noise. Pass e.g. "
             "location.double(), or torch.view_as_real(location).",
             key="location",
         )
     if location is None and not noise.additive:
         raise InvalidValue(
-            f"{type(noise).__name__} has bounded support and needs the location: a draw around 0 "
-            "that is added to the value later would reveal the value by its support. "
+            f"{type(noise).__name__} has bounded support and needs the location: if a draw around 0 "
+            "were added to a value later, the range of the sum would reveal the value. "
             "Pass location=value.",
             key="location",
         )

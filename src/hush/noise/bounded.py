@@ -1,4 +1,4 @@
-"""Gaussian noise with bounded support: rectified, quantized, sign, truncated."""
+"""Gaussian noise with bounded support: rectified, quantized, stochastic sign and truncated."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 SCALE = number(
     at_least=1e-12,
     at_most=1e15,
-    why="it is the deviation of the noise on the sum: without noise there is no privacy, and infinite "
-    "noise removes all signal",
+    why="it is the standard deviation of the noise on the sum: a sum without noise is not private, and "
+    "infinite noise removes all signal",
     example=4.0,
 )
 BOUND = number(
     at_least=1e-12,
     at_most=1e15,
-    why="the support is [-bound, bound], which must not depend on the records",
+    why="the noise has support [-bound, bound], which must not depend on the records",
     example=8.0,
 )
 PROOFS = (
@@ -34,21 +34,23 @@ PROOFS = (
     ),
 )
 _FAR = 16.0
-"""Distance from the support, in deviations, from which the inverse cdf is computed in logarithms."""
+"""Distance from the support, in standard deviations, above which the inverse cdf is computed in logs."""
 _NOTHING = 30.0
-"""Distance in deviations beyond which the tail is negligible relative to the tail at _FAR."""
+"""Distance in standard deviations beyond which the tail is negligible relative to the tail at _FAR."""
 _AT_ONCE = {"cpu": 2**15, "cuda": 2**24}
 _ABOVE = (-3.169146076, -9.956167441, 6.791834653, 10.371648548, 1.592575536)
 _BELOW = (1.0, 7.195741002, 7.363518976, 1.125664101)
-"""The upper exp(-r^2) quantile is about above(r) / below(r), for probabilities of at most 1/2."""
+"""Coefficients of the approximation above(r) / below(r) of the normal quantile with upper tail
+probability exp(-r^2) <= 1/2."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormalOnSupport:
-    """Mixin for noise with bounded support, from a normal draw of standard deviation `scale`.
+    """Mixin for noise with bounded support, based on a normal draw of standard deviation `scale`.
 
-    The normal law dominates it, and calibration changes `scale` and `bound` in proportion (bounded.md).
-    It is not a `Noise`, because plans may name every `Noise` class.
+    The normal distribution dominates it, and calibration changes `scale` and `bound` in proportion
+    (docs/guarantees/bounded.md). It does not inherit from `Noise`, because a plan may use every subclass
+    of `Noise`.
     """
 
     exact: ClassVar[bool] = True
@@ -70,8 +72,8 @@ class Rectified(NormalOnSupport, Noise):
     """Rectified Gaussian noise: the sum plus normal noise, clamped to [-bound, bound].
 
     Args:
-        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
-        bound: End of the support, absolute.
+        scale: Standard deviation of the noise on the sum, in absolute units (not in clipping norms).
+        bound: End of the support, in absolute units.
 
     **Guarantee.** Post-processing of `Gaussian`: docs/guarantees/bounded.md.
     """
@@ -94,8 +96,8 @@ class Quantized(NormalOnSupport, Noise):
     With two levels it is `bound` times `StochasticSign`; with many it approaches `Rectified`.
 
     Args:
-        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
-        bound: Largest level, absolute.
+        scale: Standard deviation of the noise on the sum, in absolute units (not in clipping norms).
+        bound: Largest level, in absolute units.
         levels: Number of levels, at least 2.
     """
 
@@ -104,7 +106,7 @@ class Quantized(NormalOnSupport, Noise):
     bound: float = field(metadata=BOUND)
     levels: int = field(
         metadata=count(
-            "one level has no information, and single precision cannot distinguish more levels",
+            "one level carries no information, and single precision cannot distinguish more levels",
             at_least=2,
             at_most=2**16,
             example=16,
@@ -118,7 +120,7 @@ class Quantized(NormalOnSupport, Noise):
 
         noisy = self._normal(location, generator)
         spacing = 2 * self.bound / (self.levels - 1)
-        # in double precision, in which the index of the level is exact
+        # in double precision, so the index of the level is exact
         level = noisy.to(torch.float64).add_(self.bound).div_(spacing).round_()
         level = level.clamp_(0, self.levels - 1).mul_(spacing).sub_(self.bound)
         return noisy.copy_(level)
@@ -129,8 +131,8 @@ class StochasticSign(NormalOnSupport, Noise):
     """Stochastic sign: the sign (-1 or 1) of the sum plus normal noise.
 
     Args:
-        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms); also
-            positional.
+        scale: Standard deviation of the noise on the sum, in absolute units (not in clipping norms);
+            also positional.
     """
 
     proofs: ClassVar[tuple[Proof, ...]] = PROOFS
@@ -140,7 +142,7 @@ class StochasticSign(NormalOnSupport, Noise):
     def privatize(
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
-        # torch.sign(0) is 0, an outcome that the accounted law does not have
+        # torch.sign(0) is 0, which is not an outcome of the accounted distribution
         return self._normal(location, generator).ge_(0).mul_(2).sub_(1)
 
 
@@ -149,13 +151,13 @@ class Truncated(NormalOnSupport, Noise):
     """Truncated Gaussian noise: the sum plus normal noise, conditioned on [-bound, bound].
 
     Args:
-        scale: Absolute standard deviation of the draw (of the sum, not in clipping norms).
-        bound: End of the support, absolute.
+        scale: Standard deviation of the noise on the sum, in absolute units (not in clipping norms).
+        bound: End of the support, in absolute units.
 
-    **Guarantee.** With full batches, a share `largest_variance(bound / scale)` of the Gaussian's Rényi
-    divergence, and never more than the Gaussian's cost: docs/guarantees/bounded.md. Draws use the
-    inverse cdf in double precision, because the running time of rejection sampling would depend on the
-    records.
+    **Guarantee.** At most the privacy cost of the Gaussian. With full batches, the Rényi divergence is
+    `largest_variance(bound / scale)` times that of the Gaussian: docs/guarantees/bounded.md. Sampling
+    uses the inverse cdf in double precision, because the running time of rejection sampling would depend
+    on the records.
     """
 
     exact: ClassVar[bool] = False
@@ -173,7 +175,7 @@ class Truncated(NormalOnSupport, Noise):
             share = uniform(len(part), generator).to(part.device)
             depth = quantile(part.double().abs().sub_(self.bound).div_(self.scale), width, share)
             drawn = depth.mul_(-self.scale).add_(self.bound)
-            # rounded to a grid: the lowest bits of a double would reveal the location
+            # rounded to a grid: the lowest bits of a double would reveal the input
             drawn = drawn.div_(step).round_().mul_(step).clamp_(-self.bound, self.bound)
             part.copy_(drawn.where(part >= 0, -drawn))
         return location
@@ -182,7 +184,8 @@ class Truncated(NormalOnSupport, Noise):
 def largest_variance(bound: float) -> float:
     """Variance of a standard normal variable conditioned on [-bound, bound], rounded up.
 
-    The largest of all locations, and at most that of the uniform law: docs/guarantees/bounded.md.
+    Location 0 has the largest variance. It is at most bound**2 / 3, the variance of the uniform
+    distribution: docs/guarantees/bounded.md.
     """
     density = math.sqrt(2 / math.pi) * math.exp(-(bound**2) / 2)
     closed_form = 1 - bound * density / math.erf(bound / math.sqrt(2)) + 1e-14
@@ -190,10 +193,10 @@ def largest_variance(bound: float) -> float:
 
 
 def quantile(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch.Tensor":
-    """Quantiles of the truncated law: distance from the nearer end of the support, in deviations.
+    """Quantiles of the truncated distribution, as distances from the nearer end of the support.
 
-    `outside` is the distance of the location from that end (negative inside the support), and `share` is
-    the probability of a smaller distance.
+    All distances are in standard deviations. `outside` is the distance of the input from that end
+    (negative inside the support), and `share` is the probability of a smaller distance.
     """
     depth = _near(outside.clamp(max=_FAR), width, share)
     far = _far(outside.clamp(min=_FAR), width, share)
@@ -201,16 +204,16 @@ def quantile(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "t
 
 
 def _near(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch.Tensor":
-    """`quantile` in and near the support, from the inverse of the normal tail.
+    """`quantile` inside and near the support, from the inverse of the normal tail.
 
-    A rational function with error 5e-5 and a step of Halley's method, which cubes the error. The running
-    time of torch.special.ndtri would depend on its argument.
+    Uses a rational approximation with error 5e-5 and one step of Halley's method, which cubes the error.
+    The running time of torch.special.ndtri would depend on its argument.
     """
     import torch
 
-    # erfc, not torch.special.ndtr, which is 1 + erf and loses the tail
+    # not torch.special.ndtr, which computes 1 + erf and is inaccurate in the tail
     beyond = _tail(outside).mul_(1 - share).add_(_tail((outside + width).clamp_(max=_NOTHING)) * share)
-    # the smaller of the tail and its complement, which is a multiple of 2**-53 or rounded to 0
+    # the complement is a multiple of 2**-53 and may be rounded to 0
     smaller = torch.minimum(beyond, (1 - beyond).clamp_(min=2.0**-54))
     root = smaller.log().neg_().sqrt_()
     place = _polynomial(_ABOVE, root).div_(_polynomial(_BELOW, root))
@@ -221,11 +224,12 @@ def _near(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torc
 
 
 def _far(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch.Tensor":
-    """`quantile` far outside: one step of Newton's method on the log of the tail.
+    """`quantile` far outside the support: one step of Newton's method on the log of the tail.
 
-    With m outside and depth t, minus the log of tail(m + t) / tail(m) is
-    m t + t^2 / 2 + log(hazard(m + t) / hazard(m)), convex in t, with slope hazard(m) at 0 and second
-    derivative 1 - O(1/m^2): the parabola's depth has relative error 1/m^4, and a step squares it.
+    For m = `outside` and depth t, -log(tail(m + t) / tail(m)) equals
+    m t + t^2 / 2 + log(hazard(m + t) / hazard(m)). This is convex in t, with slope hazard(m) at 0 and
+    second derivative 1 - O(1/m^2). The initial value from a parabola has relative error 1/m^4, and one
+    step squares it.
     """
     hazard = outside / _series(outside)
     whole = _lost(outside, outside.new_tensor(width), hazard)
@@ -236,7 +240,7 @@ def _far(outside: "torch.Tensor", width: float, share: "torch.Tensor") -> "torch
 
 
 def _lost(outside: "torch.Tensor", depth: "torch.Tensor", hazard: "torch.Tensor") -> "torch.Tensor":
-    """Negative log of tail(outside + depth) / tail(outside)."""
+    """-log(tail(outside + depth) / tail(outside))."""
     end = outside + depth
     return end.div(_series(end)).div_(hazard).log_().add_((outside + depth / 2).mul_(depth))
 
@@ -253,7 +257,7 @@ def _tail(x: "torch.Tensor") -> "torch.Tensor":
 
 
 def _polynomial(coefficients: tuple[float, ...], x: "torch.Tensor") -> "torch.Tensor":
-    """The sum of coefficients[k] x^k."""
+    """Polynomial: the sum of coefficients[k] x^k."""
     total = x.mul(coefficients[-1])
     for coefficient in coefficients[-2:0:-1]:
         total.add_(coefficient).mul_(x)

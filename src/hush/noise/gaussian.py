@@ -1,4 +1,4 @@
-"""Additive noise: Gaussian, Laplace and generalized Gaussian, and Gaussian noise per block."""
+"""Additive noise: Gaussian, Laplace, generalized Gaussian, and Gaussian with a scale per block."""
 
 import math
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ MULTIPLIER = number(
 
 
 class ExponentialPower(ABC):
-    """Mixin for a `Noise`: exact draws of density proportional to exp(-(|x| / scale)^beta)."""
+    """Mixin for a `Noise` with density proportional to exp(-(|x| / scale)^beta), sampled exactly."""
 
     additive: ClassVar[bool] = True
     exact: ClassVar[bool] = True
@@ -78,8 +78,8 @@ class BlockGaussian(Noise):
 
     additive: ClassVar[bool] = True
     exact: ClassVar[bool] = True
-    # Not Linf, L2Linf: their l2 radius depends on the number of parameters, so the noise that runs would
-    # too, while the charge is for any number of parameters.
+    # Linf and L2Linf are excluded: their l2 radius, and therefore the noise scale, depends on the number
+    # of parameters, but the accounting does not.
     proofs: ClassVar[tuple[Proof, ...]] = (
         Proof(
             samplings=("Poisson", "FullBatch"),
@@ -92,8 +92,8 @@ class BlockGaussian(Noise):
 
     @property
     def multiplier(self) -> float:
-        """Multiplier of isotropic noise with the same cost, as a record may reach the norm of every
-        block."""
+        """Multiplier of isotropic noise with the same privacy cost: one record may reach the norm bound
+        of every block."""
         return 1 / math.hypot(*(1 / multiplier for multiplier in self.multipliers))
 
     def with_multiplier(self, multiplier: float) -> Self:
@@ -106,7 +106,7 @@ class BlockGaussian(Noise):
         if len(sensitivity) != len(self.multipliers):
             raise InvalidValue(
                 f"multipliers={short_repr(self.multipliers)} must have {len(sensitivity)} numbers, one "
-                "for each block of the clipping: a block without noise has no privacy.",
+                "for each block of the clipping: a block without noise is not private.",
                 key="multipliers",
             )
         return [
@@ -118,8 +118,8 @@ class BlockGaussian(Noise):
         self, location: "torch.Tensor", *, norm: float, generator: RandomSource
     ) -> "torch.Tensor":
         raise Unsupported(
-            "BlockGaussian needs the blocks of a clipping, and a single draw has no blocks. Draw "
-            "each block with Gaussian."
+            "BlockGaussian needs the blocks of a clipping rule, and a single draw has no blocks. Use "
+            "Gaussian for each block."
         )
 
 
@@ -127,7 +127,7 @@ class BlockGaussian(Noise):
 class GeneralizedGaussian(ExponentialPower, Noise):
     """Independent noise of density proportional to exp(-(|x| / s)^beta), s = `multiplier` * norm.
 
-    At beta 2 it is `Gaussian` with `multiplier / sqrt(2)`; at beta 1 it is `Laplace`.
+    It equals `Gaussian(multiplier / sqrt(2))` for beta 2, and `Laplace(multiplier)` for beta 1.
 
     Args:
         beta: Shape of the density, at least 1.
@@ -143,7 +143,7 @@ class GeneralizedGaussian(ExponentialPower, Noise):
             at_least=1,
             at_most=1e4,
             why="below 1 the density is not log-concave and no bound is proved; above the limit the "
-            "draws are not tested",
+            "sampler is not tested",
             example=1.5,
         )
     )
@@ -151,9 +151,10 @@ class GeneralizedGaussian(ExponentialPower, Noise):
 
     @classmethod
     def from_sigma(cls, *, beta: float, sigma: float) -> Self:
-        """Noise of density proportional to exp(-|x|^beta / sigma) at a clipping norm of 1.
+        """Noise of density proportional to exp(-|x|^beta / sigma) for a clipping norm of 1.
 
-        This sigma is s^beta; at beta 2 it is twice the variance (Dytso et al. 2018).
+        In this parameterization sigma = s^beta, which is twice the variance for beta 2 (Dytso et al.
+        2018).
 
         Args:
             beta: Shape of the density, at least 1.

@@ -1,4 +1,4 @@
-"""PATE: teachers trained on disjoint records, noisy votes, and a student."""
+"""PATE: teachers that are trained on disjoint records, noisy votes, and a student."""
 
 from hush.core import lazy_modules
 

@@ -30,13 +30,12 @@ class NoisyMax(Value):
 
     Args:
         noise: Additive noise on every score, in units of `moved.norm`.
-        moved: Sensitivity of the scores: `Entries` for counts, or for scores that each change by at most
-            `norm` (`changed` is then the number of scores); `L2` or `Lp` for a bound on the norm of the
-            change.
+        moved: Sensitivity of the scores. `Entries` if a record changes `changed` scores (or counts) by
+            at most `norm` each; `L2` or `Lp` for a bound on the norm of the change.
         neighbours: Adjacency relation of the sensitivity.
         unit: Unit of privacy, in words.
 
-    **Guarantee.** Independent of the scores: docs/guarantees/argmax.md.
+    **Guarantee.** It does not depend on the scores: docs/guarantees/argmax.md.
 
     >>> import hush, torch
     >>> noisy_max = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=20.0))
@@ -57,18 +56,19 @@ class NoisyMax(Value):
 
     @classmethod
     def of_votes(cls, *, noise: Noise, neighbours: Neighbours = Neighbours.REPLACE) -> Self:
-        """Noisy argmax of vote counts: replacing a vote changes two counts by 1, adding a vote one.
+        """Noisy argmax of vote counts: replacing a vote changes two counts by 1, adding a vote changes
+        one count.
 
         Args:
             noise: Additive noise; its multiplier is in votes.
-            neighbours: Adjacency relation: replace, or add/remove, one vote.
+            neighbours: Adjacency relation: one vote is replaced, or added or removed.
         """
         changed = 2 if neighbours is Neighbours.REPLACE else 1
         return cls(noise=noise, moved=Entries(changed=changed), neighbours=neighbours, unit="one vote")
 
     @classmethod
     def of_teachers(cls, *, noise: Noise) -> Self:
-        """Noisy argmax of teachers on disjoint records: a record changes one vote, and so two counts.
+        """Noisy argmax of the votes of PATE teachers: one record changes one vote, and thus two counts.
 
         Args:
             noise: Additive noise; its multiplier is in votes.
@@ -82,29 +82,29 @@ class NoisyMax(Value):
 
     @property
     def vote(self) -> "NoisyMax":
-        """This noisy argmax; `Confident.vote` is the counterpart."""
+        """The noisy argmax itself, as `Confident` also has this property."""
         return self
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Index of the largest noisy score of each row.
 
         Args:
-            scores: Scores, one row per query and one column per class; the caller charges each row.
-            generator: Seed of the noise, for tests.
+            scores: Scores, one row per query and one column per class. The caller accounts for each row.
+            generator: Source of the noise seed, for tests.
         """
         return noisy(self.plan, as_scores(scores), generator).argmax(1)
 
     def calibrated(self, budget: Budget, queries: int) -> Self:
-        """This query with the least noise for `queries` answers within the budget (`hush.calibrate`).
+        """Copy with the least noise for `queries` answers within the budget (`hush.calibrate`).
 
         Args:
-            budget: Maximum cost of all queries.
+            budget: Maximum privacy cost of all queries.
             queries: Number of queries.
         """
         return with_noise(self, budget, queries, queries)
 
     def guarantee(self, queries: int, delta: float) -> Guarantee:
-        """Guarantee of a number of answers, for any scores.
+        """Guarantee for a number of answers, for any scores.
 
         Args:
             queries: Number of answers.
@@ -122,8 +122,8 @@ class Confident(Value):
         threshold: Threshold on the noisy largest score.
         noise: Noise of the test, in units of `vote.moved.norm`, the sensitivity of the largest score.
 
-    **Guarantee.** docs/guarantees/argmax.md, step 3, for a number of queries and a maximum number of
-    answers that are fixed in advance.
+    **Guarantee.** Valid if the number of queries and the maximum number of answers are fixed in advance:
+    docs/guarantees/argmax.md, step 3.
 
     >>> import hush, torch
     >>> vote = NoisyMax.of_votes(noise=hush.Gaussian(multiplier=20.0))
@@ -143,40 +143,40 @@ class Confident(Value):
     @property
     def test(self) -> Plan:
         """Plan of one test, for the ledger."""
-        # the maximum changes by at most the largest change of a score
+        # a maximum changes by at most the largest change of an entry
         moved = Entries(changed=1, norm=self.vote.moved.reference_norm)
         return Plan(sampling=FullBatch(), clipping=moved, noise=self.noise)
 
     def __call__(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Index of the largest noisy score of each row, `NO_ANSWER` if its test fails.
+        """Index of the largest noisy score of each row; `NO_ANSWER` if its test fails.
 
         Args:
             scores: Scores, one row per query and one column per class (sensitive).
-            generator: Seed of the noise, for tests.
+            generator: Source of the noise seed, for tests.
         """
         checked = as_scores(scores)
         return self.vote(checked, generator).where(self.passes(checked, generator), NO_ANSWER)
 
     def passes(self, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Whether the largest score of each row reaches the threshold after noise.
+        """Whether the largest score of each row plus noise reaches the threshold.
 
         Args:
             scores: Scores, one row per query and one column per class (sensitive).
-            generator: Seed of the noise, for tests.
+            generator: Source of the noise seed, for tests.
         """
         return noisy(self.test, scores.amax(1), generator) >= self.threshold
 
     def calibrated(self, budget: Budget, queries: int) -> Self:
-        """This query with the least noise for `queries` answers within the budget (`hush.calibrate`).
+        """Copy with the least noise for `queries` answers within the budget (`hush.calibrate`).
 
         Args:
-            budget: Maximum cost of all queries.
+            budget: Maximum privacy cost of all queries.
             queries: Number of queries.
         """
         return with_noise(self, budget, queries, queries)
 
     def guarantee(self, queries: int, delta: float, answers: int | None = None) -> Guarantee:
-        """Guarantee of a number of queries, for any scores.
+        """Guarantee for a number of queries, for any scores.
 
         Args:
             queries: Number of tests.
@@ -192,18 +192,21 @@ AnyQuery = TypeVar("AnyQuery", bound=Query)
 
 
 def planned(query: Query, queries: int, answers: int) -> dict[Plan, int]:
-    """Charges of each plan for `queries` queries with at most `answers` answers."""
+    """Number of charges of each plan, for `queries` queries with at most `answers` answers."""
     why = "the number is fixed in advance"
     asked = check_count("queries", queries, why, at_least=1)
     answered = min(asked, check_count("answers", answers, why, at_least=1))
     counts = {} if isinstance(query, NoisyMax) else {query.test: asked}
-    # with the same noise and one changed entry, test and vote are the same plan
+    # test and vote have the same plan if their noise is equal and one entry changes
     counts[query.vote.plan] = counts.get(query.vote.plan, 0) + answered
     return counts
 
 
 def with_noise(query: AnyQuery, budget: Budget, queries: int, answers: int) -> AnyQuery:
-    """The query with the least noise within `budget`; a `Confident` keeps the ratio of its noises."""
+    """Copy of the query with the least noise within `budget`.
+
+    The ratio of the two noise scales of a `Confident` is unchanged.
+    """
 
     def scaled(factor: float) -> Any:
         noises: list[Any] = [query.vote.noise, query.noise]
@@ -220,7 +223,7 @@ def with_noise(query: AnyQuery, budget: Budget, queries: int, answers: int) -> A
     if precision is None:
         raise BudgetExceeded(
             f"queries={queries} cost more than epsilon={budget.epsilon:g} at delta={budget.delta:g} "
-            "with any noise. Pass fewer queries, or allow a larger budget."
+            "for every noise scale. Pass fewer queries, or allow a larger budget."
         )
     return scaled(1 / precision)  # type: ignore[no-any-return]
 
@@ -229,7 +232,7 @@ def _check_proved(plan: Plan) -> None:
     """Raise unless the noise is additive and the plan has a proof."""
     if not plan.noise.additive:
         raise Unproved(
-            f"noise={plan.noise!r} has bounded support, on which large scores cannot be distinguished. "
+            f"noise={plan.noise!r} has bounded support, so large scores cannot be distinguished. "
             "Use Gaussian, Laplace or GeneralizedGaussian.",
             key="noise",
         )
@@ -237,13 +240,13 @@ def _check_proved(plan: Plan) -> None:
 
 
 def noisy(plan: Plan, scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Scores plus the noise of one query under `plan`, in double precision."""
+    """Add the noise of one query to the scores, in double precision."""
     norm = plan.clipping.reference_norm
     return sample(plan.noise, scores.shape, norm=norm, location=scores, generator=generator)
 
 
 def charged(vote: NoisyMax, counts: Mapping[Plan, int], delta: float) -> Guarantee:
-    """Guarantee of answers with these charges."""
+    """Guarantee of the answers with the given charges."""
     # no lower bound: the argmax reveals less than the noisy scores
     bound = Bound(lower=0.0, upper=compose(counts, delta).epsilon.upper)
     return Guarantee(epsilon=bound, delta=delta, neighbours=vote.neighbours, unit=vote.unit)

@@ -1,4 +1,4 @@
-"""Per-instance (data-dependent, **sensitive**) RDP of noisy votes, which is low if teachers agree."""
+"""Per-instance RDP of noisy votes (**sensitive**), which is low if the teachers agree."""
 
 import math
 from dataclasses import replace
@@ -17,15 +17,15 @@ from hush.core.plan import Plan
 from hush.noise import Gaussian
 from hush.pate.argmax import Confident, NoisyMax, Query, as_scores, charged, planned
 
-# absolute error of the closed forms below; `OUTWARD` bounds the relative error
+# bounds the absolute error of the closed forms below; `OUTWARD` bounds the relative error
 _ROUNDING = 1e-12
 
 
 def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None = None) -> Guarantee:
-    """Per-instance guarantee for answering at most `answers` rows of `scores`.
+    """Per-instance guarantee for at most `answers` answers to the rows of `scores`; for Gaussian noise.
 
-    **Guarantee** (sensitive). docs/guarantees/argmax.md, step 4: for all neighbours of these scores, in
-    both directions; at most the data-independent cost. Gaussian noise only.
+    **Guarantee** (sensitive). Valid for all neighbours of these scores, in both directions, and at most
+    the data-independent privacy cost: docs/guarantees/argmax.md, step 4.
     """
     delta = DELTA["range"].check("delta", delta)
     total = divergences(query, scores, ORDERS).sum(0)
@@ -36,22 +36,22 @@ def per_instance(query: Query, scores: Tensor, delta: float, answers: int | None
         worst,
         epsilon=Bound(lower=0.0, upper=upper),
         notion="per-instance",
-        arithmetic="assumed",  # its bound is for unrounded scores
+        arithmetic="assumed",  # the bound is for unrounded scores
         sensitive=True,
     )
 
 
 def divergences(query: Query, scores: Tensor, orders: Array) -> Array:
-    """Upper bounds on the Rényi divergences between the answers on these and on neighbouring scores.
+    """Upper bounds on the Rényi divergences between the answers for neighbouring scores.
 
-    One row per query, one column per order.
+    The result has one row per query and one column per order.
     """
     rows = as_scores(scores).numpy()
     return _vote(query, rows, orders) if isinstance(query, NoisyMax) else _confident(query, rows, orders)
 
 
 def runner_up(scores: Array, deviation: float) -> Array:
-    """Union bound on the log-probability that noise of this deviation overturns the largest score."""
+    """Union bound on the log-probability that noise changes which score is the largest."""
     sorted_scores = np.sort(scores, axis=1)
     gaps = sorted_scores[:, -1:] - sorted_scores[:, :-1]
     overtaken = log_ndtr(-gaps / (math.sqrt(2) * deviation))
@@ -60,7 +60,7 @@ def runner_up(scores: Array, deviation: float) -> Array:
 
 
 def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
-    """Step 4 of the note: the answer changes with probability at most q, and D_a is at most t^2 a."""
+    """Step 4 of the proof: the answer changes with probability at most q, and D_a is at most t^2 a."""
     deviation, step = _deviation(vote.plan), mechanism(vote.plan)
     assert isinstance(step, SampledGaussian)
     t = 1 / (math.sqrt(2) * step.multiplier)
@@ -69,7 +69,7 @@ def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
     worst = np.broadcast_to(a * t**2, (len(scores), len(orders)))
     valid = r >= a * t
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        # log(1 - x) of the outcome probabilities: q here; between w and u for the neighbour
+        # log(1 - x) for the probabilities x: q for these scores, between w and u for the neighbour
         stays = log1mexp_relative(log_q)
         upper, lower = log1mexp_relative(-((r - t) ** 2)), log1mexp_relative(-((r + t) ** 2))
         forward = np.where((r - t) / r * np.exp(2 * r * t - t**2) >= a / (a - 1), a * stays, 0.0)
@@ -81,7 +81,7 @@ def _vote(vote: NoisyMax, scores: Array, orders: Array) -> Array:
 
 
 def _confident(query: Confident, scores: Array, orders: Array) -> Array:
-    """Step 5 of the note: both outcomes of the test, one of which is followed by an answer."""
+    """Step 5 of the proof: the two outcomes of the test, and the answer if the test passes."""
     deviation = _deviation(query.test)
     answer = (orders - 1) * _vote(query.vote, scores, orders)
     margin = (scores.max(1) - query.threshold)[:, None] / deviation
@@ -105,6 +105,6 @@ def _deviation(plan: Plan) -> float:
     if not isinstance(plan.noise, Gaussian):
         raise Unproved(
             f"{type(plan.noise).__name__} noise has no per-instance cost: the proof is for Gaussian "
-            "noise. Use it, or the data-independent guarantee."
+            "noise. Use Gaussian noise, or the data-independent guarantee."
         )
     return plan.noise.multiplier * plan.clipping.reference_norm

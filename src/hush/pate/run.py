@@ -50,10 +50,10 @@ class PateRun:
     """Data-independent guarantee of the released student, answers and ledger."""
     answered: int
     label_accuracy: float
-    """Accuracy of the answers; NaN if there are none."""
+    """Accuracy of the answers; NaN if no query was answered."""
     student_accuracy: float
     per_instance: Guarantee | None
-    """Per-instance guarantee on these votes (sensitive); None unless the noise is Gaussian."""
+    """Per-instance guarantee for these votes (sensitive); None unless the noise is Gaussian."""
     teacher_accuracy: float
     """Accuracy of the teachers' votes (sensitive)."""
 
@@ -80,26 +80,26 @@ def pate(
     """Train teachers, answer public queries by noisy votes, and train a student on the answers.
 
     **Guarantee.** `PateRun.guarantee` covers all releases: the student, the answers, their number, and
-    the ledger. Neighbours differ in one record of `data` (added or removed), or with `units` in one user
-    with any number of records: docs/guarantees/argmax.md.
+    the ledger. Neighbours differ in one record of `data` (added or removed). If `units` is given, they
+    differ in one user with any number of records. Proof: docs/guarantees/argmax.md.
 
     Args:
         network: Factory of networks for teachers and student.
         data: Private inputs and targets.
         public: Public inputs to label, and targets to evaluate the answers.
         evaluation: Public inputs and targets to evaluate the student.
-        query: Noisy vote (`NoisyMax`), optionally with a test (`Confident`).
-        teachers: Number of teachers, on disjoint records.
+        query: Noisy vote (`NoisyMax`), optionally with a threshold test (`Confident`).
+        teachers: Number of teachers.
         classes: Number of classes.
         delta: Failure probability of the guarantee.
-        directory: Folder of the run. `teachers/` and `private.json` are as secret as the records; the
-            other files may be published.
+        directory: Folder of the run. `teachers/` and `private.json` must stay secret, like the records;
+            the other files may be published.
         answers: Maximum number of answers; by default all queries.
-        units: User id of each record; all records of a user are assigned to one teacher.
+        units: User id of each record. All records of a user are assigned to one teacher.
         lesson: Hyperparameters of teachers and student.
         processes: Number of processes that train teachers.
-        resume: Continue the run in `directory` with its finished teachers and answers.
-        generator: Seed of the noise, for tests.
+        resume: Whether to resume the run in `directory` with its finished teachers and answers.
+        generator: Source of the noise seed, for tests.
         done: Callback after each finished teacher.
     """
     check_first_rank("PATE")
@@ -117,12 +117,12 @@ def pate(
     adjacency = Adjacency(neighbours=vote.neighbours, per_unit=None if units is None else "all")
     check_delta(delta, count(data) if users is None else users, adjacency.unit, private=True)
     guarantee = replace(charged(vote, plans, delta), unit=adjacency.unit)
-    check_count("processes", processes, "they train the teachers", at_least=1)
+    check_count("processes", processes, "it is the number of processes", at_least=1)
     assigned = teacher_of(*data, teachers, units)
     if isinstance(query, Confident) and query.threshold > teachers:
         raise InvalidValue(
-            f"threshold={query.threshold:g} is more than the {teachers} votes: only noise could "
-            f"reach it. Pass e.g. threshold={0.6 * teachers:g}.",
+            f"threshold={query.threshold:g} is more than the {teachers} votes, so it could only be "
+            f"reached by noise. Pass e.g. threshold={0.6 * teachers:g}.",
             key="threshold",
         )
     settings = {
@@ -135,7 +135,7 @@ def pate(
         "lesson": lesson.to_plain(),
         "per_unit": adjacency.per_unit,
     }
-    # the assignment of records to teachers follows from the user ids, which may be private
+    # the assignment of records to teachers depends on the user ids, which may be private
     private = {"records": count(data), "owners": None if units is None else fingerprint([assigned])}
     contents: dict[str, dict[str, Any]] = {_PRIVATE: private, _SETTINGS: settings}
     _check_folder(directory, contents, resume=resume)
@@ -177,13 +177,13 @@ def ask(
     generator: torch.Generator | None = None,
     adjacency: Adjacency = RECORD,
 ) -> Tensor:
-    """Answer the rows of `scores`; unanswered rows are `NO_ANSWER`.
+    """Answer the rows of `scores` by noisy votes; unanswered rows are `NO_ANSWER`.
 
-    Rows are answered in order until the charges reach `counts`, which is fixed in advance. Answers on
-    the ledger are reused and not charged again.
+    Rows are answered in order until the charges reach `counts`, which is fixed in advance. Answers from
+    the ledger are reused without another charge.
 
-    **Guarantee.** The cost of `counts`, for any answers (docs/guarantees/argmax.md, step 3). An answer
-    is returned after its charge is on disk.
+    **Guarantee.** The privacy cost is that of `counts`, for any answers (docs/guarantees/argmax.md, step
+    3). An answer is returned only after its charge is on disk.
     """
     check_first_rank("asking PATE's teachers")
     ledger.check_adjacency(adjacency)
@@ -200,7 +200,7 @@ def ask(
     steps = itertools.count(1)
 
     def released(row: int, plan: Plan, outcome: str) -> str | None:
-        """The released outcome, charged if it is new; None if the plan has no charges left."""
+        """Released outcome, charged if it is new; None if the charges of the plan are used up."""
         question = (row, outcome in ("passed", "failed"))
         if question not in outcomes:
             if ledger.counts.get(plan, 0) >= counts[plan]:
@@ -225,11 +225,11 @@ def ask(
 
 
 def _check_folder(directory: Path, contents: dict[str, dict[str, Any]], *, resume: bool) -> None:
-    """Raise unless a run with these settings can start or resume in the folder."""
+    """Raise `CheckpointError` unless a run with these settings can start or resume in the folder."""
     if not resume:
         if any((directory / name).exists() for name in (_SETTINGS, _TEACHERS)):
             raise CheckpointError(
-                f"{directory} already holds a run: starting again would spend its budget a second time. "
+                f"{directory} already contains a run: a restart would spend its budget a second time. "
                 "Resume it (--resume), or use another directory (--run-dir)."
             )
         return
@@ -250,11 +250,11 @@ def _check_folder(directory: Path, contents: dict[str, dict[str, Any]], *, resum
             ) from None
     if differing:
         raise CheckpointError(
-            f"{directory} has a run with other settings ({', '.join(differing)}). Resume with the "
+            f"{directory} contains a run with other settings ({', '.join(differing)}). Resume with the "
             "same settings, or use another directory."
         )
     if not (directory / _LEDGER).exists():
         raise LedgerError(
-            f"{directory} has a run without its ledger: the privacy cost is unknown. Restore "
+            f"{directory} contains a run without its ledger: the privacy cost is unknown. Restore "
             "ledger.jsonl, or start a new run in a new directory."
         )

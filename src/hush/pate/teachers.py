@@ -1,6 +1,6 @@
-"""PATE's teachers: networks trained without privacy on disjoint records, stored in files.
+"""Teachers of PATE: networks that are trained on disjoint records without noise, and stored in files.
 
-Teachers are not private: their files are as secret as the records.
+Teachers are not private, so their files must stay secret.
 """
 
 import copy
@@ -21,15 +21,15 @@ from hush.gradients.recording import draws_from
 from hush.training import checkpoint
 from hush.training.units import Owners, owner_ids
 
-_RATE = number(above=0, at_most=10, why="it is the length of a step", example=5e-3)
+_RATE = number(above=0, at_most=10, why="it is the learning rate", example=5e-3)
 Network = Callable[[], nn.Module]
 """Factory of new networks; must be picklable for training in several processes."""
 
 
 def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | None = None) -> Tensor:
-    """Teacher of each record, by a hash of the record or of its user id.
+    """Index of the teacher of each record, from a hash of the record or of its user id.
 
-    Adding or removing a record (or a user) changes one teacher only.
+    Adding or removing a record (or a user) affects a single teacher.
     """
     if units is not None:
         ids = owner_ids(units)
@@ -46,7 +46,7 @@ def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | N
             record.numpy().tobytes() + int(target).to_bytes(8)
             for record, target in zip(inputs.cpu(), targets.tolist(), strict=True)
         ]
-    check_count("teachers", teachers, "noise hides the vote of one teacher", at_least=2)
+    check_count("teachers", teachers, "noise must hide the vote of each teacher", at_least=2)
     if teachers > len(contents):
         raise DataError(
             f"teachers={teachers} is more than the {len(contents)} {kind}: many teachers would be "
@@ -58,7 +58,7 @@ def teacher_of(inputs: Tensor, targets: Tensor, teachers: int, units: Owners | N
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson(Value):
-    """Hyperparameters of a teacher's or student's training with Adam."""
+    """Hyperparameters for training a teacher or the student with Adam."""
 
     epochs: int = field(default=40, metadata=count("it is a number of passes over the records"))
     batch: int = field(default=32, metadata=count("it is a number of records"))
@@ -66,7 +66,7 @@ class Lesson(Value):
 
 
 def new_network(network: Network) -> nn.Module:
-    """A new network; raises `Unsupported` if networks share trainable parameters."""
+    """Create a network; raise `Unsupported` if networks share trainable parameters."""
     with draws_from(0):
         first, second = network(), network()
     others = {id(parameter) for parameter in second.parameters()}
@@ -81,7 +81,7 @@ def new_network(network: Network) -> nn.Module:
 
 
 def trained(network: Network, inputs: Tensor, targets: Tensor, lesson: Lesson, seed: int) -> nn.Module:
-    """A new network, trained without privacy; untrained if there are no records."""
+    """Create a network and train it without privacy. Without records it stays untrained."""
     generator, loss = torch.Generator().manual_seed(seed), nn.CrossEntropyLoss()
     with draws_from(seed):
         model = copy.deepcopy(network()).train()
@@ -97,7 +97,7 @@ def trained(network: Network, inputs: Tensor, targets: Tensor, lesson: Lesson, s
 
 @torch.no_grad()
 def predict(model: nn.Module, inputs: Tensor) -> Tensor:
-    """The most likely class of each input."""
+    """Most likely class of each input."""
     model.eval()
     return torch.cat([model(part).argmax(1) for part in inputs.split(1024)])
 
@@ -113,7 +113,7 @@ def train_teachers(
     processes: int = 1,
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train the teachers that have no file yet, each on its records from `teacher_of`."""
+    """Train the teachers that have no file yet, each on the records that `teacher_of` assigns to it."""
     inputs, targets = data
     folder.mkdir(parents=True, exist_ok=True)
     missing = [teacher for teacher in range(teachers) if not _file(folder, teacher).exists()]
@@ -128,7 +128,7 @@ def train_teachers(
             _train(*job)
             done()
         return
-    # a fork would copy held locks and the state of generators
+    # a fork would copy locks that are in use, and the state of generators
     with ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
         for finished in as_completed([pool.submit(_train, *job) for job in jobs]):
             finished.result()

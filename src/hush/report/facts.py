@@ -1,4 +1,4 @@
-"""Facts of a privacy report, from a run's ledger and other files; imports without torch."""
+"""Facts of a privacy report, from the ledger and other files of a run; imports without torch."""
 
 import json
 import math
@@ -19,16 +19,16 @@ from hush.core.value import Range, as_float
 from hush.training.run_folder import SETTINGS, checked_ledger, holds_pate, read_metrics, step_file
 
 _ACCURACY = Range(at_least=0, at_most=1, why="it is a fraction of correct answers", example=0.95)
-_KEY = "the key of the noise: as secret as the records"
+_KEY = "the secret key of the noise"
 _FILES = {
     "model.safetensors": (True, "weights of the trained model"),
     "student.safetensors": (True, "weights of the student"),
     "plan.toml": (True, "the plan: sampling, clipping, noise, release"),
     "settings.json": (True, "options outside the plan"),
-    "tuned.json": (True, "the chosen settings, their noisy score and the guarantee"),
-    "ledger.jsonl": (True, "every charge, with a fingerprint or the value of the release"),
+    "tuned.json": (True, "the selected hyperparameters, their noisy score and the guarantee"),
+    "ledger.jsonl": (True, "all charges, with a fingerprint or the value of each release"),
     "anchor.json": (True, "identity of the run's ledger"),
-    "metrics.jsonl": (True, "epsilon so far, and metrics of records without protection"),
+    "metrics.jsonl": (True, "epsilon spent so far, and metrics on unprotected records"),
     "private": (False, f"{_KEY}; per-instance costs, if requested"),
     "checkpoint.safetensors": (False, _KEY),
     "per_instance.npz": (False, "per-instance costs: as secret as the records"),
@@ -39,7 +39,7 @@ _FILES = {
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCharge:
-    """Number of charged steps of a plan, their epsilon alone, and the page of the proof."""
+    """Number of steps of a plan on the ledger, the epsilon of these steps alone, and the proof page."""
 
     plan: Plan
     steps: int
@@ -49,7 +49,7 @@ class PlanCharge:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
-    """A file in the run's folder, and whether it may be published."""
+    """File in the folder of a run, and whether it may be published."""
 
     name: str
     publishable: bool
@@ -64,18 +64,18 @@ class RunFacts:
     kind: str
     """"training", "selective training", "private selection", "PATE" or "ledger"."""
     guarantee: Guarantee
-    """The proved guarantee, also of a run that was charged by a published claim."""
+    """Proved guarantee, even if the run used published accounting."""
     adjacency: Adjacency
     explanation: Explanation
     """Attack bounds."""
     plans: tuple[PlanCharge, ...]
     metrics: tuple[Mapping[str, Any], ...]
-    """Lines of metrics.jsonl, measured on records without protection."""
+    """Lines of metrics.jsonl, which are measured on unprotected records."""
     baseline: float | None
     """Accuracy without privacy."""
     settings: Mapping[str, Any]
     tuned: Mapping[str, Any]
-    """Settings and score chosen by a private selection."""
+    """Hyperparameters and score of the best trial of a private selection."""
     finished: bool
     notes: tuple[str, ...]
     """Results of verifying the ledger."""
@@ -87,14 +87,14 @@ class RunFacts:
 
     @property
     def measured(self) -> list[tuple[float, float]]:
-        """Epsilon so far and accuracy, for each evaluation."""
+        """Epsilon spent so far and accuracy, for each evaluation."""
         names = ("epsilon", "accuracy")
         pairs = [tuple(as_float(line.get(name)) for name in names) for line in self.metrics]
         return [(spent, share) for spent, share in pairs if math.isfinite(spent + share)]
 
     @property
     def accuracy(self) -> float | None:
-        """Latest accuracy on records without protection."""
+        """Latest accuracy on unprotected records."""
         return self.measured[-1][1] if self.measured else None
 
 
@@ -122,7 +122,7 @@ def attack_rows(meaning: Explanation) -> list[list[str]]:
 
 
 def proved_counts(counts: Mapping[Plan, int]) -> dict[Plan, int]:
-    """The same steps with proved instead of published accounting."""
+    """Steps with published accounting replaced by proved accounting."""
     proved: Counter[Plan] = Counter()
     for plan, steps in counts.items():
         if isinstance(plan.release, Selective) and plan.release.accounting == "published":
@@ -132,7 +132,7 @@ def proved_counts(counts: Mapping[Plan, int]) -> dict[Plan, int]:
 
 
 def run_facts(path: Path, *, delta: float | None = None, baseline: float | None = None) -> RunFacts:
-    """Facts of the report of a run's folder or of a ledger.
+    """Facts for the report on a run or a ledger.
 
     Args:
         path: Folder of a run, or a ledger file.
@@ -155,7 +155,7 @@ def run_facts(path: Path, *, delta: float | None = None, baseline: float | None 
 
     guarantee = ledger.epsilon(chosen)
     if guarantee.basis != "proved":
-        claim = "the run was charged by a published claim; all numbers here are of proved accounting"
+        claim = "the run used published accounting; all numbers of this report use proved accounting"
         notes = [claim, *notes]
     guarantee = replace(guarantee, epsilon=epsilon(counts), basis="proved")
     releases = {type(plan.release) for plan in counts}
@@ -187,20 +187,20 @@ def _planned(folder: Path, settings: Mapping[str, Any]) -> dict[Plan, int]:
     """Planned tests and answers of a PATE run.
 
     The number of answers depends on the records, so the guarantee covers all planned charges
-    (docs/guarantees/argmax.md, 3).
+    (docs/guarantees/argmax.md, step 3).
     """
     try:
         return {Plan.from_plain(each["plan"]): int(each["steps"]) for each in settings["planned"]}
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{folder / SETTINGS} does not list the planned tests and answers "
-            f"({shorten(str(error), 200)}), and the guarantee covers more than the charges. Run "
-            f"`hush pate` again with this version, or report the charges alone: hush account {folder}"
+            f"({shorten(str(error), 200)}), which the guarantee also covers. Run `hush pate` again "
+            f"with this version, or report the charges alone: hush account {folder}"
         ) from None
 
 
 def _files(path: Path) -> list[RunFile]:
-    """Files of the run that hush writes, in the order of `_FILES`."""
+    """Files of the run that are written by hush, in the order of `_FILES`."""
     if not path.is_dir():
         secret = step_file(path)
         states = [RunFile(name=secret.name, publishable=False, holds=_KEY)] if secret.exists() else []
@@ -213,11 +213,11 @@ def _files(path: Path) -> list[RunFile]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """JSON object in a file; empty if the file does not exist."""
+    """Read a JSON object from a file; empty if the file does not exist."""
     try:
         return dict(json.loads(path.read_bytes())) if path.exists() else {}
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({shorten(str(error), 200)}), so the report would omit the settings "
-            "of the run. Restore it, or move it away to report the charges alone."
+            "of the run. Restore it, or remove it to report the charges alone."
         ) from None

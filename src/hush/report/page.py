@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML page with charts."""
+"""Privacy report as one self-contained HTML page with charts."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Chart:
     """Axes labelled in percent: a subset of "xy"."""
 
     def image(self) -> str:
-        """The chart as the data URI of an SVG."""
+        """Chart as a data URI with an SVG."""
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
@@ -63,7 +63,7 @@ class Chart:
 
 
 def charts(facts: RunFacts) -> dict[str, Chart]:
-    """The charts of a run by name; single points are not drawn."""
+    """Charts of a run by name. A chart with a single point is omitted."""
     delta, epsilon, drawn = facts.guarantee.delta, facts.guarantee.epsilon.upper, {}
     if len(facts.measured) > 1:
         ends, baseline = (0.0, max(spent for spent, _ in facts.measured)), facts.baseline
@@ -74,7 +74,7 @@ def charts(facts: RunFacts) -> dict[str, Chart]:
                 ("without privacy", "ideal", [] if baseline is None else [(x, baseline) for x in ends]),
                 ("this run", "holds", facts.measured),
             ],
-            caption="Measured on records without protection.",
+            caption="Measured on unprotected records.",
             percent="y",
         )
     profile, curve = facts.explanation.profile, facts.explanation.trade_off
@@ -91,7 +91,7 @@ def charts(facts: RunFacts) -> dict[str, Chart]:
                 ("certified lower bound", "bound", low),
                 ("this run", "mark", [(delta, min(epsilon, upper[-1][1]))]),
             ],
-            caption="Privacy profile of all charges, by certified composition of privacy loss "
+            caption="Privacy profile of all charges, from certified composition of privacy loss "
             "distributions (or Rényi divergences).",
             log=True,
         )
@@ -112,7 +112,7 @@ def charts(facts: RunFacts) -> dict[str, Chart]:
 
 
 def render(facts: RunFacts) -> str:
-    """The report as a self-contained HTML page; all strings of the facts are escaped."""
+    """Render the report as a self-contained HTML page. All strings of the facts are escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     folder = Path(__file__).parent
@@ -135,5 +135,5 @@ def render(facts: RunFacts) -> str:
 
 
 def write_report(page: Path, facts: RunFacts) -> None:
-    """Write the page."""
+    """Write the report to the file `page`."""
     replace_file(page, render(facts).encode())

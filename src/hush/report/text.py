@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A header and rows of cells, as text."""
+    """Table with a header and rows of text cells."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]

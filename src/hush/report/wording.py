@@ -1,4 +1,4 @@
-"""Sentences of the report: guarantee, visibility, caveats, model card."""
+"""Sentences of the privacy report: guarantee, visibility, caveats and model card."""
 
 import re
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ _RELATIONS = {
     Neighbours.REPLACE: "The data sets differ in {unit}; the number is public (replace).",
 }
 _RELEASED = {
-    "training": "every noisy update, and so the model after each step",
-    "selective training": "every accepted noisy update, and so the model after each; which proposals "
-    "were accepted, if tests are accounted for per trial",
+    "training": "every noisy update, and therefore the model after each step",
+    "selective training": "every accepted noisy update, and therefore the model after each of them; the "
+    "result of every test, if the accounting is per trial",
     "private selection": "the best trial's model, settings and score",
     "PATE": "the noisy answers, their number, and the student trained on them",
     "ledger": "the noisy value of every charge",
@@ -29,46 +29,47 @@ _HIDDEN = {
     "private selection": "; the number of trials, their run time, and the scores of all but the best",
     "PATE": "; the teachers, their votes and their accuracy",
 }
-_RAW = "the records, and every gradient, batch and draw of noise"
+_RAW = "the records, gradients, batches and noise"
 _CAVEATS = {
     "Unfinished": ("", "The run is not finished. The report covers the charges so far."),
     "Proof": ("Statement, assumptions, proof and tests: {pages}.", ""),
     "Arithmetic": (
-        "Noise is sampled exactly in floating-point numbers, and the rounding of sums is part of the "
-        "sensitivity. Assumptions on the matrix kernels: docs/guarantees/tape.md.",
+        "Noise is sampled exactly in floating-point arithmetic, and the sensitivity includes the "
+        "rounding of sums. Assumptions on the matrix kernels: docs/guarantees/tape.md.",
         "Real-number arithmetic is assumed: the proof does not cover the rounding of noise or sums, so "
         "attacks on the low bits of released numbers are not excluded.",
     ),
     "Randomness": (
         "Sampling and noise use a ChaCha20 stream under a key from the operating system, not a known "
         "seed.",
-        "The run was seeded, which is for tests: the guarantee holds only if the seed is secret and no "
-        "other run uses it.",
+        "The run used a given seed, which is meant for tests: the guarantee is valid only if the seed "
+        "is secret and no other run uses it.",
     ),
     "Tuning": (
         "Private selection chose the hyperparameters; epsilon covers all of its trials.",
         "Epsilon covers this run alone and assumes that the hyperparameters do not depend on the "
-        "private records. Earlier runs on the same records add to it (`hush tune` charges a search).",
+        "private records. Earlier runs on the same records increase it. `hush tune` accounts for a "
+        "hyperparameter search.",
     ),
     "Public data": ("", "{data}"),
     "Delta": (
         "{delta}, which is below 1.",
-        "{delta}, above 1: publishing one record at random would satisfy this delta.",
+        "{delta}, which is above 1: publishing one random record would satisfy this delta.",
     ),
     "Ledger": ("{checked}.", "{checked}."),
     "Beyond this ledger": (
         "",
-        "Other runs on the same records have their own ledgers and add to the cost. Run time, memory "
-        "and power consumption are not covered.",
+        "Other runs on the same records have their own ledgers and increase the total privacy cost. "
+        "Side channels such as run time, memory and power consumption are not covered.",
     ),
 }
-"""Sentences for a covered and for an uncovered term."""
+"""Two sentences per term: one if the guarantee covers it, and one if it does not."""
 _ASSUMED = ("Tuning", "Public data", "Ledger", "Beyond this ledger")
-"""Uncovered terms that are assumptions; other uncovered terms need attention."""
+"""Terms that are assumptions if they are not covered; other uncovered terms need attention."""
 
 
 class Item(NamedTuple):
-    """A term, a sentence about it, and for a caveat its state: covered, assumed or attention."""
+    """Term with a sentence. The state of a caveat is covered, assumed or attention."""
 
     term: str
     text: str
@@ -82,7 +83,7 @@ def statements(facts: RunFacts) -> dict[str, Any]:
 
 
 def for_lawyers(facts: RunFacts) -> str:
-    """The guarantee in one sentence without formulas."""
+    """Guarantee in one sentence without formulas."""
     one, group = facts.one, facts.adjacency.group
     owned = "" if one == "record" else ", with all of their records,"
     either = f"with or without any one {one}{owned} in the data"
@@ -98,7 +99,7 @@ def for_lawyers(facts: RunFacts) -> str:
 
 
 def for_engineers(facts: RunFacts) -> str:
-    """The guarantee in one sentence with all of its qualifiers."""
+    """Guarantee in one sentence with all its qualifiers."""
     stated, lower = facts.guarantee, facts.guarantee.epsilon.lower
     certified = f"certified: epsilon is at least {at_least(lower)}; " if lower else ""
     certified += f"{at_most(facts.explanation.trade_off.mu)}-GDP for error rates of 1e-10 or more; "
@@ -123,7 +124,7 @@ def protection(facts: RunFacts) -> list[Item]:
     covered = " A person with several records has weaker protection, by group privacy."
     if per_unit is not None:
         covered = " All records of a user are covered" + (
-            "." if per_unit == "all" else "; no step uses more of them than that."
+            "." if per_unit == "all" else ", and no step uses more of them than stated."
         )
     records = facts.guarantee.records
     known = [] if records is None else [Item(f"Number of {facts.one}s", f"{records}, a public number.")]
@@ -140,13 +141,13 @@ def protection(facts: RunFacts) -> list[Item]:
         Item("Nobody else may see", f"{_sentence(_RAW)}{hidden}{_HIDDEN.get(facts.kind, '')}."),
         Item(
             "Not limited",
-            "General facts about a population, which also apply to people outside of the data.",
+            "Conclusions about a population, which also apply to people who are not in the data.",
         ),
     ]
 
 
 def caveats(facts: RunFacts) -> list[Item]:
-    """Covered terms, assumptions and warnings."""
+    """Caveats: covered terms, assumptions and warnings."""
     stated = facts.guarantee
     share = stated.delta * (stated.records or 0)
     checked = "; ".join(facts.notes)
@@ -181,9 +182,9 @@ def _public_data(facts: RunFacts) -> str:
     if isinstance(count, int) and count > 0:
         used.append(f"{count} training records declared public")
     if any(isinstance(c.plan.clipping, Subspaces) and c.plan.clipping.bases for c in facts.plans):
-        used.append("gradients of public records, which chose the subspaces of the clipping")
+        used.append("gradients of public records, which determined the subspaces for clipping")
     if isinstance(features, str):
-        used.append(f"{features} features, with the data that their network was trained on")
+        used.append(f"{features} features, and the training data of the network that computes them")
     if facts.kind == "PATE":
         used.append("public inputs as queries")
     if any("accuracy" in line or "loss" in line for line in facts.metrics):
@@ -191,7 +192,7 @@ def _public_data(facts: RunFacts) -> str:
     if used:
         return f"The run used data without protection: {'; '.join(used)}."
     recorded = "None recorded" if facts.settings else "Not recorded"
-    return f"{recorded}. Other data have no protection."
+    return f"{recorded}. The guarantee does not protect other data."
 
 
 def _utility(facts: RunFacts) -> str:

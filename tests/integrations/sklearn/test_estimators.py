@@ -207,7 +207,7 @@ def test_labels_outside_the_classes_are_refused_without_being_shown(tmp_path: Pa
     assert "secret-name" not in str(refused.value)
     assert not (tmp_path / "ledger.jsonl").exists(), "nothing is charged"
     target[3] = math.inf
-    with pytest.raises(DataError, match="y holds infinity"):
+    with pytest.raises(DataError, match="y contains infinity"):
         PrivateRegressor(UNIT, UNIT).fit(rows, target)
 
 

@@ -1,6 +1,6 @@
-"""Privacy loss distributions: certified two-sided bounds on epsilon and delta of composed steps.
+"""Accountant with privacy loss distributions: certified bounds on epsilon and delta of composed steps.
 
-**Guarantee.** The true value lies between `lower` and `upper`: docs/guarantees/poisson-gaussian.md and
+**Guarantee.** The true value is between `lower` and `upper`: docs/guarantees/poisson-gaussian.md and
 scalar-noise.md.
 """
 
@@ -24,18 +24,17 @@ from hush.core.guarantee import Bound
 Counts = Mapping[Step, int]
 AnyStep = TypeVar("AnyStep", bound=Step)
 
-# Target gap between the bounds. If a grid with MAX_POINTS does not reach it, finer grids with up to
-# MAX_REFINED_POINTS follow.
+# Target gap between the bounds, and numbers of grid points that limit the refinement.
 ACCURACY = 4e-4
 MAX_REFINED_POINTS, MAX_POINTS = 1 << 20, 1 << 21
-# Fraction of delta for losses beyond the grid.
+# Fraction of delta for losses outside the grid.
 TRUNCATED_SHARE = 1e-7
-# Number of epsilons of a privacy profile per curve.
+# Number of epsilons of a privacy profile that share a curve.
 _SHARING = 32
 
 
 def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
-    """Bounds on epsilon at `delta` of a composition; `counts` maps steps to their number."""
+    """Bounds on epsilon at `delta`; `counts` is the number of executions of each step."""
     steps, noisier, mu = _prepared(counts)
     if mu is not None:
         return analytic_gaussian.epsilon(mu, delta)
@@ -52,7 +51,7 @@ def epsilon(counts: Mapping[AnyStep, int], delta: float) -> Bound:
 
 
 def delta(counts: Mapping[AnyStep, int], epsilon: float) -> Bound:
-    """Bounds on delta at `epsilon` of a composition; `counts` maps steps to their number."""
+    """Bounds on delta at `epsilon`; `counts` is the number of executions of each step."""
     return profile(counts, [epsilon])[0]
 
 
@@ -76,7 +75,10 @@ def profile(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[Bo
 
 
 def profile_upper(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> list[float]:
-    """Upper bounds of `profile` at many increasing `epsilons`, slightly wider, with shared curves."""
+    """Upper bounds of `profile` at many increasing `epsilons`.
+
+    The bounds are slightly larger than those of `profile`, because several epsilons share a curve.
+    """
     steps, noisier, mu = _prepared(counts)
     if mu is not None or noisier != steps:
         return [delta(counts, epsilon).upper for epsilon in epsilons]
@@ -91,7 +93,7 @@ def profile_upper(counts: Mapping[AnyStep, int], epsilons: Sequence[float]) -> l
 
 
 def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool:
-    """Whether the composition certainly violates (epsilon, delta); computed without a grid."""
+    """Whether the composition certainly violates (epsilon, delta). This test needs no grid."""
     noisier = _prepared(counts)[1]
     return bool(noisier) and coarse_delta_lower(noisier, epsilon) > delta
 
@@ -99,10 +101,12 @@ def exceeds(counts: Mapping[AnyStep, int], delta: float, epsilon: float) -> bool
 def _prepared(
     counts: Mapping[AnyStep, int],
 ) -> tuple[dict[Step, int], dict[Step, int], float | None]:
-    """The steps with full-batch Gaussian steps merged, the same with losses that fit a grid, and a mu.
+    """Prepare steps for composition.
 
-    Losses that are too large for a grid get more noise, which is sound for lower bounds. The mu of
-    Gaussian DP is for full-batch Gaussian steps alone; None if there are other steps.
+    Returns:
+        The steps, with all full-batch Gaussian steps merged; the same steps with noise added if their
+        losses are too large for a grid, which is valid for lower bounds; and the mu of Gaussian DP, or
+        None if there are steps other than full-batch Gaussian.
     """
     merged: Counter[Step] = Counter()
     raised: Counter[Step] = Counter()
@@ -123,7 +127,7 @@ def _prepared(
 def _epsilon(steps: Counts, direction: Direction, delta: float, at_least: float) -> tuple[float, float]:
     """Lower and upper bounds on epsilon in one direction.
 
-    The lower bound is skipped if it cannot exceed `at_least`, the bound of the other direction.
+    The lower bound is not computed if it cannot exceed `at_least`, the bound in the other direction.
     """
     lowest, highest = 0.0, max_composed_loss(steps, direction)
     if highest <= at_least:
@@ -148,9 +152,9 @@ def _one_sided_profile(
 ) -> list[tuple[float, float]]:
     """Lower and upper bounds on delta in one direction, at each of the increasing `epsilons`.
 
-    A curve is used for the epsilon of its tilt, and for larger ones within a standard deviation of the
-    tilted loss. Below `decisive` the other direction is larger, so the delta of a smaller epsilon
-    suffices.
+    Each curve is tilted for one epsilon, and also used for larger epsilons within a standard deviation
+    of the tilted loss. If delta is below `decisive`, the other direction is larger, so the delta of a
+    smaller epsilon is accurate enough.
     """
     bounds: list[tuple[float, float]] = []
     max_loss = max_composed_loss(steps, direction)
@@ -168,10 +172,10 @@ def _one_sided_profile(
 
 
 def _window_at(steps: Counts, direction: Direction, epsilon: float) -> tuple[Window, float]:
-    """The window for an epsilon, and the allowed mass of one step beyond the grid."""
+    """Window for an epsilon, and maximum probability mass of one step outside the grid."""
     rough = choose_window(Cumulants(steps, direction, 1e-300), log_delta=None, epsilon=epsilon)
     if rough.low > epsilon:
-        # nearly impossible losses are too large for the tilt of epsilon
+        # ignore losses with negligible probability, because they are too large for the tilt
         rough = choose_window(Cumulants(steps, direction, 1e-30), log_delta=None, epsilon=epsilon)
     tail = _step_tail(steps, rough.log_delta)
     return choose_window(Cumulants(steps, direction, tail), log_delta=None, epsilon=epsilon), tail
@@ -180,7 +184,7 @@ def _window_at(steps: Counts, direction: Direction, epsilon: float) -> tuple[Win
 def _deltas(
     steps: Counts, direction: Direction, epsilons: Sequence[float], window: Window, tail: float
 ) -> list[tuple[float, float]]:
-    """Lower and upper bounds on delta at each epsilon, in the window of the first one."""
+    """Lower and upper bounds on delta at each epsilon, in the window of the first epsilon."""
     lowest, highest = [0.0] * len(epsilons), [1.0] * len(epsilons)
     for width in _grid_widths(steps, direction, window, tail, epsilons[0] + window.deviation):
         for upper, bounds, tighter in ((True, highest, min), (False, lowest, max)):
@@ -212,23 +216,27 @@ def _deltas_upper(steps: Counts, direction: Direction, epsilons: Sequence[float]
 
 
 def _step_tail(steps: Counts, log_delta: float) -> float:
-    """Allowed mass of one step beyond the grid: a power of ten, to reuse lattices."""
+    """Maximum probability mass of one step outside the grid.
+
+    It is rounded down to a power of ten, so lattices can be cached.
+    """
     log_tail = log_delta + math.log(TRUNCATED_SHARE / sum(steps.values()))
     return 10.0 ** max(math.floor(log_tail / math.log(10)), -300)
 
 
 def _target_gap(scale: float) -> float:
-    """Target gap: relative to `scale` if it is between 1e-4 and 1, or above 40."""
+    """Target gap between the bounds: relative to `scale` between 1e-4 and 1, and above 40."""
     return ACCURACY * max(1e-4, min(1.0, scale), scale / 40)
 
 
 def _grid_widths(
     steps: Counts, direction: Direction, window: Window, tail: float, scale: float
 ) -> Iterator[float]:
-    """Grid widths to try, usually only the first: powers of 2^(1/4), to reuse lattices.
+    """Decreasing grid widths to try; usually only the first one is used.
 
-    The gap is about (1 + tilt) * steps * width^2 / 8 (docs/guarantees/poisson-gaussian.md) if the grid
-    resolves the loss of one step. Otherwise finer grids follow.
+    The gap between the bounds is about (1 + tilt) * steps * width^2 / 8 if the grid resolves the loss of
+    one step (docs/guarantees/poisson-gaussian.md). Otherwise finer grids are needed. Widths are powers
+    of 2^(1/4), so lattices can be cached.
     """
     width = math.sqrt(8 * _target_gap(scale) / (1 + window.tilt) / sum(steps.values()))
     width = min(width, 1 / window.tilt)
@@ -252,26 +260,26 @@ def _grid_widths(
 def _curve(
     steps: Counts, direction: Direction, width: float, tail: float, window: Window, *, upper: bool
 ) -> PrivacyCurve | None:
-    """The privacy curve on a grid; None for a lower bound if rounding exceeds a step's mass."""
+    """Privacy curve on a grid; None for a lower bound if rounding errors exceed the mass of a step."""
     lattice = pessimistic if upper else optimistic
     parts = [(lattice(step, direction, width, tail), count) for step, count in steps.items()]
     return compose(parts, window) if all(part.masses.any() for part, _ in parts) else None
 
 
-# Candidate distances between a cut and epsilon plus the logarithm of the number of steps.
+# Candidate offsets of a cut from epsilon + log(number of steps).
 _MARGINS = np.array([0.5, 2.0, 8.0, 32.0])
 
 
 def coarse_total_variation(counts: Counts) -> float:
     """Upper bound on the total variation distance, which is delta at epsilon 0.
 
-    Under a coupling of each step, all steps agree with at least the product of the probabilities.
+    If each step is coupled optimally, all steps agree with at least the product of the probabilities.
     """
     return probability_of_any((step.total_variation, count) for step, count in counts.items())
 
 
 def max_composed_loss(counts: Counts, direction: Direction) -> float:
-    """Upper bound on the composed privacy loss (pure epsilon); infinite if there is none."""
+    """Upper bound on the composed privacy loss (pure epsilon); may be infinite."""
     return OUTWARD * sum(
         count * step.loss_range(direction)[1] for step, count in counts.items() if count
     )
@@ -280,7 +288,7 @@ def max_composed_loss(counts: Counts, direction: Direction) -> float:
 def coarse_delta_lower(counts: Counts, epsilon: float) -> float:
     """Lower bound on delta at `epsilon`: P(event) - exp(epsilon) Q(event).
 
-    The event is that a step's privacy loss exceeds a cut; Q(event) has a union bound.
+    The event is that the privacy loss of any step exceeds a cut. Q(event) is bounded by a union bound.
     """
     if not epsilon < MAX_LOSS:
         return 0.0
@@ -288,7 +296,7 @@ def coarse_delta_lower(counts: Counts, epsilon: float) -> float:
     log_none, second = np.zeros(len(cuts)), np.zeros(len(cuts))
     for step, count in counts.items():
         cut = step.cell_masses(Direction.REMOVE, cuts)
-        # survival functions at the cuts: sums of positive terms with bounded rounding
+        # survival functions at the cuts are sums of positive terms with bounded rounding errors
         first = np.cumsum(cut.first[::-1])[::-1][1:] * (1 - 2 * cut.error.max())
         log_none += count * np.log1p(-np.clip(first, 0.0, 1 - 2.0**-53))
         second += count * np.cumsum(cut.second[::-1])[::-1][1:] * (1 + 2 * cut.error.max())
@@ -298,7 +306,7 @@ def coarse_delta_lower(counts: Counts, epsilon: float) -> float:
 
 
 def coarse_epsilon_upper(counts: Counts, delta: float) -> float:
-    """Upper bound on epsilon at `delta`, by Rényi divergence and by quantiles of losses."""
+    """Upper bound on epsilon at `delta`, from Rényi divergences and quantiles of losses."""
     gaussian_steps = {step: count for step, count in counts.items() if isinstance(step, SampledGaussian)}
     non_gaussian = {step: count for step, count in counts.items() if step not in gaussian_steps}
     if not non_gaussian:

@@ -1,7 +1,7 @@
-"""The Gaussian mechanism without subsampling, in closed form (Balle and Wang 2018, Theorem 8).
+"""Gaussian mechanism without subsampling, in closed form (Balle and Wang 2018, Theorem 8).
 
-A composition of full-batch Gaussian steps is a Gaussian mechanism. Its `mu` of Gaussian DP is the
-distance of two unit normals; mu^2 is additive.
+A composition of full-batch Gaussian steps is a Gaussian mechanism with parameter `mu` of Gaussian DP,
+the distance of two unit normal distributions. mu^2 is additive under composition.
 """
 
 import math
@@ -12,9 +12,9 @@ from scipy.special import erfcx, log_ndtr
 from hush.accounting.numerics import UNIT, Array, bisect
 from hush.core.guarantee import Bound
 
-# Below this mu the two terms of Theorem 8 cancel, so their difference is integrated.
+# Below this mu the two terms of Theorem 8 cancel, so their difference is computed as an integral.
 _SMALL_MU = 0.1
-# Above this mu epsilon overflows; a smaller mu gives the lower bound.
+# Above this mu epsilon overflows, and the lower bound is computed at this mu.
 _MAX_MU = 1e150
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
@@ -42,7 +42,7 @@ def epsilon(mu: float, delta: float) -> Bound:
 
 
 def _crossing(mu: float, target: float, sign: int) -> float:
-    """The epsilon with log delta = `target`, rounded down or up by `sign`."""
+    """Epsilon with log delta = `target`, rounded down or up by `sign`."""
 
     def exceeds(epsilon: float) -> bool:
         value, error = _log_delta(mu, epsilon)
@@ -56,10 +56,10 @@ def _crossing(mu: float, target: float, sign: int) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> tuple[float, float]:
-    """log(Phi(a) - exp(epsilon) Phi(a - mu)), and a bound on its rounding."""
+    """log(Phi(a) - exp(epsilon) Phi(a - mu)), and a bound on its rounding error."""
     a = mu / 2 - epsilon / mu
-    # exp(epsilon) phi(a - mu) = phi(a), so delta is phi(a) times a difference of Mills
-    # ratios m(t) = Phi(-t) / phi(t), with derivative t m(t) - 1.
+    # exp(epsilon) phi(a - mu) = phi(a), so delta is phi(a) times a difference of Mills ratios
+    # m(t) = Phi(-t) / phi(t), with derivative t m(t) - 1.
     log_density = -a * a / 2 - math.log(2 * math.pi) / 2
     if mu < _SMALL_MU:
         t = -a + mu * (1 + _NODES) / 2

@@ -1,7 +1,7 @@
-"""The privacy curve of a composition: tilted convolution of lattices by FFT.
+"""Privacy curve of a composition, by tilted convolution of lattices with the FFT.
 
-Mass at loss l is multiplied by exp(tilt * l) before the convolution and by the inverse in the sum for
-delta. This is exact and preserves relative accuracy at any delta.
+The probability mass at loss l is multiplied by exp(tilt * l) before the convolution, and by the inverse
+in the sum for delta. This is exact, and preserves relative accuracy at any delta.
 """
 
 import math
@@ -17,21 +17,21 @@ from hush.accounting.pld.privacy_loss import Direction, Step
 
 # At most exp(-_LOG_OUTSIDE) of the tilted mass is outside the window on each side.
 _LOG_OUTSIDE = 25.0
-# Above this mass outside, the window is extended to all losses if it already has most of them.
+# If more mass is outside the window, it is extended to all losses, unless its length would double.
 _MAX_OUTSIDE = 1e-3
 
 
 @dataclass(frozen=True)
 class Window:
-    """A tilt, and an interval of losses with nearly all tilted mass."""
+    """Tilt, and interval of losses with nearly all the tilted mass."""
 
     tilt: float
     low: float
     high: float
     lower_exponent: float
-    """Exponent of the Chernoff bound on tilted mass below the window."""
+    """Exponent of the Chernoff bound on the tilted mass below the window."""
     upper_exponent: float
-    """Exponent of the Chernoff bound on tilted mass above the window."""
+    """Exponent of the Chernoff bound on the tilted mass above the window."""
     deviation: float
     """Standard deviation of the tilted loss."""
     log_delta: float
@@ -63,14 +63,14 @@ class Cumulants:
 
 
 def choose_window(cumulants: Cumulants, *, log_delta: float | None, epsilon: float) -> Window:
-    """The window for a target `log_delta`, or `epsilon` if it is None."""
-    # Larger tilts would overflow; such small losses have negligible cost.
+    """Choose the window for a target `log_delta`, or for `epsilon` if it is None."""
+    # Larger tilts would overflow; losses this small have negligible cost.
     untilted = max(cumulants.moments(0.0)[1], 1e-150)
 
     def objective(tilts: Array) -> Array:
         if log_delta is None:
             return cumulants(tilts) - tilts * epsilon
-        # The improved conversion from Rényi divergence, whose best order is near the saddle point.
+        # conversion from Rényi divergence to epsilon, whose best order is near the saddle point
         return (cumulants(tilts) - log_delta - np.log1p(tilts)) / tilts + np.log(tilts) - np.log1p(tilts)
 
     lowest, highest = 1e-6 / untilted, 1e3 / untilted
@@ -106,7 +106,7 @@ NEGLIGIBLE = 60.0
 class PrivacyCurve:
     """Bounds on delta(epsilon) = exp(log_scale) sum t(l) exp(-tilt l) (1 - exp(epsilon - l))+.
 
-    t are the `tilted` masses at the grid points l = `start + k * width`.
+    t(l) is the `tilted` mass at the grid point l = `start + k * width`.
     """
 
     start: float
@@ -117,7 +117,7 @@ class PrivacyCurve:
     rounding: float
     """Rounding error of the sum, in units of tilted mass."""
     log_rounding: float
-    """Relative rounding error of delta, as a logarithm."""
+    """Rounding error of log(delta)."""
     mass_above: float
     """Tilted mass above the window."""
     mass_outside: float
@@ -125,15 +125,15 @@ class PrivacyCurve:
     infinite_mass: float
     """Mass at infinite loss."""
     loss_error: float
-    """Rounding error of the composed loss, and so of epsilon."""
+    """Rounding error of the composed loss, and therefore of epsilon."""
 
     def epsilon(self, k: int) -> float:
-        """The epsilon of grid point `k`."""
+        """Epsilon at grid point `k`."""
         return self.start + k * self.width
 
     @cached_property
     def _kernel(self) -> Array:
-        # in place: these arrays are as long as the window
+        # in place, because these arrays are as long as the window
         fall = np.arange(len(self.tilted), dtype=float)
         fall *= -self.width
         kernel: Array = np.expm1(fall)
@@ -142,8 +142,8 @@ class PrivacyCurve:
         return np.negative(kernel, out=kernel)
 
     def bound(self, k: int, *, upper: bool) -> float:
-        """A bound on delta at grid point `k`."""
-        # einsum instead of @, whose threads are slower here
+        """Bound on delta at grid point `k`."""
+        # einsum instead of @, because multi-threading is slower here
         total = float(np.einsum("i,i", self.tilted[k:], self._kernel[: len(self.tilted) - k]))
         if upper:
             # mass above the window may have wrapped around below k
@@ -161,10 +161,10 @@ class PrivacyCurve:
         return math.exp(min(exponent, 1.0)) + rest
 
     def epsilon_at(self, delta: float, *, upper: bool) -> float:
-        """A bound on epsilon at `delta`, by inverting the bound on delta.
+        """Bound on epsilon at `delta`, by inverting the bound on delta.
 
-        The bound is linear in exp(epsilon) between grid points. A lower bound is 0 far below the centre
-        of the window, so the search starts from many points.
+        The bound on delta is linear in exp(epsilon) between grid points. A lower bound is 0 far below
+        the centre of the window, so the search starts from many points.
         """
         bound, error = partial(self.bound, upper=upper), self.loss_error if upper else -self.loss_error
         last = len(self.tilted) - 1
@@ -172,7 +172,7 @@ class PrivacyCurve:
         starts = sorted({first + (last - first) * part // 16 for part in range(17)})
         exceeding = [place for place, start in enumerate(starts) if bound(start) > delta]
         if not exceeding:
-            # The upper bound is at most delta from here on; the lower bound is trivial.
+            # The upper bound is at most delta from `first` on; the lower bound is trivial.
             return self.epsilon(first) + error if upper else -math.inf
         if exceeding[-1] == len(starts) - 1:
             return math.inf if upper else self.epsilon(last) + error
@@ -184,7 +184,7 @@ class PrivacyCurve:
         return self.epsilon(low) + math.log1p(share * math.expm1(self.width)) + error
 
     def delta_at(self, epsilon: float, *, upper: bool) -> float:
-        """A bound on delta at `epsilon`; a trivial one beyond the grid."""
+        """Bound on delta at `epsilon`, which is trivial outside the grid."""
         bound, trivial = partial(self.bound, upper=upper), float(upper)
         epsilon += -self.loss_error if upper else self.loss_error
         k = math.floor((epsilon - self.start) / self.width)
@@ -198,7 +198,7 @@ class PrivacyCurve:
 
 
 def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurve:
-    """Privacy curve of each lattice composed `count` times; all lattices have the same width."""
+    """Privacy curve of `count` executions of each lattice. All lattices must have the same width."""
     width = parts[0][0].width
     origin = sum(count * lattice.origin for lattice, count in parts)
     first = math.floor((window.low - origin) / width)
@@ -210,7 +210,7 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
 
     unit_error = 8 * UNIT * math.log2(size)
     log_scale = log_above = log_below = loss_error = log_rounding = infinite_mass = 0.0
-    # Indices of the coefficients that are not negligible so far, and sums over the parts.
+    # Indices of the Fourier coefficients that are not negligible so far, and sums over the parts.
     indices = np.arange(size // 2 + 1)
     log_modulus, log_bound, relative, angle = (np.zeros(len(indices)) for _ in range(4))
     for lattice, count in parts:
@@ -222,7 +222,7 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
         loss_error += count * (2 * SNAP + lattice.loss_rounding * (1 + max_loss))
         log_rounding += count * UNIT * (64 + 8 * window.tilt * max_loss)
         infinite_mass += count * lattice.infinite_mass
-        # a cyclic convolution uses the masses summed modulo the size
+        # for cyclic convolution, masses are summed modulo the size
         places = (lattice.first + np.arange(len(tilted))) % size
         wrapped = np.bincount(places, weights=tilted, minlength=size)
         spectrum = np.fft.rfft(wrapped)[indices]
@@ -238,7 +238,7 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
     product = np.zeros(size // 2 + 1, dtype=complex)
     product[indices] = np.exp(log_modulus + 1j * angle)
     bound = np.exp(np.minimum(log_bound, 1.0))
-    # later parts may raise the bound on a negligible coefficient by this factor
+    # later parts may increase the bound on a negligible coefficient by this exponent
     raised = 4 * unit_error * sum(count for _, count in parts)
     per_mass = 2 * float(bound @ (relative + unit_error)) / size + 2 * math.exp(raised - NEGLIGIBLE)
     circle = np.fft.irfft(product, size)
@@ -248,8 +248,8 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
     kernel_sum = 1 / -math.expm1(-window.tilt * width) if window.tilt * width * size > 1 else size
     above = math.exp(min(log_above - window.upper_exponent * high, 0.0))
     below = math.exp(min(log_below + window.lower_exponent * low, 0.0))
-    # A large exponent counts losses on the grid as mass outside, so extend the window to all losses.
-    # Half a grid width separates inside from outside, despite rounding.
+    # With a large exponent, the Chernoff bound also counts losses on the grid, so extend the window to
+    # all losses. A margin of half a grid width is robust to rounding.
     bottom = sum(count * float(lattice.losses[0]) for lattice, count in parts) + width / 2
     top = sum(count * float(lattice.losses[-1]) for lattice, count in parts) + width / 2
     if above > _MAX_OUTSIDE:
@@ -276,7 +276,7 @@ def compose(parts: Sequence[tuple[Lattice, int]], window: Window) -> PrivacyCurv
 
 
 def _tilt(lattice: Lattice, window: Window) -> tuple[Array, float, float, float]:
-    """Tilted masses, the log of their sum, and log-moments for the two Chernoff bounds."""
+    """Normalised tilted masses, the log of their sum, and log-moments for the two Chernoff bounds."""
     losses = lattice.losses
     positive = lattice.masses > 0
     logs = np.full(len(losses), -np.inf)

@@ -1,8 +1,8 @@
-"""Jump diffusions that dominate every coordinate-sampled shift up to a size.
+"""Jump diffusions that dominate all coordinate-sampled shifts up to a given size.
 
-docs/guarantees/twice-sampling-pld.md defines the likelihood ratio L_s of a coordinate that moves by
-sqrt(s) with probability p, and the family N_s of a jump diffusion. If L_s <= N_s in convex order for all
-s up to u^2, then every product of L's is below N at the sum of the s.
+L_s is the likelihood ratio of a coordinate that changes by sqrt(s) with probability p, and N_s is the
+family of a jump diffusion (docs/guarantees/twice-sampling-pld.md). If L_s <= N_s in convex order for all
+s up to u^2, then every product of ratios L_s is dominated by N at the sum of their s.
 """
 
 import math
@@ -24,26 +24,26 @@ from hush.accounting.pld.privacy_loss import (
 )
 
 KILLING = 1e-13
-"""Rate of infinite losses, for the tails outside of the certificate."""
+"""Rate of infinite losses, which accounts for the tails that the certificate does not cover."""
 
-# Ratio of neighbouring sizes with a certified order; N is evaluated at s / RATIO.
+# Ratio of neighbouring sizes s that are certified; N is evaluated at s / RATIO.
 _RATIO = 1.005
-# Additional variance above RATIO p^2, for strikes between the evaluated ones.
+# Factor on the variance RATIO * p^2: slack for strikes between evaluated strikes.
 _SPARE = 1.001
-# Strikes are the values of L_s at these z; a lemma covers strikes below the first.
+# Strikes are the values of L_s at these z. A lemma covers strikes below the first one.
 _STRIKES: Array = np.linspace(0.0, 8.8, 221)
 _MAX_INTENSITY = 1e4
-# A lower bound on N's call prices omits numbers of jumps with a smaller probability.
+# The lower bound on N's call prices omits numbers of jumps with a smaller probability.
 _NEGLIGIBLE = 1e-17
-# Number of sizes certified at a time (limits memory), and number of sizes in the search.
+# Number of sizes per chunk (limits memory), and number of sizes in the search.
 _CHUNK, _SEARCHED = 128, 32
-# Relative rounding of survival probabilities: 4 (5 + 2 z^2) units of ndtr and its argument.
+# Relative rounding error of survival probabilities: 4 (5 + 2 z^2) units for ndtr and its argument.
 _ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
 class JumpDiffusion:
-    """Variance v^2, jump size x and intensity lambda, each per unit of squared shift."""
+    """Variance v^2 and jump intensity lambda per unit of squared shift, and jump size x."""
 
     variance: float
     jump: float
@@ -51,9 +51,9 @@ class JumpDiffusion:
 
 
 def best_jump(coordinate_rate: float, shift: float) -> float:
-    """Jump size of a nearly optimal dominating diffusion; every size is sound.
+    """Jump size of a nearly optimal dominating diffusion. Every size is valid.
 
-    In units of p u the limit for small shifts u is 2.26; the other terms are empirical.
+    For small shifts u, the optimal size is about 2.26 p u. The other terms are empirical.
     """
     units = 2.2 + min(1.5 / coordinate_rate, 40.0) * shift**2
     return math.log1p(units * coordinate_rate * shift)
@@ -61,9 +61,9 @@ def best_jump(coordinate_rate: float, shift: float) -> float:
 
 @lru_cache(maxsize=256)
 def dominating_diffusion(coordinate_rate: float, shift: float, jump: float) -> JumpDiffusion | None:
-    """A diffusion with this jump size that `dominates` all shifts up to `shift`, or None.
+    """Diffusion with this jump size that dominates all shifts up to `shift`, or None.
 
-    Its intensity is nearly minimal.
+    Its intensity is nearly minimal, and `dominates` certifies it.
     """
     variance = coordinate_rate**2 * _RATIO * _SPARE
     sizes = shift**2 * np.geomspace(1.0, 1e-4, _SEARCHED)[:, None]
@@ -87,9 +87,10 @@ def dominating_diffusion(coordinate_rate: float, shift: float, jump: float) -> J
 def dominates(diffusion: JumpDiffusion, coordinate_rate: float, shift: float) -> bool:
     """Whether L_s <= N_s in convex order is certified for every s up to `shift`^2.
 
-    **Guarantee.** True only if the order holds: docs/guarantees/twice-sampling-pld.md, steps 4 to 6.
+    **Guarantee.** The result is true only if the order is valid: docs/guarantees/twice-sampling-pld.md,
+    steps 4 to 6.
     """
-    # the largest size with a certified order for any jumps: step 6
+    # largest size for which the order is valid for any jumps: step 6
     excess = 8 * (math.sqrt(diffusion.variance) - coordinate_rate)
     if excess <= 0 or diffusion.variance > coordinate_rate:
         return False
@@ -107,21 +108,21 @@ def dominates(diffusion: JumpDiffusion, coordinate_rate: float, shift: float) ->
 
 
 def _ordered(diffusion: JumpDiffusion, rate: float, sizes: Array) -> bool:
-    """Whether L_s <= N_(s / RATIO) in convex order at each of the decreasing `sizes` s (a column).
+    """Whether L_s <= N_(s / RATIO) in convex order, for each of the decreasing `sizes` s (a column).
 
-    Compares call prices: steps 4 (strikes below the first) and 5 of the proof.
+    Compares call prices, as in steps 4 (strikes below the first) and 5 of the proof.
     """
     root, times = np.sqrt(sizes), sizes / _RATIO
     normal, sampled = erf(np.sqrt(diffusion.variance * times / 2)), rate * erf(root / math.sqrt(2))
     ratio = np.exp(root * _STRIKES - sizes / 2)
-    # in logarithms, because strikes near 1 would be too close in double precision
+    # in logarithms, because strikes near 1 would be indistinguishable in double precision
     log_strikes = np.log1p(rate * np.expm1(root * _STRIKES - sizes / 2))
     strikes, tail = np.exp(log_strikes), ndtr(root - _STRIKES)
     calls = rate * (tail - ratio * ndtr(-_STRIKES) + 2 * _ROUNDING * tail)
     first, second = _survival(diffusion, times, log_strikes)
     infinite = -np.expm1(-KILLING * times)
     first += infinite
-    # N's call price is convex, so above its tangents first - K second
+    # N's call price is convex, so it is above its tangents first - K second
     sure = (1 - 2 * _ROUNDING) * first
     here = sure - strikes * second - calls
     at_next = sure[:, :-1] - strikes[:, 1:] * second[:, :-1] - calls[:, 1:]
@@ -151,7 +152,7 @@ def _survival(diffusion: JumpDiffusion, times: Array, log_strikes: Array) -> tup
 
 
 _NORMAL = GaussianLaw(1.0)
-# Numbers of jumps with a smaller total probability, under either law, count as infinite losses.
+# Under each distribution, numbers of jumps with a smaller total probability count as infinite losses.
 _BEYOND = 1e-25
 # Number of cells of the quadrature estimate.
 _QUADRATURE = 1201
@@ -159,7 +160,7 @@ _QUADRATURE = 1201
 
 @dataclass(frozen=True)
 class JumpDiffusionLaw(Step):
-    """Likelihood ratio exp(W) of a record that takes part with probability `rate`."""
+    """Likelihood ratio exp(W) of a jump diffusion, for a record with sampling rate `rate`."""
 
     rate: float
     variance: float
@@ -167,25 +168,25 @@ class JumpDiffusionLaw(Step):
     jump: float
     """Unit of the jumps."""
     jumps: tuple[tuple[int, float], ...]
-    """Jump sizes in units of `jump`, and the mean number of each without the record."""
+    """Jump sizes in units of `jump`, and the mean number of jumps of each size without the record."""
     killed: float
-    """Negative log of the probability of no infinite loss, with the record."""
+    """Negative log of the probability that the loss is finite, with the record."""
 
     @property
     def log_chi_square(self) -> float:
-        """log-moment of order 2, without sampling of records."""
+        """Log-moment of order 2, without sampling of records."""
         return self.variance + sum(mean * math.expm1(size * self.jump) ** 2 for size, mean in self.jumps)
 
     @property
     def total_variation(self) -> float:
         below = self._masses(np.zeros(1))
-        # both are sums of positive terms; their difference has their absolute error
+        # both are sums of positive terms, so their difference has a small absolute error
         distance = below[0][1] - below[1][1] - math.expm1(-self.killed)
         return min(1.0, self.rate * (float(distance) + 1e-12) * OUTWARD)
 
     @property
     def loss_rounding(self) -> float:
-        # rounding of component means and of the subsampled ratio
+        # rounding errors of component means and of the subsampled ratio
         return 32 * UNIT * (2 + self.variance + abs(self._drift) + self.jump * len(_components(self)[0]))
 
     @property
@@ -243,7 +244,7 @@ class JumpDiffusionLaw(Step):
         return -self.killed - sum(mean * math.expm1(size * self.jump) for size, mean in self.jumps)
 
     def _masses(self, ratios: Array) -> tuple[Array, Array]:
-        """Masses of W below, between and above the `ratios`, with and without the record."""
+        """Probabilities of W below, between and above the `ratios`, with and without the record."""
         diffused, without = np.zeros(len(ratios) + 1), np.zeros(len(ratios) + 1)
         deviation = math.sqrt(self.variance)
         for place, first, second in zip(*_components(self), strict=True):
@@ -254,7 +255,7 @@ class JumpDiffusionLaw(Step):
 
 @lru_cache(maxsize=64)
 def _components(law: JumpDiffusionLaw) -> tuple[Array, Array, Array]:
-    """Means of W without the record by total jump, and their probabilities with and without the
+    """Components of W by total jump: means without the record, and probabilities with and without the
     record."""
     tilted = tuple((size, mean * math.exp(size * law.jump)) for size, mean in law.jumps)
     with_record, without = _compound_poisson(tilted), _compound_poisson(law.jumps)
@@ -265,7 +266,7 @@ def _components(law: JumpDiffusionLaw) -> tuple[Array, Array, Array]:
 
 
 def _compound_poisson(jumps: tuple[tuple[int, float], ...]) -> Array:
-    """Probabilities of a total jump of 0, 1, 2, ... units, except for a total of `_BEYOND`."""
+    """Probabilities of a total jump of 0, 1, 2, ... units; omits a probability of at most `_BEYOND`."""
     law = np.ones(1)
     for size, mean in jumps:
         weight, number, spaced = math.exp(-mean), 0, []
@@ -277,34 +278,37 @@ def _compound_poisson(jumps: tuple[tuple[int, float], ...]) -> Array:
     return law
 
 
-# Shifts are rounded up to powers of 2^(1/8), to reuse certificates. Below the smallest shift the cost is
-# negligible, and above the largest RDP gives a smaller bound.
+# Shifts are rounded up to powers of 2^(1/8), so certificates can be reused. Below _MIN_SHIFT the cost is
+# negligible, and above _MAX_SHIFT the bound by RDP is smaller.
 _PER_OCTAVE = 8
 _MIN_SHIFT, _MAX_SHIFT = 0.004, 1.5
-# A smaller total is negligible and would need a slow grid.
+# Below this total norm the cost is negligible, and the grid would be slow.
 _MIN_NORM = 1e-5
-# Largest jump in units, if the blocks have different noise.
+# Largest jump size in units, if the blocks have different noise.
 _MAX_UNITS = 8
-# Above this mean number of jumps, probabilities would underflow (exp(-745) is 0).
+# Above this mean number of jumps, probabilities would underflow (exp(-746) is 0).
 _MAX_JUMPS = 300.0
 
 
 def dominating_jump_diffusion(
     rate: float, coordinate_rate: float, blocks: Sequence[tuple[float, float]]
 ) -> JumpDiffusionLaw | None:
-    """A step that dominates coordinate-sampled Gaussian noise on `blocks`, or None.
+    """Step that dominates coordinate-sampled Gaussian noise on `blocks`, or None.
 
-    `blocks` has the largest change of a coordinate and the l2 sensitivity, in units of the noise.
+    Args:
+        rate: Sampling rate of records.
+        coordinate_rate: Sampling rate of coordinates.
+        blocks: Largest change of a coordinate and l2 sensitivity of each block, in units of the noise.
 
-    **Guarantee.** In both directions the step's hockey-stick divergence is at least the mechanism's, at
-    every epsilon: docs/guarantees/twice-sampling-pld.md.
+    **Guarantee.** At every epsilon and in both directions, the hockey-stick divergence of the step is at
+    least that of the mechanism: docs/guarantees/twice-sampling-pld.md.
     """
     blocks = [block for block in blocks if block[0] > 0]
     if max((norm for _, norm in blocks), default=0.0) < _MIN_NORM:
         return None
     if max(shift for shift, _ in blocks) > _MAX_SHIFT:
         return None
-    # a step that dominates a shift also dominates smaller ones
+    # a step that dominates a shift also dominates smaller shifts
     octaves = [math.log2(max(shift, _MIN_SHIFT)) for shift, _ in blocks]
     shifts = [float(2.0 ** (math.ceil(_PER_OCTAVE * x + 1e-9) / _PER_OCTAVE)) for x in octaves]
     wanted = [best_jump(coordinate_rate, shift) for shift in shifts]

@@ -1,7 +1,7 @@
 """Discretised privacy loss distributions of one step: pessimistic and optimistic.
 
-Only the first law's mass is stored; the second law's mass is exp(-loss) times it.
-Both are proved in docs/guarantees/poisson-gaussian.md.
+Only the probabilities under the first distribution are stored; those under the second distribution are
+exp(-loss) times as large. Proofs: docs/guarantees/poisson-gaussian.md.
 """
 
 import math
@@ -13,15 +13,15 @@ import numpy as np
 from hush.accounting.numerics import UNIT, Array
 from hush.accounting.pld.privacy_loss import Direction, Step
 
-# Relative distance within which an atom counts as on its grid point; `compose` adds the error.
+# An atom within this relative distance counts as being on the grid point; `compose` adds the error.
 SNAP = 1e-13
 _MAX_ROUNDS = 60
 
 
 def snap_to_grid(first_law: Array, second_law: Array, points: Array, width: float) -> Array:
-    """The first law's masses on the grid `points`, from bins with an atom near each point.
+    """Probability masses of the first distribution on `points`, from bins with an atom near each point.
 
-    This moves the kinks of the hockey-stick curve onto the grid.
+    The kinks of the hockey-stick curve are moved onto the grid.
     """
     bottom, lowest, top, highest = _merge_ends(first_law, second_law, points)
     if bottom < 0 or top - bottom < 2:
@@ -48,10 +48,10 @@ def snap_to_grid(first_law: Array, second_law: Array, points: Array, width: floa
 def _merge_ends(
     first_law: Array, second_law: Array, points: Array
 ) -> tuple[int, tuple[float, float], int, tuple[float, float]]:
-    """First bin with both laws' masses, and last bin with both laws' masses, after merging.
+    """First and last bin after merging the outermost bins, with their masses under both distributions.
 
-    The outermost bins are merged until the top atom is not below its point and the bottom atom is not
-    above its point (up to SNAP), unless a value would become negative.
+    Bins are merged until the top atom is not below its point and the bottom atom is not above its point
+    (up to SNAP), unless a value would become negative.
     """
     tops, second_tops = _survival(first_law), _survival(second_law)
     excess = first_law_mass(second_tops, points)
@@ -71,8 +71,8 @@ def _merge_ends(
 def _convex_minorant(masses: Array, width: float) -> Array | None:
     """Non-negative masses of the greatest convex minorant of the hockey-stick curve.
 
-    The mass of a dropped point moves to the neighbouring points, which preserves both laws' totals. None
-    after too many rounds.
+    The mass of a dropped point is moved to the neighbouring points, which preserves the totals under
+    both distributions. Returns None after too many rounds.
     """
     masses = masses.copy()
     remaining = np.arange(len(masses))
@@ -88,20 +88,20 @@ def _convex_minorant(masses: Array, width: float) -> Array | None:
         share = np.empty(len(dropped))
         span = (right - left)[inner] * width
         share[inner] = np.expm1(-(dropped - left)[inner] * width) / np.expm1(-span)
-        # To the left of all remaining points only the second law's mass can be preserved.
+        # To the left of all remaining points, only the total of the second distribution is preserved.
         share[~inner] = np.exp((right - dropped)[~inner] * width)
         moved = masses[dropped]
         masses[dropped] = 0.0
         np.add.at(masses, right, share * moved)
         np.add.at(masses, left[inner], ((1 - share) * moved)[inner])
-        # Negative only by rounding: the curve is positive and ends at zero.
+        # The curve is positive and ends at zero, so this is negative only by rounding.
         masses[-1] = max(masses[-1], 0.0)
     return None
 
 
 def first_law_mass(second_law: Array, losses: Array) -> Array:
-    """The first law's masses, from the second law's masses at these losses."""
-    # in place: these arrays are as long as the grid
+    """Masses under the first distribution, from those under the second distribution and the losses."""
+    # in place, because these arrays are as long as the grid
     with np.errstate(divide="ignore"):
         scaled: Array = np.log(second_law)
     scaled += losses
@@ -110,7 +110,7 @@ def first_law_mass(second_law: Array, losses: Array) -> Array:
 
 
 _MIN_CELLS = 4
-# Number of cached lattices, of at most 16 MB each.
+# Number of cached lattices, each at most 16 MB.
 _CACHED = 8
 # Bound on the relative error of sums over a grid.
 _OUTWARD = 1 + 1e-6
@@ -118,7 +118,7 @@ _OUTWARD = 1 + 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Lattice:
-    """Mass `masses[j]` at loss `origin + (first + j) * width`, and `infinite_mass` at infinite loss."""
+    """Probability masses: `masses[j]` at loss `origin + (first + j) * width`, and `infinite_mass`."""
 
     origin: float
     first: int
@@ -135,10 +135,11 @@ class Lattice:
 
 @lru_cache(maxsize=_CACHED)
 def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
-    """A lattice that dominates the step.
+    """Lattice that dominates the step.
 
-    Connect-the-dots (Doroshenko et al. 2022) moves the mass between two grid points to these points and
-    preserves both laws' totals. Losses beyond the grid, of mass `tail` at most, are infinite.
+    Connect-the-dots (Doroshenko et al. 2022) moves the probability mass between two grid points to these
+    points, and preserves the totals under both distributions. Losses beyond the grid, with probability
+    at most `tail`, become infinite.
     """
     low, high = step.loss_quantiles(direction, tail)
     first = math.floor(low / width)
@@ -152,7 +153,7 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
     masses[1:] += upward
     masses[0] += cut.first[0]
     # The error of the survival function at a point is relative to its value at the previous point. The
-    # largest of these errors is added as mass: docs/guarantees/poisson-gaussian.md, step 8.
+    # largest error from this point on is added as mass: docs/guarantees/poisson-gaussian.md, step 8.
     rounding = _OUTWARD * cut.error[:-1] * _survival(cut.first)[:-1] / -math.expm1(-width)
     bound = np.maximum.accumulate(rounding[::-1])[::-1]
     masses += bound - np.append(bound[1:], 0.0)
@@ -162,7 +163,7 @@ def pessimistic(step: Step, direction: Direction, width: float, tail: float) -> 
 
 @lru_cache(maxsize=_CACHED)
 def optimistic(step: Step, direction: Direction, width: float, tail: float) -> Lattice:
-    """A lattice that the step dominates: one atom per bin, snapped onto a grid point."""
+    """Lattice that is dominated by the step: one atom per bin, moved onto a grid point."""
     low, high = step.loss_quantiles(direction, tail)
     origin = _origin(step, direction, width)
     first = math.floor((low - origin) / width) - 1
@@ -170,17 +171,17 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
     cuts = points[:-1] + width / 2
     end = _extreme_loss(step, direction)
     if math.isfinite(end):
-        # Isolate the extreme of a bounded loss in its bin if it is on the grid, so that its atom stays
-        # there. Every cut between two points is sound. The rounding is between two formulas for the
-        # loss.
+        # If the extreme of a bounded loss is on the grid, isolate it in its bin, so its atom does not
+        # move. Every cut between two points is valid. `rounding` bounds the difference between two
+        # formulas for the loss.
         rounding = 2 * step.loss_rounding * (1 + abs(end))
         nearest = int(np.argmin(np.abs(points - end)))
         if abs(points[nearest] - end) <= rounding:
             inward = -1 if direction is Direction.REMOVE else 1
             cuts[nearest + min(inward, 0)] = end + 2 * inward * rounding
     cut = step.cell_masses(direction, cuts)
-    # Lowering an atom's loss by one point is always sound: used above the last cut, and if the second
-    # law's mass underflows. Mass below the first cut is dropped.
+    # Lowering the loss of an atom by one point is always valid. This is done above the last cut, and if
+    # the probability under the second distribution underflows. Mass below the first cut is dropped.
     survival = _survival(cut.first)
     lowered = (cut.second < 1e-290) & (cut.first > 0)
     lowered[-1] = True
@@ -197,10 +198,10 @@ def optimistic(step: Step, direction: Direction, width: float, tail: float) -> L
 
 
 def _certain_share(masses: Array, bin_survival: Array, error: Array, width: float) -> Array:
-    """Fraction of each mass to keep, so that rounding does not raise the survival function.
+    """Factor on each mass that compensates for rounding errors of the survival function.
 
     The error of the survival function at a point is relative to its value at the nearest previous point
-    with mass.
+    with positive mass.
     """
     before = np.maximum.accumulate(np.where(masses > 0, np.arange(len(masses)), 0))
     rounding = bin_survival[np.append(0, before[:-1])]
@@ -208,22 +209,22 @@ def _certain_share(masses: Array, bin_survival: Array, error: Array, width: floa
     rounding *= error
     rounding *= _OUTWARD / -math.expm1(-width)
     survival = _survival(masses)
-    with np.errstate(over="ignore"):  # on overflow no mass is kept
+    with np.errstate(over="ignore"):  # on overflow, the factor is 0
         relative = np.divide(rounding, survival, out=np.full(len(survival), np.inf), where=survival > 0)
     np.maximum.accumulate(relative, out=relative)
-    # 1 / (1 + 2 x) <= 1 - x up to x = 1/2; above, no mass is kept
+    # 1 / (1 + 2 x) <= 1 - x for x <= 1/2; for larger x the factor is 0
     return np.asarray(np.where(relative < 0.5, 1 / (1 + 2 * relative), 0.0))
 
 
 def _survival(masses: Array) -> Array:
-    """Mass at or above each point."""
+    """Total mass at or above each point."""
     return np.cumsum(masses[::-1])[::-1]
 
 
 def aligned_width(step: Step, direction: Direction, width: float) -> float:
-    """A grid width near `width` that puts both ends of a bounded loss on the optimistic lattice.
+    """Grid width near `width` that puts both ends of a bounded loss on the optimistic lattice.
 
-    Otherwise an atom at the largest loss could lose half a grid width in every step.
+    For other widths, an atom at the largest loss could lose half a grid width in every step.
     """
     end = _extreme_loss(step, direction)
     count = max(_MIN_CELLS, math.floor(abs(end - _origin(step, direction, width)) / width))
@@ -235,7 +236,7 @@ def aligned_width(step: Step, direction: Direction, width: float) -> float:
 
 
 def _extreme_loss(step: Step, direction: Direction) -> float:
-    """Extreme loss of the shifted noise; the extreme of the unshifted noise is the grid's origin."""
+    """Extreme loss of the shifted noise. The extreme loss of unshifted noise is the grid's origin."""
     return step.loss_range(direction)[direction is Direction.REMOVE]
 
 
@@ -244,9 +245,10 @@ def _grid(origin: float, first: int, count: int, width: float) -> Array:
 
 
 def _origin(step: Step, direction: Direction, width: float) -> float:
-    """Grid offset that puts the atom of the heaviest bin on a grid point.
+    """Grid offset that puts the atom of the most probable bin on a grid point.
 
-    At a small rate almost every step has this loss, and rounding it would void the lower bound.
+    At a small sampling rate almost every step has this loss, so rounding it would make the lower bound
+    trivial.
     """
     heaviest = float(step.privacy_loss(direction, np.array([step.centre]))[0])
     for _ in range(8):

@@ -1,7 +1,7 @@
-"""One-dimensional noise laws: Gaussian and generalized Gaussian.
+"""One-dimensional noise distributions: Gaussian and generalized Gaussian.
 
-Both are symmetric and log-concave, so the log-likelihood ratio between the law shifted by 1 and the law
-increases with the outcome. Outcomes are `shift + scale * noise`.
+Both are symmetric and log-concave, so the log-likelihood ratio of the distribution shifted by 1 and the
+unshifted distribution increases with the outcome. Outcomes are `shift + scale * noise`.
 """
 
 import math
@@ -13,23 +13,23 @@ from scipy.special import erf, gammainc, gammaincc, ndtr, ndtri
 from hush.accounting.numerics import UNIT, Array
 
 MAX_LOSS = 5e5
-"""Largest privacy loss of a step that fits a grid."""
+"""Largest privacy loss of a step that can be represented on a grid."""
 
 
 @dataclass(frozen=True)
 class GaussianLaw:
-    """N(0, scale^2); shifted by one, the log-likelihood ratio at x is (2x - 1) / (2 scale^2)."""
+    """N(0, scale^2), with log-likelihood ratio (2x - 1) / (2 scale^2) of the shift by 1."""
 
     scale: float
 
     min_scale = 1e-3
     """Scale below which losses exceed `MAX_LOSS`."""
     max_privacy_loss = math.inf
-    """Upper bound on the log-likelihood ratio of the shifted and the unshifted law, or infinity."""
+    """Upper bound on the log-likelihood ratio of the shifted distribution; may be infinite."""
 
     @property
     def total_variation(self) -> float:
-        """Total variation distance between the shifted and the unshifted law."""
+        """Total variation distance between the shifted and the unshifted distribution."""
         return float(erf(1 / self.scale / math.sqrt(8)))
 
     def log_likelihood_ratio(self, noise: Array, shift: float) -> Array:
@@ -42,36 +42,36 @@ class GaussianLaw:
         return spread + 0.5 / self.scale, spread - 0.5 / self.scale
 
     def survival(self, noise: Array) -> Array:
-        """Mass above `noise` >= 0, with relative accuracy."""
+        """Probability above `noise` >= 0, with relative accuracy."""
         return np.asarray(ndtr(-noise))
 
     def survival_error(self, noise: Array) -> Array:
-        """Relative error of `survival` at noise from `invert_ratio`, in units of `UNIT`."""
-        # Error of ndtr on -37 < x < 0, measured against 40 digits.
+        """Relative error of `survival` at results of `invert_ratio`, in units of `UNIT`."""
+        # Error of ndtr for -37 < x < 0, measured against 40 digits.
         return 5 + 2 * np.minimum(noise, 38.0) ** 2
 
     def inverse_survival(self, tail: float) -> float:
-        """Noise with a mass of at most about `tail` above it."""
+        """Noise that is exceeded with probability of at most about `tail`."""
         return -float(ndtri(tail))
 
     def quadrature(self, tail: float) -> tuple[Array, Array]:
-        """Nodes up to `inverse_survival(tail)`, and log-weights that approximate the law."""
+        """Nodes up to `inverse_survival(tail)`, and log-weights that approximate the distribution."""
         noise = np.linspace(-self.inverse_survival(tail), self.inverse_survival(tail), 400)
         weight = -(noise**2) / 2
         weight -= np.logaddexp.reduce(weight)
         return noise, weight
 
 
-# exp(-MAX_POWER) underflows.
+# exp(-MAX_POWER) underflows to 0.
 MAX_POWER = 746.0
 _TABLE_SIZE, _NEWTON_STEPS = 4096, 4
 
 
 @dataclass(frozen=True)
 class GeneralizedGaussianLaw:
-    """Generalized Gaussian: density proportional to exp(-|x / scale|^beta), 1 <= beta.
+    """Generalized Gaussian: density proportional to exp(-|x / scale|^beta), beta >= 1.
 
-    The methods are as in `GaussianLaw`.
+    The methods are the same as in `GaussianLaw`.
     """
 
     beta: float
@@ -106,7 +106,7 @@ class GeneralizedGaussianLaw:
         tails = np.asarray(gammaincc(shape, powers)) / 2
         if self.beta < 3:
             # SciPy's series is inaccurate here, especially at beta = 2, so use a power series for the
-            # mass near zero
+            # probability near zero
             near = powers < 1.1
             total = term = np.ones(int(near.sum()))
             for n in range(1, 24):
@@ -117,15 +117,15 @@ class GeneralizedGaussianLaw:
         return tails
 
     def survival_error(self, noise: Array) -> Array:
-        # Measured against 30 digits, also at noise from `invert_ratio`.
+        # Measured against 30 digits, also at results of `invert_ratio`.
         return (4 if self.beta == 1 else 160) + 4 * (1 + self.beta) * self._powers(noise)
 
     def inverse_survival(self, tail: float) -> float:
-        # gammaincc(1 / beta, x) <= exp(-x), because a gamma variable increases with its shape.
+        # gammaincc(1 / beta, x) <= exp(-x), because gamma variables increase with the shape.
         return float(max(-math.log(2 * tail), 0.0) ** (1 / self.beta))
 
     def quadrature(self, tail: float) -> tuple[Array, Array]:
-        # Equally spaced in the root of the power, as for the normal law: dense near the peak.
+        # Nodes are equally spaced in the root of the power, as for the normal distribution.
         root = math.sqrt(max(-math.log(2 * tail), 1.0))
         edges = np.linspace(-root, root, 401)
         edges = np.sign(edges) * np.abs(edges) ** (2 / self.beta)
@@ -150,7 +150,10 @@ class GeneralizedGaussianLaw:
             return np.where(place > 0, np.where(inner, np.power(half, beta) * near, far), 0.0)
 
     def _invert(self, ratios: Array) -> Array:
-        """Inverse of `_ratio`, by a table and Newton's method or bisection; infinite above all mass."""
+        """Inverse of `_ratio`, by a table and Newton's method or bisection.
+
+        Returns infinity above the range of `_ratio`.
+        """
         if self.beta == 1:
             place = ratios * self.scale
             return np.where(place < 1, place, np.inf)
@@ -160,7 +163,7 @@ class GeneralizedGaussianLaw:
         usable = (values > 1e-300) & (values < np.inf)
         table, values = table[usable], values[usable]
         after = np.searchsorted(values, ratios)
-        # Below the table the ratio is linear in double precision; above it there is no mass.
+        # Below the table the ratio is linear in double precision; above it the probability underflows.
         places = np.where(after == 0, np.minimum(ratios, values[0]) / values[0] * table[0], np.inf)
         inside = (after > 0) & (after < len(values))
         target, low, high = ratios[inside], table[after[inside] - 1], table[after[inside]]

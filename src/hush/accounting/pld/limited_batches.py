@@ -1,4 +1,4 @@
-"""Batches of a fixed or a largest size: laws that dominate a step in which records compete for places.
+"""Dominating pairs for batches of fixed or limited size. Records compete for places in these batches.
 
 Proofs: docs/guarantees/limited-batches.md.
 """
@@ -15,10 +15,10 @@ from hush.accounting.pld.privacy_loss import Direction, SampledPair, Step
 
 @dataclass(frozen=True)
 class SymmetricLaw(Step):
-    """The smallest symmetric pair above a Poisson-sampled step: either direction costs its larger one.
+    """Smallest symmetric pair that dominates a Poisson-sampled step in both directions.
 
-    Its positive losses are those of `base` with the record in the first law. The negative losses mirror
-    them, with the two laws exchanged. The remaining mass has loss zero.
+    Its positive losses are those of `base` in the direction `REMOVE`. Its negative losses are the
+    reflection, with the two distributions exchanged. The remaining probability has loss zero.
     """
 
     base: SampledPair
@@ -36,14 +36,14 @@ class SymmetricLaw(Step):
         return -high, high
 
     def log_ratio(self, outcomes: Array) -> Array:
-        # places near the heaviest loss, where a grid begins
+        # only used for the origin of a grid, which is the atom at loss zero
         return 0 * outcomes
 
     def outcome_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
         return self.base.outcome_quantiles(direction, tail)
 
     def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
-        # the second law's tail is below the first law's
+        # the tail of the second distribution is smaller than that of the first
         high = self.base.loss_quantiles(Direction.REMOVE, tail)[1]
         return -high, high
 
@@ -61,7 +61,7 @@ class SymmetricLaw(Step):
         first, second, error = self._tail_cells(above)
         mirrored_second, mirrored_first, mirrored_error = self._tail_cells(below)
         atom = max(0.0, 1 - first.sum() - mirrored_first.sum())
-        # the cell that contains loss zero has the innermost part of either side
+        # the cell with loss zero contains the innermost part of each side
         masses = []
         for inner, outer in ((first, mirrored_first), (second, mirrored_second)):
             middle = inner[0] + outer[0] + atom
@@ -69,14 +69,14 @@ class SymmetricLaw(Step):
         return masses[0], masses[1], np.concatenate([mirrored_error[::-1], error])
 
     def _tail_cells(self, cuts: Array) -> tuple[Array, Array, Array]:
-        """The base's masses between zero and increasing cuts, and beyond, and rounding at the cuts."""
+        """Probabilities under `base` between zero, increasing cuts and infinity, and rounding errors."""
         first, second, error = self.base._outcome_masses(Direction.REMOVE, np.append(0.0, cuts))
         return first[1:], second[1:], error[1:]
 
 
 @dataclass(frozen=True)
 class MixedLaw(Step):
-    """Mixture of two steps with a public draw of the step: `second` has weight `share`."""
+    """Mixture of two steps, with a public random choice of the step: `second` has weight `share`."""
 
     first: SampledPair
     second: SymmetricLaw
@@ -105,7 +105,7 @@ class MixedLaw(Step):
         return self.first.outcome_quantiles(direction, tail)
 
     def _decisive_parts(self, tail: float) -> list[tuple[Step, float, float]]:
-        """Steps with more than half the tail, their weights, and their own tails."""
+        """Steps with a weight above half the tail, their weights, and their own tails."""
         return [
             (part, weight, min(0.25, tail / 2 / weight))
             for part, weight in self._parts

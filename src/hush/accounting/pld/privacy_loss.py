@@ -1,8 +1,8 @@
-"""Privacy loss distributions of one step: masses of both laws between given losses.
+"""Privacy loss distributions of one step: probabilities of intervals of losses.
 
-A step is a dominating pair: two laws on the line with a log-likelihood ratio that increases with the
-outcome, so a cut in the loss is a cut in the outcome. In the direction `REMOVE` the first law is with
-the record, in the direction `ADD` without it.
+A step is a dominating pair: two distributions on the real line whose log-likelihood ratio increases with
+the outcome. An interval of losses is therefore an interval of outcomes. In the direction `REMOVE`, the
+first distribution is with the record; in the direction `ADD`, it is without the record.
 """
 
 import math
@@ -19,15 +19,15 @@ import numpy as np
 from hush.accounting.numerics import UNIT, Array, log_mixture_ratio_absolute, log_weights
 from hush.accounting.pld.laws import MAX_POWER, GaussianLaw, GeneralizedGaussianLaw
 
-# Cuts per chunk, to limit memory.
+# Number of cuts per chunk, to limit memory.
 _CHUNK = 1 << 16
 
 NoiseLaw = GaussianLaw | GeneralizedGaussianLaw
 
 
 class Direction(Enum):
-    """Direction of the adjacency: only the first law (REMOVE) or only the second (ADD) has the
-    record."""
+    """Direction of the adjacency: the record is only in the first data set (REMOVE), or only in the
+    second (ADD)."""
 
     REMOVE = "remove"
     ADD = "add"
@@ -35,9 +35,10 @@ class Direction(Enum):
 
 @dataclass(frozen=True, eq=False)
 class CellMasses:
-    """Masses of both laws below the first cut, between cuts, and above the last cut, by loss.
+    """Probabilities of losses below the first cut, between cuts, and above the last cut.
 
-    `error` bounds the rounding error of a mass relative to the survival function at its loss.
+    `first` and `second` are for the two distributions. `error` bounds the rounding error of a
+    probability, relative to the survival function at its loss.
     """
 
     first: Array
@@ -46,13 +47,13 @@ class CellMasses:
 
 
 class Step(ABC):
-    """Two laws on the line, including sampling; their likelihood ratio increases with the outcome."""
+    """Dominating pair of a step, including sampling, with an increasing likelihood ratio."""
 
     centre = 0.0
-    """Outcome near the mode of the law without the record."""
+    """Outcome near the mode of the distribution without the record."""
 
     def with_representable_loss(self) -> Self:
-        """The step, with more noise if necessary for its losses to fit a grid."""
+        """Step with losses that can be represented on a grid, by adding noise if necessary."""
         return self
 
     @property
@@ -62,49 +63,49 @@ class Step(ABC):
 
     @property
     def loss_rounding(self) -> float:
-        """Rounding error of a loss at a cut, relative to 1 + the largest loss."""
+        """Rounding error of the loss at a cut, relative to 1 + the largest loss."""
         return 32 * UNIT
 
     @property
     @abstractmethod
     def ratio_range(self) -> tuple[float, float]:
-        """The smallest and the largest log-likelihood ratio, which may be infinite."""
+        """Smallest and largest log-likelihood ratio, which may be infinite."""
 
     @abstractmethod
     def log_ratio(self, outcomes: Array) -> Array:
-        """log(with / without the record) at `outcomes`, which are in units of the noise."""
+        """Log-likelihood ratio (with / without the record) at `outcomes` in units of the noise."""
 
     @abstractmethod
     def outcome_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
-        """Outcomes of `loss_quantiles`."""
+        """Outcomes that correspond to `loss_quantiles`."""
 
     @abstractmethod
     def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
-        """Losses and log-weights that approximate the privacy loss distribution (an estimate)."""
+        """Losses and log-weights that approximate the privacy loss distribution; not a bound."""
 
     @abstractmethod
     def _outcome_masses(self, direction: Direction, ratios: Array) -> tuple[Array, Array, Array]:
-        """Masses with and without the record between increasing ratios, and rounding at the cuts."""
+        """Probabilities with and without the record between increasing ratios, and rounding errors."""
 
     def privacy_loss(self, direction: Direction, outcomes: Array) -> Array:
-        """The privacy loss at `outcomes`."""
+        """Privacy loss at `outcomes`."""
         ratio = self.log_ratio(outcomes)
         return ratio if direction is Direction.REMOVE else -ratio
 
     def loss_range(self, direction: Direction) -> tuple[float, float]:
-        """The smallest and the largest privacy loss, which may be infinite."""
+        """Smallest and largest privacy loss, which may be infinite."""
         low, high = self.ratio_range
         return (low, high) if direction is Direction.REMOVE else (-high, -low)
 
     def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
-        """Two losses with at most `tail` of the first law's finite mass beyond each."""
+        """Lower and upper quantile of the finite losses: each tail has probability at most `tail`."""
         ends = np.array(self.outcome_quantiles(direction, tail))
         low, high = sorted(self.privacy_loss(direction, ends).tolist())
         return low, high
 
     def cell_masses(self, direction: Direction, cuts: Array) -> CellMasses:
-        """Mass of both laws between the `cuts`, with relative accuracy in both tails."""
-        # Neighbouring chunks share a cut; the mass beyond it belongs to the other chunk.
+        """Probabilities of losses between the `cuts`, with relative accuracy in both tails."""
+        # Neighbouring chunks share a cut; the probability beyond it belongs to the other chunk.
         first, second, error = (np.empty(len(cuts) + 1) for _ in range(3))
         for start in range(0, max(len(cuts) - 1, 1), _CHUNK):
             stop = min(start + _CHUNK, len(cuts) - 1)
@@ -112,7 +113,7 @@ class Step(ABC):
             with_record, without, rounding = self._outcome_masses(
                 direction, chunk if forward else -chunk[::-1]
             )
-            # Rounding at both cuts of a cell affects its mass under both laws.
+            # Rounding errors at both cuts of a cell affect its probabilities.
             errors = np.maximum(np.append(rounding, rounding[-1:]), np.append(rounding[:1], rounding))
             parts = (with_record, without, errors)
             if not forward:
@@ -125,10 +126,10 @@ class Step(ABC):
 
 @dataclass(frozen=True)
 class SampledPair(Step):
-    """Noise against the mixture of the noise and its shift by one, with weight `rate`.
+    """Noise, and the mixture of the noise with its shift by one, with weight `rate`.
 
-    The noise is log-concave, so the ratio log(1 - rate + rate * shifted / unshifted) increases
-    (docs/guarantees/scalar-noise.md).
+    The noise is log-concave, so the ratio log(1 - rate + rate * shifted / unshifted) increases with the
+    outcome (docs/guarantees/scalar-noise.md).
     """
 
     rate: float
@@ -136,7 +137,7 @@ class SampledPair(Step):
     @property
     @abstractmethod
     def noise(self) -> NoiseLaw:
-        """Law of the noise, in units of the sensitivity."""
+        """Noise distribution, in units of the sensitivity."""
 
     @property
     def total_variation(self) -> float:
@@ -176,7 +177,7 @@ class SampledPair(Step):
 
 
 def _sampled_range(noise: NoiseLaw, rate: float) -> tuple[float, float]:
-    """Ends of the log-likelihood ratio of a sampled record."""
+    """Range of the log-likelihood ratio of a sampled record."""
     ratio = noise.max_privacy_loss
     # 1 - rate is negligible here, and exp would overflow
     high = ratio + math.log(rate) if ratio > 600 else math.log1p(rate * math.expm1(ratio))
@@ -184,9 +185,9 @@ def _sampled_range(noise: NoiseLaw, rate: float) -> tuple[float, float]:
 
 
 def unsampled_ratio(rate: float, losses: Array) -> Array:
-    """Log-likelihood ratio without subsampling, log((exp(loss) - (1 - rate)) / rate).
+    """Log-likelihood ratio without subsampling: log((exp(loss) - (1 - rate)) / rate).
 
-    -inf at losses that cannot occur.
+    It is -inf for losses that cannot occur.
     """
     if rate == 1:
         return losses
@@ -200,7 +201,7 @@ def unsampled_ratio(rate: float, losses: Array) -> Array:
 
 
 def noise_masses(law: NoiseLaw, cuts: Array) -> Array:
-    """Masses of symmetric noise below, between and above increasing `cuts`."""
+    """Probabilities of symmetric noise below, between and above increasing `cuts`."""
     tail = law.survival(np.abs(cuts))
     positive = cuts > 0
     masses = np.empty(len(cuts) + 1)
@@ -211,17 +212,19 @@ def noise_masses(law: NoiseLaw, cuts: Array) -> Array:
         tail[:-1] - tail[1:],
         np.where(positive[1:], 1 - tail[:-1] - tail[1:], tail[1:] - tail[:-1]),
     )
-    # rounding may make the mass of a narrow cell negative
+    # rounding may make the probability of a narrow cell negative
     return np.maximum(masses, 0.0)
 
 
 def mixture_quantiles(
     parts: Sequence[tuple[float, float]], reach: Callable[[float], float], tail: float
 ) -> tuple[float, float]:
-    """Two outcomes with at most `tail` of a mixture's mass outside.
+    """Two outcomes such that a mixture is outside with probability at most `tail`.
 
-    `parts` are means and weights; `reach` maps a mass to the distance from the mean beyond which a part
-    has it.
+    Args:
+        parts: Mean and weight of each component.
+        reach: Function from a tail probability of a component to its distance from the mean.
+        tail: Probability outside the interval.
     """
     edges = []
     for place, share in parts:
@@ -233,7 +236,7 @@ def mixture_quantiles(
 
 _GROUP_TABLE_SIZE = 1 << 14
 _MAX_SECANTS = 12
-# Terms of mixtures in memory at a time.
+# Number of mixture terms in memory at a time.
 _MAX_TERMS = 1 << 21
 # The smallest positive double.
 _NO_MASS = 5e-324
@@ -241,7 +244,7 @@ _NO_MASS = 5e-324
 
 @dataclass(frozen=True)
 class GroupLaw(Step):
-    """Binomial mixture of shifts 0..size of `noise`, against the noise or the mirrored mixture.
+    """Binomial mixture of `noise` shifted by 0 to `size`, and the noise or the reflected mixture.
 
     One record shifts `noise` by at most 1.
     """
@@ -253,7 +256,7 @@ class GroupLaw(Step):
     """Whether the records are replaced in the other data set, instead of removed."""
 
     def with_representable_loss(self) -> Self:
-        # the shift by all records has the largest losses
+        # the shift by all records causes the largest losses
         shift = 2 * self.size if self.replaced else self.size
         scaled = self._noise_of(shift)
         if scaled.scale >= scaled.min_scale:
@@ -262,7 +265,7 @@ class GroupLaw(Step):
 
     @property
     def total_variation(self) -> float:
-        # couple the numbers of drawn records; total variation is jointly convex
+        # couple the numbers of sampled records; total variation is jointly convex
         return sum(
             weight * self._noise_of(2 * k if self.replaced else k).total_variation
             for k, weight in _binomial_weights(self.size, self.rate)
@@ -278,13 +281,13 @@ class GroupLaw(Step):
 
     @property
     def ratio_range(self) -> tuple[float, float]:
-        # multiples of the ends for one record
+        # multiples of the range for one record
         low, high = (self.size * end for end in _sampled_range(self.noise, self.rate))
         return (low - high, high - low) if self.replaced else (low, high)
 
     def loss_quadrature(self, direction: Direction, tail: float) -> tuple[Array, Array]:
         noise, weight = self.noise.quadrature(tail)
-        # components lighter than the tail are beyond the grid
+        # omit components with a weight far below the tail
         parts = [(shift, share) for shift, share in self._components(direction) if share > 1e-3 * tail]
         losses = [self.privacy_loss(direction, noise + shift / self.noise.scale) for shift, _ in parts]
         return np.concatenate(losses), np.concatenate([weight + math.log(share) for _, share in parts])
@@ -301,8 +304,8 @@ class GroupLaw(Step):
             )
             for law in (self._components(Direction.REMOVE), self._components(Direction.ADD))
         )
-        # The components farthest from a cut have the smallest tails and the largest errors: of the tail,
-        # of its argument, of the weights and of the sum.
+        # The components farthest from a cut have the smallest tails and the largest errors. The error
+        # includes the tail, its argument, the weights and the sum.
         forward = direction is Direction.REMOVE
         farthest = outcomes + self.size * self.replaced if forward else self.size - outcomes
         survival_error = self.noise.survival_error(np.maximum(farthest / scale, 0.0))
@@ -310,14 +313,14 @@ class GroupLaw(Step):
         return with_records, without, 4 * UNIT * (2 * survival_error + shares + 8)
 
     def _components(self, direction: Direction) -> Sequence[tuple[int, float]]:
-        """Shifts and weights of the first law in a direction."""
+        """Shifts and weights of the first distribution in a direction."""
         weights = _binomial_weights(self.size, self.rate)
         if direction is Direction.REMOVE:
             return weights
         return [(-k, weight) for k, weight in weights] if self.replaced else [(0, 1.0)]
 
     def _noise_of(self, shift: int) -> NoiseLaw:
-        """The noise in units of `shift`."""
+        """Noise in units of `shift`."""
         return replace(self.noise, scale=self.noise.scale / shift)
 
     def log_ratio(self, outcomes: Array) -> Array:
@@ -333,7 +336,7 @@ class GroupLaw(Step):
         top = np.full(len(noise), -np.inf)
         terms = []
         for k, weight in weights:
-            # with very little noise a ratio may be NaN
+            # the ratio may overflow for very small noise
             with np.errstate(over="ignore"):
                 ratios = self._noise_of(k).log_likelihood_ratio(noise, 0.0) if k else 0 * noise
             terms.append(ratios + math.log(weight))
@@ -347,7 +350,7 @@ class GroupLaw(Step):
         return top
 
     def _invert_ratio(self, losses: Array) -> Array:
-        """Outcomes with log-likelihood ratios `losses`; infinite above all mass."""
+        """Outcomes with log-likelihood ratios `losses`; infinite outside the range of ratios."""
         table, values = _ratio_table(self)
         after = np.searchsorted(values, losses)
         outcomes = np.where(after == 0, -np.inf, np.inf)
@@ -357,7 +360,7 @@ class GroupLaw(Step):
         tolerance = self.loss_rounding / 4 * (1 + np.abs(target))
         last, last_error = low, values[after - 1] - target
         outcome, error = high, values[after] - target
-        # secant method; bisect if it leaves the bracket or does not converge
+        # secant method, with bisection if it leaves the bracket or does not converge
         turn = 0
         while len(inside):
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -369,7 +372,7 @@ class GroupLaw(Step):
             outcomes[inside] = outcome
             low, high = np.where(error < 0, outcome, low), np.where(error < 0, high, outcome)
             middle = (low + high) / 2
-            # if no double lies between the ends, both are optimal
+            # stop if no double lies between the ends
             rest = (np.abs(error) > tolerance) & (low < middle) & (middle < high)
             inside, turn = inside[rest], turn + 1
             target, tolerance, low, high, last, last_error, outcome, error = (
@@ -392,7 +395,7 @@ def _binomial_weights(size: int, rate: float) -> tuple[tuple[int, float], ...]:
 
 @lru_cache(maxsize=4)
 def _ratio_table(law: GroupLaw) -> tuple[Array, Array]:
-    """Increasing outcomes over the whole mass, and their log-likelihood ratios."""
+    """Increasing outcomes over the whole range of the noise, and their log-likelihood ratios."""
     # A bounded ratio is constant beyond the shifts.
     bounded = law.noise.max_privacy_loss < math.inf
     reach = 0.0 if bounded else law.noise.inverse_survival(_NO_MASS) * law.noise.scale

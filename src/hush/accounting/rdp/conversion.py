@@ -12,26 +12,26 @@ ORDERS: Array = np.concatenate(
 
 
 def rdp_to_epsilon(divergences: Array, orders: Array, delta: float) -> float:
-    """Smallest epsilon at `delta` that follows from Rényi divergences at these orders."""
+    """Smallest epsilon at `delta` that is implied by Rényi divergences at the given orders."""
     # NaN gives no bound
     known = np.where(np.isnan(divergences), np.inf, divergences)
     return max(0.0, float((known + conversion_term(orders, delta)).min()))
 
 
 def conversion_term(orders: Array, delta: float) -> Array:
-    """epsilon(delta) minus the Rényi divergence, at each order; may be negative.
+    """Term to add to the Rényi divergence to get epsilon at `delta`, for each order; may be negative.
 
-    Proposition 12 of Canonne, Kamath and Steinke (2020).
+    Reference: Canonne, Kamath and Steinke (2020), Proposition 12.
     """
     added: Array = -math.log(delta) / (orders - 1)
     return added + np.log1p(-1 / orders) - np.log(orders) / (orders - 1)
 
 
 def rdp_to_delta(divergences: Array, orders: Array, epsilon: float) -> float:
-    """Smallest delta at `epsilon` that follows from Rényi divergences at these orders.
+    """Smallest delta at `epsilon` that is implied by Rényi divergences at the given orders.
 
-    The improved conversion solved for delta. Delta is also at most the total variation distance, and so
-    at most sqrt(D/2) and sqrt(1 - exp(-D)) (Pinsker; Bretagnolle and Huber).
+    Solves `conversion_term` for delta. Delta is also at most the total variation distance, which is at
+    most sqrt(D/2) (Pinsker) and sqrt(1 - exp(-D)) (Bretagnolle and Huber).
     """
     divergences = np.where(np.isnan(divergences), np.inf, divergences)
     exponents = (orders - 1) * (divergences - epsilon + np.log1p(-1 / orders)) - np.log(orders)

@@ -1,6 +1,7 @@
 """RDP of one step with independent noise per coordinate, and sampling of coordinates and records.
 
-The divergence of a change is a sum over its coordinates; `worst_allocation` bounds it for every change.
+The divergence for a change is a sum over its coordinates. `worst_allocation` bounds this sum for every
+change.
 """
 
 import math
@@ -18,20 +19,20 @@ from hush.core.parts import SensitivitySet
 
 Blocks = Sequence[tuple[CoordinateRDP, SensitivitySet]]
 
-# All whole orders up to this one are computed, because the binomial sum of subsampling magnifies errors.
-# Higher orders are 3% apart, independently of the requested orders, to reuse cached values.
+# All integer orders up to _DENSE are computed, because the binomial sum of subsampling magnifies errors.
+# Higher orders have a fixed spacing of 3%, so cached values can be reused.
 _DENSE = 152
 _COMPUTED_ORDERS: Array = np.unique(
     np.round(np.append(np.arange(2, _DENSE + 1), np.geomspace(_DENSE, 1e6, 298)))
 )
-# Twice as many orders change epsilon by less than 0.1%.
+# Twice as many orders would change epsilon by less than 0.1%.
 WHOLE_ORDERS: Array = np.unique(np.round(np.append(np.arange(2, 33), np.geomspace(33, 1024, 28))))
 
 
 def coordinatewise_rdp(blocks: Blocks, rate: float, orders: npt.ArrayLike) -> Array:
     """Rényi divergence of one step at each order, the larger of both directions.
 
-    **Guarantee.** An upper bound for both directions, adding and removing one record:
+    **Guarantee.** An upper bound for adding and for removing one record:
     docs/guarantees/coordinate-wise.md.
     """
     order_array = np.atleast_1d(np.asarray(orders, dtype=float))
@@ -48,21 +49,24 @@ def coordinatewise_rdp(blocks: Blocks, rate: float, orders: npt.ArrayLike) -> Ar
 
 
 def subsampled_rdp(base: npt.ArrayLike, rate: float, *, swapped: bool) -> float:
-    """Rényi divergence of one Poisson-subsampled step, from the divergences without sampling at orders 2
-    to a.
+    """Rényi divergence of one Poisson-subsampled step at an integer order a.
 
-    `swapped`: a reflection swaps the laws with and without the record, as for symmetric noise. Otherwise
-        the odd moments of the ratio minus 1 must be non-negative, as with sampled coordinates.
+    Args:
+        base: Divergences without sampling at orders 2 to a.
+        rate: Sampling rate.
+        swapped: Whether a reflection swaps the distributions with and without the record, as for
+            symmetric noise. Otherwise the odd moments of the ratio minus 1 must be non-negative, as with
+            sampled coordinates.
 
-    **Guarantee.** An upper bound on both directions, if `base` bounds both (the worst case may differ
-    between orders): docs/guarantees/coordinate-wise.md, "Input sampling".
+    **Guarantee.** An upper bound for both directions, if `base` bounds both directions (the worst case
+    may depend on the order): docs/guarantees/coordinate-wise.md, "Input sampling".
     """
     unsampled = np.asarray(base, dtype=float)
     a = len(unsampled) + 1
     v = np.arange(2, a + 1)
     log_weight = log_binomial(a, v.astype(float), log_weights(rate))
     power = (v - 1) * unsampled
-    # the binomial weights sum to 1, so subtract 1 from every term
+    # the binomial weights sum to 1, so subtract 1 from every term to avoid cancellation
     terms = log_weight + power + log1mexp(-power)
     if not swapped and a % 2:
         terms = np.append(terms, log_weight[-1] + power[-1] + math.log1p(-rate))
@@ -73,7 +77,8 @@ def subsampled_rdp(base: npt.ArrayLike, rate: float, *, swapped: bool) -> float:
 def _at_every_order(blocks: tuple[tuple[CoordinateRDP, SensitivitySet], ...], highest: int) -> Array:
     """Bounds at the orders 2, 3, ..., `highest`, computed at knots and interpolated.
 
-    (a - 1) D_a is convex in a, for each change and so for the worst change, so chords are upper bounds.
+    (a - 1) D_a is convex in a for each change, and therefore for the worst change, so chords are upper
+    bounds.
     """
     every = np.arange(2, highest + 1, dtype=float)
     knots = np.append(
@@ -86,7 +91,7 @@ def _at_every_order(blocks: tuple[tuple[CoordinateRDP, SensitivitySet], ...], hi
         cache.update(zip(missing.tolist(), computed.tolist(), strict=True))
     moments = np.array([cache[a] for a in knots])
     finite = np.isfinite(moments)
-    # Divergences increase with the order, so they remain infinite.
+    # Divergences increase with the order, so all orders above the first infinite one are infinite.
     limit = float(knots[finite].max(initial=1.0))
     divergences = np.full(len(every), np.inf)
     finite_orders = every <= limit
@@ -98,12 +103,12 @@ def _at_every_order(blocks: tuple[tuple[CoordinateRDP, SensitivitySet], ...], hi
 
 @lru_cache(maxsize=16)
 def _moment_cache(blocks: tuple[tuple[CoordinateRDP, SensitivitySet], ...]) -> dict[float, float]:
-    """Cache of (a - 1) D_a of these blocks by order a, without subsampling of records."""
+    """Cache of (a - 1) D_a by order a, for the given blocks without subsampling of records."""
     return {}
 
 
 def _sum_over_blocks(blocks: Blocks, orders: Array) -> Array:
-    """Bound on the divergence of a product of blocks: the sum of their worst cases."""
+    """Bound on the divergence of a product of blocks: the sum of the worst cases of the blocks."""
     return np.asarray(np.sum([worst_allocation(*block, orders) for block in blocks], axis=0))
 
 
@@ -116,7 +121,7 @@ _MAX_REFINEMENTS = 30
 class ConcaveMajorant:
     """Certified bounds on the least concave majorant of y -> h(y^(1/p)) at `point`, for one order.
 
-    For `point` = 0 the value is the slope at 0, for an unlimited number of coordinates.
+    For `point` = 0, the value is the slope at 0, as needed for an unlimited number of coordinates.
     """
 
     p: float
@@ -134,7 +139,7 @@ class ConcaveMajorant:
     def start(
         cls, profile: CoordinateRDP, p: float, top: float, point: float, order: float
     ) -> "ConcaveMajorant":
-        """A coarse grid between the quadratic range and `top`."""
+        """Create a coarse grid between the quadratic range and `top`."""
         uniform = point ** (1 / p)
         low = top if profile.quadratic and p <= 2 else min(top, profile.nearly_quadratic(order))
         if p > 2 and point > 0:
@@ -156,7 +161,7 @@ class ConcaveMajorant:
         self.grid, self.costs = shifts_so_far[ranking], np.concatenate([self.costs, costs])[ranking]
 
     def upper(self) -> float:
-        """An upper bound on the majorant."""
+        """Upper bound on the majorant."""
         x, value = self._tangent_crossings()
         # for p <= 2 the quadratic bound is convex in y, so the chord from 0 is an upper bound
         origin = 0.0 if self.p <= 2 else self.first_height
@@ -189,14 +194,14 @@ class ConcaveMajorant:
 
     def _powers(self) -> Array:
         y = self.grid**self.p
-        # the grid has the shift of `point`, and its power must equal `point` exactly
+        # the grid contains the shift of `point`; its power must equal `point` exactly
         return np.where(np.abs(y - self.point) <= 1e-12 * self.point, self.point, y)
 
     def _tangent_crossings(self) -> tuple[Array, Array]:
-        """Crossing of the tangents of each cell's bound, and its height.
+        """Intersection of the tangents to the bound of each cell: position and height.
 
-        The bound of a cell is the smaller of the chord of h and the chord of exp((a - 1) h) corrected
-        for its minimum curvature.
+        The bound of a cell is the minimum of the chord of h, and the chord of exp((a - 1) h) corrected
+        by its minimum curvature.
         """
         low, high = self.grid[:-1], self.grid[1:]
         below, above = self.costs[:-1], np.maximum(self.costs[1:], self.costs[:-1])
@@ -207,7 +212,7 @@ class ConcaveMajorant:
                 power = self.order - 1
                 start, end = np.expm1(power * below), np.expm1(power * above)
                 slope = (end - start) / (high - low)
-                # limited, so that the bound is concave in y
+                # limited to keep the bound concave in y
                 most = slope * (high - low) / (high + low)
                 half = np.minimum(self.min_curvature * (high - low) / 2, most)
                 first, last = (slope - half) / power / (1 + start), (slope + half) / power / (1 + end)
@@ -219,19 +224,19 @@ class ConcaveMajorant:
     def _crossing(
         self, below: Array, above: Array, rise: Array, last: Array
     ) -> tuple[Array, Array, Array]:
-        """Position and height of the crossing of tangents, and height above the chord."""
+        """Position and height of the intersection of tangents, and height above the chord."""
         steep = rise / self.p * self.grid[:-1] ** (1 - self.p)
         flat = last / self.p * self.grid[1:] ** (1 - self.p)
         y_low, y_high = self._powers()[:-1], self._powers()[1:]
         cross = (above - flat * y_high - below + steep * y_low) / (steep - flat)
         middle = (y_low + y_high) / 2
-        # every point of the cell is valid if both tangents are below the vertex
+        # every position in the cell is valid, because both tangents are below the vertex
         x = np.where(np.isfinite(cross), np.clip(cross, y_low, y_high), middle)
         value = np.maximum(below + steep * (x - y_low), above - flat * (y_high - x))
         return x, value, value - below - (above - below) / (y_high - y_low) * (x - y_low)
 
     def _hull(self, points: Array, heights: Array) -> tuple[float, float, float]:
-        """The concave majorant at `point` (for 0: its slope at 0), and the points that determine it."""
+        """Concave majorant at `point` (for 0: its slope at 0), and the points that define it."""
         if self.point == 0:
             if heights[points == 0].max(initial=0.0) > 0:
                 return math.inf, 0.0, 0.0
@@ -257,7 +262,7 @@ class ConcaveMajorant:
 def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.ArrayLike) -> Array:
     """Upper bound on the sum of `profile` over the coordinates of every change in `ball`, by order.
 
-    **Guarantee.** At least the supremum, and within 1e-3 of the value of the allocation lemma in
+    **Guarantee.** At least the supremum, and within 0.1% of the value of the allocation lemma in
     docs/guarantees/coordinate-wise.md.
     """
     order = np.atleast_1d(np.asarray(orders, dtype=float))
@@ -275,7 +280,7 @@ def worst_allocation(profile: CoordinateRDP, ball: SensitivitySet, orders: npt.A
     if ball.p == 2 and profile.beta == 2:
         # the divergence is convex in the squared shift, so its majorant is the chord up to the cap
         return np.asarray(ball.max_entries_moved * profile(order, ball.max_entry) * OUTWARD)
-    # |s|^p of a coordinate of a uniform change
+    # |s|^p of each coordinate, if all coordinates change equally
     uniform = 0.0 if ball.dimension is None else ball.norm**ball.p / ball.dimension
     majorants = [ConcaveMajorant.start(profile, ball.p, ball.max_entry, uniform, a) for a in order]
     open_orders = list(range(len(order)))

@@ -23,32 +23,32 @@ from hush.accounting.rdp.conversion import ORDERS, rdp_to_epsilon
 if TYPE_CHECKING:  # imports this module
     from hush.accounting.steps import SampledGaussian
 
-# Orders with longer sums or integrals get an upper bound instead of the value.
+# Orders with more terms get an upper bound instead of the exact value.
 _MAX_TERMS = 100_000
 
 
 def renyi_divergence(step: "SampledGaussian", orders: npt.ArrayLike) -> Array:
-    """The Rényi divergence of one sampled Gaussian step at each order, the larger of both directions.
+    """Rényi divergence of one sampled Gaussian step at each order, the larger of both directions.
 
-    **Guarantee.** An upper bound, usually exact to 1e-9 relatively. At rate 1 it is order / (2
-    multiplier^2) (Mironov 2017, Proposition 7). The direction computed here (remove) is the larger one
-    (Mironov, Talwar and Zhang 2019, Theorem 5).
+    **Guarantee.** An upper bound, usually with relative error below 1e-9. At rate 1 it is order / (2
+    multiplier^2) (Mironov 2017, Proposition 7). Only one direction (remove) is computed, because it is
+    the larger one (Mironov, Talwar and Zhang 2019, Theorem 5).
     """
     order_array = np.atleast_1d(np.asarray(orders, dtype=float))
     moments = np.array([_log_moment(step, order) for order in order_array.flat])
-    # Sums of positive terms with the rounding error of log-factorials.
+    # bounds the rounding errors of sums of positive terms and of log-factorials
     outward = OUTWARD + 16 * UNIT * gammaln(order_array + 1)
     return np.asarray(np.maximum(outward * moments.reshape(order_array.shape) / (order_array - 1), 0.0))
 
 
 def epsilon(steps: Mapping["SampledGaussian", int], delta: float) -> float:
-    """Smallest epsilon at `delta` of the composition that follows from Rényi divergences."""
+    """Smallest epsilon of the composition at `delta` that is implied by Rényi divergences."""
     costs = (count * renyi_divergence(step, ORDERS) for step, count in steps.items() if count)
     return rdp_to_epsilon(sum(costs, np.zeros(len(ORDERS))), ORDERS, delta)
 
 
 def _log_moment(step: "SampledGaussian", order: float) -> float:
-    """log E_Q (P/Q)^order, with P the law with the record and Q the law without it."""
+    """log E_Q (P/Q)^order, for the distributions P with the record and Q without it."""
     exponent = 0.5 / step.multiplier / step.multiplier if step.multiplier > 1e-150 else math.inf
     if step.rate == 1 or math.isinf(exponent):
         return order * (order - 1) * exponent
@@ -62,9 +62,9 @@ def _log_moment(step: "SampledGaussian", order: float) -> float:
 
 
 def _binomial_log_moment(step: "SampledGaussian", order: int, exponent: float) -> float:
-    """The log-moment at a whole order (Mironov, Talwar and Zhang 2019).
+    """Log-moment at an integer order (Mironov, Talwar and Zhang 2019).
 
-    The binomial weights sum to 1, so 1 is subtracted from every term.
+    The binomial weights sum to 1, so 1 is subtracted from every term to avoid cancellation.
     """
     k = np.arange(2, order + 1, dtype=float)
     log_weight = log_binomial_in_turn(order, k, log_weights(step.rate))
@@ -75,10 +75,11 @@ def _binomial_log_moment(step: "SampledGaussian", order: int, exponent: float) -
 def _trapezoid_log_moment(
     step: "SampledGaussian", order: float, exponent: float, spacing: float
 ) -> float:
-    """The log-moment by the trapezoid rule, which converges like exp(-2 pi^2 / spacing) here.
+    """Log-moment by the trapezoid rule.
 
-    E (1 + w)^a - 1 = E [(1 + w)^a - 1 - a w], because the mean of w is 0; all terms are positive.
-    The integrand is analytic within pi multiplier^2 of the real line.
+    E (1 + w)^a - 1 = E [(1 + w)^a - 1 - a w], because the mean of w is 0. All terms of this sum are
+    positive. The integrand is analytic within pi multiplier^2 of the real line, so the error decreases
+    like exp(-2 pi^2 / spacing).
     """
     reach = 15 * step.multiplier
     x = np.arange(-reach, order + reach, spacing)
@@ -92,7 +93,7 @@ def _trapezoid_log_moment(
 
 
 def _log_moment_bound(step: "SampledGaussian", order: float, exponent: float) -> float:
-    """Upper bound on the log-moment, by Minkowski's inequality or convexity between whole orders."""
+    """Upper bound on the log-moment, by Minkowski's inequality or convexity between integer orders."""
     minkowski = order * float(log_mixture(log_weights(step.rate), 0.0, (order - 1) * exponent))
     below = math.floor(order)
     if below + 1 > _MAX_TERMS:

@@ -1,4 +1,4 @@
-"""Rényi divergence of one coordinate: a noise density against its subsampled shift."""
+"""Rényi divergence of one coordinate, between a noise density and its subsampled shift."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from hush.accounting.rdp.quadrature import log_moment_minus_one
 
 @dataclass(frozen=True)
 class CoordinateRDP:
-    """RDP of one coordinate: noise of density ~ exp(-(|x| / scale)^beta) against its subsampled shift.
+    """RDP of one coordinate with noise of density ~ exp(-(|x| / scale)^beta), `beta` >= 1.
 
-    `beta` 1 is Laplace, `beta` 2 is Gaussian with standard deviation scale / sqrt(2); `beta` >= 1.
+    `beta` = 1 is Laplace noise; `beta` = 2 is Gaussian noise with standard deviation scale / sqrt(2).
     """
 
     beta: float
@@ -30,12 +30,12 @@ class CoordinateRDP:
         return float(self.beta**2 * math.exp(ratio) / self.scale**2)
 
     def __call__(self, orders: npt.ArrayLike, shifts: npt.ArrayLike) -> Array:
-        """The larger of the two D_a between law(0) and (1 - rate) law(0) + rate law(shift).
+        """Larger of the two divergences D_a between law(0) and (1 - rate) law(0) + rate law(shift).
 
-        **Guarantee.** An upper bound within 1e-8 relatively: closed forms at rate 1 for beta 1 and 2
-        (Mironov 2017), a binomial sum for Gaussian noise at whole orders, otherwise certified quadrature
-        (docs/guarantees/coordinate-wise.md, "Which direction"). Convexity in the shift is proved at rate
-        1 and at whole orders only.
+        **Guarantee.** An upper bound with relative error below 1e-8. It uses closed forms at rate 1 for
+        beta 1 and 2 (Mironov 2017), a binomial sum for Gaussian noise at integer orders, and certified
+        quadrature otherwise (docs/guarantees/coordinate-wise.md, "Which direction"). Convexity in the
+        shift is only proved at rate 1 and at integer orders.
         """
         order, shift = np.broadcast_arrays(
             np.asarray(orders, dtype=float), np.abs(np.asarray(shifts, dtype=float))
@@ -48,10 +48,10 @@ class CoordinateRDP:
         return np.asarray(OUTWARD * moments.reshape(order.shape) / (order - 1))
 
     def curvature(self, order: Array, reach: Array) -> Array:
-        """K with D_a <= K shift^2 at all shifts up to `reach` (infinite if `reach` is too large).
+        """Constant K with D_a <= K shift^2 for all shifts up to `reach`.
 
-        Its limit for reach -> 0 is the exact one, a rate^2 / 2 times the Fisher information.
-        docs/guarantees/coordinate-wise.md, "Near zero".
+        K is infinite if `reach` is too large. Its limit for reach -> 0 is exact: a rate^2 / 2 times the
+        Fisher information. Proof: docs/guarantees/coordinate-wise.md, "Near zero".
         """
         limit = order * self.rate**2 * self.fisher / 2
         if self.quadratic:
@@ -68,17 +68,18 @@ class CoordinateRDP:
         return np.where(e < 1, limit * rise * OUTWARD, np.inf)
 
     def nearly_quadratic(self, order: float) -> float:
-        """Nearly the largest shift for which `curvature` is within 5e-5 of its limit, relatively."""
+        """Approximation of the largest shift for which `curvature` is within 0.005% of its limit."""
         if self.rate == 1:
             # the rise is 1 + (1/2 + g + g (g + 1) / 2) e^2 + ..., g = 2 - 1/beta < 2
             return 3e-3 * self.scale / self.beta / (order - 0.5)
         return 2e-5 * self.scale / self.beta / max(order, 4 - order)
 
     def min_moment_curvature(self, order: float, reach: float) -> float:
-        """m >= 0 with M'' >= m at shifts up to `reach`, M = exp((order - 1) D); 0 without a proof.
+        """Lower bound m >= 0 on the second derivative of exp((order - 1) D) for shifts up to `reach`.
 
-        About order (order - 1) times the Fisher information if `reach` is small; 0 below beta = 2.
-        docs/guarantees/coordinate-wise.md, "A lower bound on the curvature".
+        It is about order (order - 1) times the Fisher information if `reach` is small, and 0 if no bound
+        is proved, e.g. for beta < 2. Proof: docs/guarantees/coordinate-wise.md, "A lower bound on the
+        curvature".
         """
         beta, d = self.beta, reach / self.scale / 2
         if self.rate < 1 or beta < 2 or d * beta >= 1:
@@ -96,11 +97,14 @@ class CoordinateRDP:
 
     @property
     def quadratic(self) -> bool:
-        """Whether the profile is a multiple of shift^2 at every order."""
+        """Whether the divergence is a multiple of shift^2 at every order."""
         return self.beta == 2 and self.rate == 1
 
     def _binomial(self, order: Array, shift: Array) -> Array:
-        """Gaussian noise at whole orders; 1 is subtracted from every term of the binomial sum."""
+        """Divergence for Gaussian noise at integer orders, from a binomial sum.
+
+        1 is subtracted from every term to avoid cancellation.
+        """
         divergences = np.zeros(order.shape)
         for a in np.unique(order):
             v = np.arange(2, a + 1)
@@ -114,12 +118,12 @@ class CoordinateRDP:
 
 @lru_cache(maxsize=512)
 def _log_moments(beta: float, rate: float, orders: bytes, shifts: bytes) -> Array:
-    """log E r^a at each pair of order and shift; the arrays are passed as bytes, for the cache."""
+    """log E r^a at each pair of order and shift. The arrays are passed as bytes to be hashable."""
     order, shift = np.frombuffer(orders), np.frombuffer(shifts)
     moments = np.zeros(len(order))
     moved = shift > 0
     unit = CoordinateRDP(beta, 1.0, rate)
-    # Below this shift powers could underflow, and the quadratic bound is accurate.
+    # powers could underflow for tiny shifts, for which the quadratic bound is accurate
     tiny = moved & (shift * np.maximum(order, 4 - order) * beta < 1e-9)
     moments[tiny] = unit.curvature(order[tiny], shift[tiny])
     moments[tiny] *= shift[tiny] ** 2 * (order[tiny] - 1)

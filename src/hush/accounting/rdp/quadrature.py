@@ -1,7 +1,8 @@
-"""Certified upper bounds on moments of a symmetric one-dimensional law, by quadrature.
+"""Certified upper bounds on moments of a symmetric one-dimensional distribution, by quadrature.
 
-Gauss-Legendre quadrature on panels. A bound on the integrand on a complex disc around a panel bounds the
-error, and panels are halved until the bounds are small. All error bounds are added to the value.
+Uses Gauss-Legendre quadrature on panels. The error of a panel is bounded by the maximum of the integrand
+on a complex disc around the panel. Panels are halved until the error bounds are small, and all error
+bounds are added to the result.
 """
 
 import math
@@ -24,7 +25,7 @@ from hush.accounting.numerics import (
 
 @dataclass(frozen=True, eq=False)
 class Integrand:
-    """The integrand for pairs of order and shift, on a side of the kink."""
+    """Integrand for pairs of order and shift, on one side of the kink."""
 
     beta: float
     rate: float
@@ -33,17 +34,17 @@ class Integrand:
     side: Array
 
     def log_ratio(self, u: Array) -> Array:
-        """L at distance u: |x|^beta - u^beta, without cancellation for large u."""
+        """Log-ratio L = |x|^beta - u^beta at distance u from the kink, without cancellation."""
         x = self.shift + self.side * u
         uncancelled = np.expm1(self.beta * np.log1p((x - u) / u)) * u**self.beta
         return np.where(2 * u < x, x**self.beta - u**self.beta, uncancelled)
 
     def log_value(self, u: Array) -> Array:
-        """The log of the integrand at distance u."""
+        """Log of the integrand at distance u."""
         return self.log_weight(self.log_ratio(u)) - u**self.beta
 
     def log_weight(self, log_ratio: Array) -> Array:
-        """The log of the integrand without exp(-u^beta), an increasing function of L."""
+        """Log of the integrand without the factor exp(-u^beta): an increasing function of L."""
         order, power = self.order, self.order - 1
         if self.rate == 1:
             return log_expm1(power * log_ratio) + log1mexp(-order * log_ratio)
@@ -51,9 +52,9 @@ class Integrand:
         return np.logaddexp(up - log_ratio, down)
 
     def log_tail(self, u: Array) -> Array:
-        """The log of a bound on the integral beyond u (infinite if there is none).
+        """Log of a bound on the integral beyond u; infinite if no bound is known.
 
-        The integrand is at most a exp(psi), psi = (a-1) L - u^beta, and psi is concave once it
+        The integrand is at most a exp(psi) with psi = (a-1) L - u^beta, which is concave where it
         decreases.
         """
         b = self.beta
@@ -62,9 +63,9 @@ class Integrand:
         return np.where(slope < 0, value, np.inf)
 
     def log_largest(self, u: Array, reach: Array) -> Array:
-        """The log of a bound on the integrand's modulus on the complex disc around u (reach < u).
+        """Log of a bound on the modulus of the integrand on the complex disc around u (reach < u).
 
-        Infinite if the disc may contain a zero of 1 - q + q r, where powers are not single-valued.
+        The bound is infinite if the disc may contain a zero of 1 - q + q r, which is a branch point.
         """
         a, b, q = self.order, self.beta, self.rate
         x = self.shift + self.side * u
@@ -99,7 +100,7 @@ class Integrand:
         return np.where(np.isnan(bound), np.inf, bound)
 
     def _log_ratio_bound(self, log_ratio: Array, turn: Array, factor: Array) -> Array:
-        """log of a bound on |g(w)| / |1 + w|^a, w = q (r - 1), on the disc."""
+        """Log of a bound on |g(w)| / |1 + w|^a on the disc, for w = q (r - 1)."""
         a, q = self.order, self.rate
         inverse = np.log(factor) - _log_mixture_ratio(q, log_ratio - turn)
         above = np.log(factor) + np.maximum(0.0, _log_mixture_ratio(q, log_ratio + turn))
@@ -111,7 +112,7 @@ class Integrand:
         return np.asarray(np.minimum(quadratic, plain))
 
     def _log_reverse_bound(self, log_ratio: Array, turn: Array, factor: Array) -> Array:
-        """log of a bound on |g(w)|, w = q (1/r - 1), on the disc."""
+        """Log of a bound on |g(w)| on the disc, for w = q (1/r - 1)."""
         a, q = self.order, self.rate
         back = np.maximum(turn - log_ratio, 0.0)
         step = q * np.minimum((log_ratio + turn) * np.exp(back), 1 + np.exp(turn - log_ratio))
@@ -124,7 +125,7 @@ class Integrand:
 
 
 def _power_bound(centre: Array, reach: Array, power: float) -> Array:
-    """Maximum of |z|^power on the disc around a positive centre."""
+    """Maximum of |z|^power on a disc around a positive centre."""
     return np.asarray((centre + reach if power >= 0 else centre - reach) ** power)
 
 
@@ -134,7 +135,7 @@ def _log_mixture_ratio(rate: float, log_ratio: Array) -> Array:
 
 
 def _posterior_weight(rate: float, log_ratio: Array) -> Array:
-    """q exp(log_ratio) / (1 - q + q exp(log_ratio)): the slope of `_log_mixture_ratio`."""
+    """q exp(log_ratio) / (1 - q + q exp(log_ratio)): the derivative of `_log_mixture_ratio`."""
     if rate == 1:
         return np.ones_like(log_ratio)
     log_weight = np.log(rate) + log_ratio - _log_mixture_ratio(rate, log_ratio)
@@ -142,7 +143,7 @@ def _posterior_weight(rate: float, log_ratio: Array) -> Array:
 
 
 def _log_convex_remainder(order: Array, rate: float, log_ratio: Array) -> Array:
-    """log((1 + w)^a - 1 - a w), w = q (exp(log_ratio) - 1), accurate for every w > -1."""
+    """log((1 + w)^a - 1 - a w) for w = q (exp(log_ratio) - 1), accurate for every w > -1."""
     w = rate * np.expm1(np.minimum(log_ratio, 300.0))
     power = order * _log_mixture_ratio(rate, log_ratio)
     series = np.ones_like(w)
@@ -157,24 +158,25 @@ def _log_convex_remainder(order: Array, rate: float, log_ratio: Array) -> Array:
 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
-# The Bernstein ellipse with semi-axes of sum _RHO half-widths lies in the disc of radius _REACH
-# half-widths; error bound of Trefethen, Approximation Theory and Approximation Practice, Thm 19.3.
+# The Bernstein ellipse with semi-axes of sum _RHO half-widths is inside the disc of radius _REACH
+# half-widths. Error bound: Trefethen, Approximation Theory and Approximation Practice, Theorem 19.3.
 _RHO = 3.0
 _REACH = (_RHO + 1 / _RHO) / 2
 _LOG_GAUSS = math.log(64 / 15 / (1 - _RHO**-2)) - 2 * (len(_NODES) - 1) * math.log(_RHO)
-# Allowed error per panel, and negligible size of a panel, relative to the integral.
+# Error tolerance per panel, and size of a negligible panel, relative to the integral.
 _LOG_TOLERANCE, _LOG_NEGLIGIBLE = math.log(1e-12), math.log(1e-14)
-# The result is infinite if more halvings or panels are necessary.
+# The result is infinite if more halvings or panels are needed.
 _MAX_HALVINGS, _MAX_PANELS = 60, 1_000_000
-# Pairs of order and shift processed at a time, to limit memory.
+# Number of (order, shift) pairs per chunk, to limit memory.
 _CHUNK = 1000
 
 
 def log_moment_minus_one(beta: float, rate: float, orders: Array, shifts: Array) -> Array:
-    """log(E_f (1 - q + q r)^a - 1) at each pair of order and shift (> 0), rounded up.
+    """log(E_f (1 - q + q r)^a - 1) for each pair of order and positive shift, rounded up.
 
-    f is the density proportional to exp(-|x|^beta), and r the ratio of the shifted density to f.
-    **Guarantee.** An upper bound, within about 1e-10; infinite if powers overflow.
+    f is the density proportional to exp(-|x|^beta), and r is the ratio of the shifted density to f.
+
+    **Guarantee.** An upper bound with an error of about 1e-10; infinite if powers overflow. Proof:
     docs/guarantees/coordinate-wise.md, "Quadrature".
     """
     chunks = [slice(first, first + _CHUNK) for first in range(0, len(orders), _CHUNK)]
@@ -187,10 +189,11 @@ def log_moment_minus_one(beta: float, rate: float, orders: Array, shifts: Array)
 
 
 class _AdaptiveQuadrature:
-    """For each (order, shift), in logs: integral, error bound, largest panel and exponent.
+    """Adaptive quadrature for many (order, shift) pairs.
 
-    A panel is a column: index of the (order, shift), side of the kink, and ends of an interval of
-    distances from the kink.
+    The state of each pair is its log-integral, log-error, largest log-panel and largest exponent. A
+    panel is a column of an array: index of the pair, side of the kink, and the two ends of an interval
+    of distances from the kink.
     """
 
     def __init__(self, beta: float, rate: float, orders: Array, shifts: Array) -> None:
@@ -201,7 +204,7 @@ class _AdaptiveQuadrature:
         self.exponent = np.zeros(len(orders))
 
     def log_upper(self) -> Array:
-        """Logs of the integrals plus all error bounds."""
+        """Logs of the integrals plus their error bounds."""
         panels = self._initial_panels()
         for _ in range(_MAX_HALVINGS):
             panels = self._integrate_or_dismiss(panels)
@@ -211,7 +214,7 @@ class _AdaptiveQuadrature:
             middle = (low + high) / 2
             panels = np.hstack([[pair, side, low, middle], [pair, side, middle, high]])
         self.log_error[panels[0].astype(np.intp)] = np.inf
-        # a sum of positive terms; an exponent E has an error of a few units of E
+        # the terms of the sum are positive, and an exponent E has an error of a few units of E
         rounding = 1e-12 + 32 * UNIT * self.exponent
         return np.asarray(np.logaddexp(self.log_total, self.log_error) + rounding)
 
@@ -219,11 +222,12 @@ class _AdaptiveQuadrature:
         return Integrand(self.beta, self.rate, self.orders[pair], self.shifts[pair], side)
 
     def _initial_panels(self) -> Array:
-        """Panels with doubling widths from the kink; the error includes bounds on the tails."""
+        """Panels with doubling widths from the kink. Bounds on the tails are added to the error."""
         all_pairs = np.arange(len(self.orders))
         steepness = 1 + self.orders * self.beta * self.shifts ** (self.beta - 1)
         start = 2.0**-17 * np.minimum(self.shifts, 1 / steepness)
-        # L, and so the weight, is largest at the kink on its left side, and increases on its right side
+        # L, and therefore the weight, is largest at the kink on the left side, and increasing on the
+        # right side
         integrand = self._integrand(all_pairs, np.ones(len(all_pairs)))
         largest_log_ratio = np.maximum(integrand.log_ratio(start), self.shifts**self.beta)
         self.log_error = integrand.log_weight(largest_log_ratio) + np.log(2 * start)
@@ -250,7 +254,7 @@ class _AdaptiveQuadrature:
         return merged[:, np.isfinite(self.log_error[merged[0].astype(np.intp)])]
 
     def _integrate_or_dismiss(self, panels: Array) -> Array:
-        """Integrate panels with small error bounds, drop negligible panels, return the others."""
+        """Integrate panels with small error bounds, drop negligible panels, and return the others."""
         pair, side, low, high = panels[0].astype(np.intp), *panels[1:]
         integrand = self._integrand(pair, side)
         middle, half = (low + high) / 2, (high - low) / 2

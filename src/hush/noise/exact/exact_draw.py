@@ -11,16 +11,16 @@ from hush.core.randomness import RandomSource, Stream, random_words
 from hush.noise.exact.layers import DIGITS, LAYERS, PLACE_SHIFT, layers
 
 ATTEMPTS = 8
-"""Blocks reserved for each number; probability of needing more: below 2**-60."""
+"""Blocks reserved per sample. A sample needs more with probability below 2**-60."""
 SIZE = 128
-"""Blocks of proposals that are computed together."""
+"""Number of proposal blocks that are computed together."""
 WORDS = 8
-"""64-bit words of a block: proposals of eight numbers, or the words of one attempt."""
+"""64-bit words per block: the proposals of eight samples, or all words of one attempt."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """Random words for the numbers of one call: a word per proposal, and a block per attempt."""
+    """Random words for the samples of one call: a word per proposal, and a block per attempt."""
 
     source: Stream
     proposals: int
@@ -29,26 +29,26 @@ class Words:
     """Nonce of the blocks for attempts."""
 
     def proposal(self, index: int) -> int:
-        """First proposal of a number; word k of SIZE blocks belongs to SIZE consecutive numbers."""
+        """First proposal of a sample. Word k of SIZE blocks belongs to SIZE consecutive samples."""
         group, place = divmod(index, WORDS * SIZE)
         word, block = divmod(place, SIZE)
         return self.source.block(self.proposals, group * SIZE + block)[word]
 
     def attempt(self, index: int, attempt: int) -> list[int]:
-        """Words of the block for this attempt."""
+        """Words of the block of an attempt."""
         if attempt < ATTEMPTS:
             return self.source.block(self.attempts, index * ATTEMPTS + attempt)
         words: list[int] = random_words(WORDS, self.source).tolist()
         return words
 
     def exact_sum(self, location: float, beta: float, scale: float, step: float, index: int) -> float:
-        """`exact_sum` for a number, from its reserved words."""
+        """`exact_sum` for a sample, from its reserved words."""
         word, attempt = self.proposal(index), partial(self.attempt, index)
         return exact_sum(location, beta, scale, step, word, attempt, self.source)
 
 
 def reserve(count: int, source: Stream) -> Words:
-    """Reserve words for the next `count` numbers under two nonces."""
+    """Reserve words for the next `count` samples under two nonces."""
     return Words(source, source.reserve(count), source.reserve(count * ATTEMPTS * WORDS))
 
 
@@ -61,11 +61,11 @@ def exact_sum(
     attempt: Callable[[int], list[int]],
     source: RandomSource,
 ) -> float:
-    """Sum of the location and a draw, rounded to a grid of spacing `step`.
+    """Sum of `location` and a noise draw, rounded to a grid of spacing `step`.
 
-    `word` is the first proposal: layer, sign and place. `attempt(k)` returns the words of attempt k: a
-    height, a strip of the tail, a place in it, a position in the place, the next proposal, and further
-    bits of the height and of the position. `source` provides additional words.
+    `word` is the first proposal: layer, sign and cell index. `attempt(k)` returns the words of attempt
+    k: the height, the strip of the tail, the cell in the strip, the position in the cell, the next
+    proposal, and more bits of the height and of the position. `source` provides additional words.
     """
     below = math.trunc(Fraction(location) / Fraction(step))
     rest, units = Fraction(location) / Fraction(step) - below, Fraction(scale) / Fraction(step)
@@ -82,7 +82,7 @@ def exact_sum(
 def _drawn(
     beta: float, word: int, attempt: Callable[[int], list[int]], source: RandomSource
 ) -> tuple[Fraction, Fraction, Fraction, Fraction]:
-    """A standard draw: start and width of its place, lower end and width of the position's interval."""
+    """Standard draw: start and width of its cell, lower end and width of the position's interval."""
     law, number = layers(beta), 0
     while True:
         height, zeros, spot, position, following, finer_height, finer_position, _ = attempt(number)
@@ -114,5 +114,5 @@ def _drawn(
 
 
 def _share(word: int, bits: int) -> Fraction:
-    """Number in [0, 1) from the highest bits of a signed 64-bit word."""
+    """Number in [0, 1) from the top bits of a signed 64-bit word."""
     return Fraction(word % 2**64 >> 64 - bits, 2**bits)

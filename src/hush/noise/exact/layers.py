@@ -1,8 +1,8 @@
 """Ziggurat layers: rectangles of equal area that cover exp(-x^beta), for rejection sampling.
 
 Layer k has half-width W_k and spans the heights from h_k to h_{k+1} = h_k + A / W_k, so all layers have
-the same area for any rounding of W_k. Rounding outward keeps the curve covered; the table affects the
-speed and not the law. docs/guarantees/sampling.md.
+the same area even if W_k is rounded. Widths are rounded up, so the layers cover the curve. The table
+affects the speed of sampling but not the distribution: see docs/guarantees/sampling.md.
 """
 
 import math
@@ -19,48 +19,50 @@ Integers = npt.NDArray[np.int64]
 LAYER_BITS = 10
 LAYERS = 1 << LAYER_BITS
 PLACE_BITS = 36
-"""Bits of the place in a layer, without the sign. Widths have 17 bits, so places are exact doubles."""
+"""Bits of the cell index in a layer, without the sign. Widths have 17 bits, so cell bounds are exact in
+double precision."""
 PLACE_SHIFT = 63 - PLACE_BITS
-"""First bit of the signed place in a word; the layer is in the lowest bits."""
+"""First bit of the signed cell index in a word. The lowest bits are the index of the layer."""
 DIGITS = 50
 _WIDTH_BITS = 53 - PLACE_BITS
 _STRIPS = 128
-"""Number of strips of the tail; the remaining tail has less than 2**-128 of its probability."""
+"""Number of strips of the tail. The part beyond them has less than 2**-128 of the tail's probability."""
 _MARGIN = 2.0**-40
-"""Relative outward shift of edges, far above the rounding error."""
+"""Relative outward shift of edges, which is far larger than their rounding error."""
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Cover of exp(-x^beta) by layers and, beyond the edge of the first layer, strips of the tail."""
+    """Cover of exp(-x^beta): layers, and strips of the tail beyond the edge of the first layer."""
 
     beta: float
     cells: Doubles
-    """Width of a place in each layer: W_k / 2**36."""
+    """Cell width of each layer: W_k / 2**36."""
     inner: Doubles
-    """Per layer: end of the part of the rectangle that is entirely under the curve."""
+    """Per layer: the rectangle up to this position is entirely under the curve."""
     heights: list[Decimal]
     """h_0 = 0, h_1, ..., h_LAYERS >= 1, to 50 digits."""
     edge: float
-    """Start of the tail; places of layer 0 beyond it are redrawn from the tail."""
+    """Start of the tail. Cells of layer 0 beyond it are redrawn from the tail."""
     strip: float
     """Width of every strip of the tail."""
     strips: Doubles
     """Start of strip j: the curve there is at most h_1 / 2**j."""
     tail_bits: int
-    """Bits of the place in a strip: as many as an exact double allows."""
+    """Bits of the cell index in a strip: the largest number for which cell bounds are exact in double
+    precision."""
 
     widest: float
-    """Width of the widest place."""
+    """Width of the widest cell."""
     limits: Doubles
-    """Per layer: places that start below this are entirely under the curve."""
+    """Per layer: cells that start below this position are entirely under the curve."""
     place_limits: Integers
-    """Per layer: index of the first place that needs a height."""
+    """Per layer: index of the first cell that needs a random height."""
     rounded_heights: Doubles
     """Heights in double precision."""
 
     def curve(self, x: Decimal) -> Decimal:
-        """exp(-x^beta) to nearly 50 digits."""
+        """exp(-x^beta), accurate to nearly 50 digits."""
         if not x:
             return Decimal(1)
         return (-((x.ln() * Decimal(self.beta)).exp())).exp()
@@ -68,8 +70,8 @@ class Layers:
 
 @lru_cache(maxsize=64)
 def layers(beta: float) -> Layers:
-    """The smallest layers that cover exp(-x^beta), beta >= 1, up to its peak."""
-    low, high = 0.05, 40.0  # bracket for the power at the edge of the tail
+    """Smallest layers that cover exp(-x^beta) up to its peak, for beta >= 1."""
+    low, high = 0.05, 40.0  # bracket for x^beta at the edge of the tail
     while high - low > 1e-9:
         middle = (low + high) / 2
         low, high = (middle, high) if _stack(beta, middle)[2][-1] >= 1 else (low, middle)
@@ -77,7 +79,7 @@ def layers(beta: float) -> Layers:
 
 
 def layers_beyond(beta: float, power: float) -> Layers:
-    """Layers with a tail that starts at about height exp(-power); valid if they reach the peak."""
+    """Layers with a tail from a height of about exp(-power); valid if they reach the peak."""
     wide, inner, _, edge, strip = _stack(beta, power)
     with localcontext(prec=DIGITS):
         first = Decimal(_edge_height(edge, beta))
@@ -104,14 +106,14 @@ def layers_beyond(beta: float, power: float) -> Layers:
 
 
 def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[float], float, float]:
-    """Widths, inner edges and heights of layers with a tail that starts at about height exp(-power).
+    """Widths, inner edges and heights of layers with a tail from a height of about exp(-power).
 
-    The part of layer 0 beyond the edge has the area of all strips, which is twice the area of the first.
+    The part of layer 0 beyond the edge has the total area of the strips, twice that of the first strip.
     """
     first_strip = (power + math.log(2)) ** (1 / beta) - power ** (1 / beta)
     share = 1
     inner_edge = power ** (1 / beta)
-    # the largest power of two for which strips of half that share are as wide as the first strip
+    # smallest tail, as a fraction 2**-share of layer 0, with strips of sufficient width
     while inner_edge / (1 - 2.0 ** -(share + 1)) * 2.0 ** -(share + 2) >= first_strip * (1 + 2.0**-12):
         share += 1
     base = _up(inner_edge / (1 - 2.0**-share))
@@ -128,16 +130,16 @@ def _stack(beta: float, power: float) -> tuple[list[float], list[float], list[fl
 
 
 def _place(beta: float, height: float) -> float:
-    """Position at which the curve has this height; 0 above its peak."""
+    """Position at which the curve has the given height; 0 for heights above the peak."""
     return float(max(-math.log(height), 0.0) ** (1 / beta))
 
 
 def _edge_height(edge: float, beta: float) -> float:
-    """Height of the first layer: the curve at the edge of the tail, rounded up."""
+    """Height of the first layer: the value of the curve at the edge of the tail, rounded up."""
     return math.nextafter(math.exp(-float(edge**beta * (1 - _MARGIN))), math.inf)
 
 
 def _up(value: float) -> float:
-    """The next larger number with the mantissa of a width."""
+    """Round up to the number of mantissa bits of a width."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(math.ceil(mantissa * 2**_WIDTH_BITS), exponent - _WIDTH_BITS)

@@ -1,13 +1,13 @@
 """Exact noise of density proportional to exp(-|x|^beta), rounded to a public grid.
 
-The bits of a draw are generated lazily, until the rounding of its sum with the location is determined
-(ziggurat, Marsaglia and Tsang 2000; lazy bits, Karney 2016). The result is the exact rounding of
-location + noise, so its low bits leak no information. docs/guarantees/sampling.md.
+The bits of a draw are generated lazily, until they determine the rounding of input + noise (ziggurat,
+Marsaglia and Tsang 2000; lazy bits, Karney 2016). The result is the exact rounding of input + noise, so
+its low bits leak no information: see docs/guarantees/sampling.md.
 
-This sampler runs on a CPU, in numpy, on blocks that fit its cache; `ziggurat_kernel` is the sampler for
-a GPU. The first word determines most draws. About 0.5% of draws need a height or a place in the tail and
-are resolved in a second pass. `exact_draw.exact_sum` resolves the few numbers that double precision
-cannot, from the same words.
+This sampler runs on the CPU in numpy, on blocks that fit the cache; `ziggurat_kernel` runs on the GPU.
+The first random word determines most draws. About 0.5% of draws need a random height or a cell in the
+tail and are resolved in a second pass. A few sums cannot be rounded in double precision;
+`exact_draw.exact_sum` computes them from the same words.
 """
 
 import math
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 RELATIVE_SPACING = 2.0**-14
 """Grid spacing in units of the noise scale, before it is rounded down to a power of two."""
 BLOCK = 1 << 15
-"""Numbers processed at once, limited by the cache of a core."""
+"""Number of entries per block, chosen to fit the cache of a core."""
 _PART = 1 << 18
-"""Numbers drawn at once: larger arrays are slower, because the system clears new memory."""
+"""Number of entries per allocation. Larger arrays are slower, because the system clears new memory."""
 _OUTWARD = 1 + 2.0**-50
-"""Scales are rounded up: more noise costs no more privacy."""
+"""Rounds scales up: more noise does not increase the privacy cost."""
 _SURE = 2.0**-30
-"""Relative distance from the curve below which a height is undecided (error at most 2**-40)."""
+"""A height within this relative distance of the curve is undecided (the error is at most 2**-40)."""
 _ROUNDING = 2.0**-28
 """Upper bound on the rounding error of sums below 2**22."""
 
 
 def grid_spacing(scale: float) -> float:
-    """Grid spacing for noise of this scale: a power of two, at most about scale / 2**14."""
+    """Grid spacing for noise of the given scale: the largest power of two of at most scale / 2**14."""
     return 2.0 ** math.floor(math.log2(scale * RELATIVE_SPACING))
 
 
 def add_noise(
     location: "torch.Tensor", beta: float, scale: float, source: RandomSource
 ) -> "torch.Tensor":
-    """`location` plus noise of density ~ exp(-(|x| / scale)^beta), rounded to `grid_spacing(scale)`.
+    """Add noise of density ~ exp(-(|x| / scale)^beta) in place, rounded to `grid_spacing(scale)`.
 
-    Works in place. Types other than single and double precision are rounded once more.
+    Results in types other than single and double precision are rounded a second time.
     """
     scale *= _OUTWARD
     flat = location.is_cuda and location.is_contiguous()
@@ -63,7 +63,7 @@ def add_noise(
 
 
 def _add(location: "torch.Tensor", drawn: "PendingDraws", scale: float, source: RandomSource) -> None:
-    """Replace a flat location by its rounded sum with CPU draws."""
+    """Add CPU noise to a 1-D tensor in place, and round the sum to the grid."""
     import torch
 
     in_place = location.device.type == "cpu" and location.dtype in (torch.float32, torch.float64)
@@ -79,59 +79,60 @@ def _add(location: "torch.Tensor", drawn: "PendingDraws", scale: float, source: 
 class PendingDraws:
     """Standard draws without their lowest bits, in units of the grid.
 
-    `add_to` adds them to a location and may be called once.
+    `add_to` adds them to an array and may be called once.
     """
 
     beta: float
     units: float
     """Noise scale / grid spacing."""
     words: Integers
-    """Random word of each proposal: layer, sign and place."""
+    """Random word of each proposal: layer, sign and cell index."""
     start: Doubles
-    """Start of each draw's place, in units of the grid."""
+    """Start of each draw's cell, in units of the grid."""
     tails: dict[int, float] = field(default_factory=dict)
-    """Signed widths of places in the tail, by index of the draw."""
+    """Signed cell width of each draw in the tail, by index of the draw."""
     compared: list[tuple[Integers, Integers]] = field(default_factory=list)
-    """Indices of draws that needed a height, with four words each: height, strip of the tail, place in
-    it, next proposal. The last entry of an index is the valid one."""
+    """Indices of draws that needed a random height, and four words for each: height, strip of the tail,
+    cell in the strip, next proposal. If an index occurs several times, its last entry is valid."""
     undecided: Integers = field(default_factory=partial(np.arange, 0))
     """Indices of draws with a height too close to the curve for double precision."""
 
     def add_to(
         self, location: npt.NDArray[np.floating], step: float, source: RandomSource
     ) -> dict[int, tuple[float, int]]:
-        """Replace a flat location by its rounded sum with the draws.
+        """Add the draws to a 1-D array in place, and round the sums to the grid.
 
         Args:
-            location: Numbers in single or double precision.
+            location: Values in single or double precision.
             step: Grid spacing, a power of two.
             source: Source of further bits, for sums near a midpoint of the grid.
 
         Returns:
-            Numbers that need exact arithmetic: index to location and word of the position in the place.
+            Entries that need exact arithmetic: index to original value and word of the position in the
+            cell.
         """
-        # distance from a midpoint of the grid within which the rounding is undecided
+        # within this distance of a midpoint of the grid, the rounding is undecided
         unsure = layers(self.beta).widest * self.units + _ROUNDING
         lost = location[self.undecided].astype(np.float64)
         size = min(BLOCK, len(location))
         sums, wholes, floors = np.empty((3, size))
         near: list[Integers] = []
         at: list[Doubles] = []
-        # a location may be infinite or NaN, and a sum may overflow in single precision
+        # an input may be infinite or NaN, and a sum may overflow in single precision
         with np.errstate(over="ignore", invalid="ignore"):
             for first in range(0, len(location), BLOCK):
                 part = location[first : first + BLOCK]
                 count = len(part)
                 total, below, rounded = sums[:count], wholes[:count], floors[:count]
-                # split off whole multiples of the grid, so the location is not rounded
+                # split off whole multiples of the grid, so the input is not rounded
                 np.multiply(part, 1 / step, out=total, dtype=np.float64)
                 np.rint(total, out=below)
                 np.subtract(total, below, out=total)
                 np.add(total, self.start[first : first + BLOCK], out=total)
-                # rounding is a floor, and sums near a midpoint have a small fractional part
+                # round with a floor; sums near a midpoint then have a small fractional part
                 np.add(total, 0.5 + unsure, out=total)
                 np.floor(total, out=rounded)
-                # a floor is never -0.0: the sign of a zero would reveal the sign of the location
+                # a floor is never -0.0: the sign of a zero would reveal the sign of the input
                 np.add(below, rounded, out=below)
                 np.subtract(total, rounded, out=total)
                 rows = np.flatnonzero(total < 2 * unsure)
@@ -152,7 +153,7 @@ class PendingDraws:
         step: float,
         source: RandomSource,
     ) -> dict[int, tuple[float, int]]:
-        """Round sums with 53 further bits of the draws; return location and bits of undecided sums."""
+        """Round sums with 53 more bits of the draws; return the input and bits of undecided sums."""
         words = random_words(sum(map(len, rows)), source)  # advance the stream even for zero words
         if not rows:
             return {}
@@ -165,14 +166,14 @@ class PendingDraws:
         total = before / step - below + self.start[near] + _share(words) * (widths * self.units)
         rounded = np.floor(total + 0.5)
         location[near] = (below + rounded) * step
-        # the bits after these are below 2**-50 of a place
+        # the remaining bits are below 2**-50 of a cell
         rare = np.flatnonzero(np.abs(total - rounded) > 0.5 - _ROUNDING)
         return {int(near[k]): (float(before[k]), int(words[k])) for k in rare}
 
     def exact(
         self, index: int, location: float, position: int, scale: float, step: float, source: RandomSource
     ) -> float:
-        """The rounded sum in exact arithmetic, from the same words and additional ones."""
+        """Rounded sum in exact arithmetic, from the same random words and additional ones."""
 
         def attempt(number: int) -> list[int]:
             drawn: list[int] = random_words(WORDS, source).tolist()
@@ -218,10 +219,10 @@ def pending_draws(beta: float, count: int, units: float, source: RandomSource) -
 def _accept_or_reject(
     pending: PendingDraws, rows: Integers, source: RandomSource
 ) -> tuple[Integers, Integers]:
-    """Accept or reject draws by a random height; rejected draws get a new proposal.
+    """Accept or reject draws by a random height, and draw new proposals for rejected ones.
 
     Returns:
-        Indices of new proposals that need a height, and of draws that need exact arithmetic.
+        Indices of new proposals that need a height, and indices of draws that need exact arithmetic.
     """
     law, beta = layers(pending.beta), pending.beta
     cells, heights, strips = law.cells, law.rounded_heights, law.strips
@@ -234,21 +235,21 @@ def _accept_or_reject(
     low, high = heights[layer], heights[layer + 1]
     outside = np.zeros(len(rows), np.bool_)
     short = np.zeros(len(rows), np.bool_)
-    # a place with a negative start extends towards zero: its outer end is the start
+    # a cell with a negative start extends towards zero, so its start is its outer end
     tail = np.flatnonzero((layer == 0) & (np.where(place >= 0, place, -place - width) >= law.edge))
     cell = law.strip * 2.0**-law.tail_bits
     if len(tail):
         bits = further[tail, 1] >> 12 & 2**52 - 1
         strip = 52 - np.frexp(bits.astype(np.float64))[1]
         far = strips[strip] + (further[tail, 2] & 2**law.tail_bits - 1) * cell
-        short[tail] = bits == 0  # the first one bit is in a later word
+        short[tail] = bits == 0  # all 52 bits are 0: the strip depends on later words
         outside[tail] = far >= strips[strip + 1]
         size[tail], width[tail] = far, cell
         low[tail], high[tail] = 0.0, np.ldexp(heights[1], -strip)
     height = low + _share(further[:, 0]) * (high - low)
     with np.errstate(over="ignore", under="ignore"):
         curve = np.exp(-(size**beta))
-        # relative change of the curve within a place
+        # relative change of the curve within a cell
         steep = beta * (size + width) ** (beta - 1) * width
     near = np.abs(height - curve) <= (_SURE + 2 * steep) * curve
     unsure = short | (near & ~outside)

@@ -1,9 +1,9 @@
 """Exact noise on a GPU in two Triton kernels; imported only if there is a GPU.
 
-The first kernel generates random words, proposes and rounds all numbers, and lists the 0.5% that need a
-height, a place in the tail or more bits. The second kernel resolves these, each from its own blocks of
-the stream. `exact_draw.exact_sum` resolves the numbers that double precision cannot (about one in
-10^10), from the same words.
+The first kernel generates a random word per entry, adds the proposed noise and rounds. It lists the 0.5%
+of entries that need a random height, a cell in the tail or more bits. The second kernel resolves these
+entries, each from its own blocks of the stream. About one sum in 10^10 cannot be rounded in double
+precision; `exact_draw.exact_sum` computes it from the same words.
 """
 
 import struct
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from torch import Tensor, device, dtype
 
 GROUP = 16
-"""Programs that share a list of about 100 numbers, which one program resolves."""
+"""Number of programs that share a list of about 100 entries, which one program resolves."""
 _PART = 1 << 25
-"""Numbers per launch; the lists of two launches take 4 bytes per number each."""
+"""Entries per launch. The lists of two launches are in memory at once, with 4 bytes per entry."""
 _LOW = PLACE_BITS - 31
-"""Bits of a place in the lower half of its word."""
+"""Bits of a cell index in the lower half of its word."""
 _COMPILED: dict[tuple[Any, "dtype", "device"], Any] = {}
 """Compiled kernels by argument types; Triton's own lookup takes longer than a launch."""
 
@@ -39,7 +39,7 @@ def add_noise(location: "Tensor", beta: float, scale: float, step: float, source
     def decide(
         part: "Tensor", total: "Tensor", words: Words, counts: "Tensor", listed: "Tensor"
     ) -> None:
-        if int(counts[0]):  # synchronises: undecided numbers have no noise yet
+        if int(counts[0]):  # synchronises: undecided entries have no noise yet
             for index in sorted(-1 - row for row in rows(counts, listed) if row < 0):
                 total[index] = words.exact_sum(float(total[index]), beta, scale, step, index)
         if total is not part:
@@ -51,7 +51,7 @@ def add_noise(location: "Tensor", beta: float, scale: float, step: float, source
         words = reserve(len(total), source)
         with torch.cuda.device(total.device):
             queued = part, total, words, *launch(total, beta, scale, step, words)
-        if launched is not None:  # while the GPU computes the next part
+        if launched is not None:  # overlaps with the GPU's work on the next part
             decide(*launched)
         launched = queued
     if launched is not None:
@@ -62,10 +62,10 @@ def add_noise(location: "Tensor", beta: float, scale: float, step: float, source
 def launch(
     location: "Tensor", beta: float, scale: float, step: float, words: Words
 ) -> "tuple[Tensor, Tensor]":
-    """Replace a flat tensor by its rounded sum with noise, except undecided entries.
+    """Add noise to a 1-D tensor in place and round it, except undecided entries.
 
     Returns:
-        Counts, starting with the number of unchanged entries, and lists for `rows`.
+        Counts and lists for `rows`. The first count is the number of undecided entries.
     """
     import torch
 
@@ -77,7 +77,7 @@ def launch(
     key = words.source.key
     arguments = (
         *(location, counts, listed, *_law(beta, where), count),
-        # as bits: Triton passes a Python float in single precision
+        # passed as bits, because Triton passes a Python float in single precision
         *struct.unpack("<2q", struct.pack("<2d", step, scale / step)),
         *(*secret(key, words.proposals), *secret(key, words.attempts)[8:]),
     )
@@ -91,7 +91,7 @@ def launch(
 
 
 def rows(counts: "Tensor", listed: "Tensor") -> list[int]:
-    """Indices of the numbers that needed more than one word; -1 - index for unchanged numbers."""
+    """Indices of the entries that needed more than one word; -1 - index for undecided entries."""
     groups = listed.view(-1, GROUP * WORDS * SIZE).tolist()
     return [row for many, group in zip(counts[1:].tolist(), groups, strict=True) for row in group[:many]]
 
@@ -101,13 +101,13 @@ def _law(beta: float, where: "device") -> "tuple[Tensor, Tensor]":
     """Ziggurat tables on a device.
 
     Returns:
-        Per layer, the bound on the highest 31 bits of places entirely under the curve; and a table of
-        constants, place widths, heights and strips.
+        Per layer, the bound on the top 31 bits of the cells that are entirely under the curve; and a
+        table of constants, cell widths, heights and strips.
     """
     import torch
 
     law = layers(beta)
-    # a place with highest bits m ends below (m + 1) 2**5 cells, so below the limit if m < bound
+    # cells with top bits m end below (m + 1) 2**5 cell widths, so below the limit if m < bound
     bounds = np.maximum(np.ceil(law.limits / (law.cells * 2.0**_LOW)) - 1, 0)
     tail = [law.strip * 2.0**-law.tail_bits, 2.0**law.tail_bits - 1]
     constants = np.array([law.widest, beta, law.edge, *tail, 0, 0, 0])
@@ -120,7 +120,7 @@ _MASK = tl.constexpr(LAYERS - 1)
 _ATTEMPTS = tl.constexpr(ATTEMPTS)
 _SIZE = tl.constexpr(SIZE)
 _EACH = tl.constexpr(WORDS * SIZE)
-"""Numbers per program, with a 64-bit word each."""
+"""Samples per Triton program; each uses one 64-bit word."""
 _GROUP = tl.constexpr(GROUP)
 _CONSTANTS, _CELLS, _HEIGHTS = tl.constexpr(8), tl.constexpr(LAYERS), tl.constexpr(LAYERS + 1)
 _ARGUMENTS = (
@@ -135,7 +135,7 @@ def propose(
     k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
 ):  # fmt: skip
     step, units = step_bits.to(tl.float64, bitcast=True), units_bits.to(tl.float64, bitcast=True)
-    # margin for the widest place and for the rounding of numbers below 2**22
+    # margin for the widest cell and for rounding errors of sums below 2**22
     sure = 0.5 - (tl.load(table) * units + 3.725290298461914e-09)  # 2**-28
     cells = table + _CONSTANTS
     program = tl.program_id(0)
@@ -154,7 +154,7 @@ def propose(
     each = o0 + o1 + o2 + o3 + o4 + o5 + o6 + o7
     group = program // _GROUP
     listed += group * (_GROUP * _EACH)
-    # no program reads the output of another one here
+    # relaxed: no program reads the output of another one
     taken = tl.atomic_add(counts + 1 + group, tl.sum(each, 0), sem="relaxed")
     place = listed + taken + tl.cumsum(each, 0) - each
     place = _append(place, first, o0)
@@ -172,7 +172,7 @@ def resolve_listed(
     location, counts, listed, bounds, table, count, step_bits, units_bits,
     k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, m0, m1, m2,
 ):  # fmt: skip
-    """Accept or reject the numbers of a list by a height, and round; count undecided numbers."""
+    """Accept or reject the entries of a list by a random height, round, and count undecided entries."""
     step, units = step_bits.to(tl.float64, bitcast=True), units_bits.to(tl.float64, bitcast=True)
     group = tl.program_id(0)
     many = tl.load(counts + 1 + group)
@@ -183,7 +183,7 @@ def resolve_listed(
     heights = cells + _CELLS
     strips = heights + _HEIGHTS
     base, peak = tl.load(cells), tl.load(heights + 1)
-    # upper bound on the rounding of curve and height (docs/guarantees/sampling.md, 7)
+    # upper bound on the rounding error of curve and height (docs/guarantees/sampling.md, section 7)
     unsure = beta * 1.8189894035458565e-12  # 2**-39
     begin = 0
     while begin < many:
@@ -204,7 +204,7 @@ def resolve_listed(
             layer = (low & _MASK).to(tl.int32)
             cell = tl.load(cells + layer)
             place = _place(low, high) * cell
-            # a negative place extends towards zero
+            # a cell with a negative index extends towards zero
             beyond = (layer == 0) & (tl.where(place >= 0, place, -place - base) >= edge)
             # number of leading zeros of 52 bits, from the exponent of an exact double
             short = _long(s0, s1) >> 12 & 0xFFFFFFFFFFFFF
@@ -234,7 +234,7 @@ def resolve_listed(
         below, rest = _split(tl.load(location + index, mask=inside, other=0.0), step)
         total = rest + (start * units + (width * units) * position)
         rounded = tl.floor(total + 0.5)
-        # the remaining bits are below 2**-53 of a place, and four roundings below 2**-51
+        # the remaining bits are below 2**-53 of a cell, and four rounding errors below 2**-51
         close = tl.abs(total - rounded) > 0.5 - (tl.abs(total) + 2.0) * 8.881784197001252e-16  # 2**-50
         lost = lost | open_ | (inside & close)
         value = ((below + rounded) * step).to(location.dtype.element_ty)
@@ -248,7 +248,7 @@ def resolve_listed(
 
 @triton.jit
 def _add_proposal(location, index, count, low, high, cells, bounds, step, units, sure):
-    """Add noise if the place determines the rounding; otherwise return 1."""
+    """Add noise if the cell determines the rounded sum. Returns 1 if it does not."""
     inside = index < count
     layer = (low & _MASK).to(tl.int32)
     top = high.to(tl.int32, bitcast=True)
@@ -271,13 +271,13 @@ def _append(place, index, open_):
 
 @triton.jit
 def _place(low, high):
-    """Signed index of a place in its layer: the highest 37 bits of a word."""
+    """Signed cell index within a layer, from the top 37 bits of a random word."""
     return (_long(low, high) >> _SHIFT).to(tl.float64)
 
 
 @triton.jit
 def _split(value, step):
-    """Whole multiples of the grid in a location, and the remainder in units of the grid."""
+    """Integer part and remainder of a value, in units of the grid spacing."""
     scaled = value.to(tl.float64) * (1.0 / step)
     below = tl.where(scaled < 0, tl.ceil(scaled), tl.floor(scaled))
     return below, scaled - below
@@ -285,7 +285,7 @@ def _split(value, step):
 
 @triton.jit
 def _proposal(index, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2):
-    """The first proposals of these numbers."""
+    """First proposals of the entries with the given indices."""
     program, rest = index // (_EACH), index % (_EACH)
     part = rest // _SIZE
     x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15 = chacha20(
@@ -312,5 +312,5 @@ def _long(low, high):
 
 @triton.jit
 def _share(low, high):
-    """Number in [0, 1) from the highest 53 bits of a word."""
+    """Number in [0, 1) from the top 53 bits of a word."""
     return (_long(low, high) >> 11 & 0x1FFFFFFFFFFFFF).to(tl.float64) * 1.1102230246251565e-16  # 2**-53
