@@ -90,6 +90,6 @@ def test_a_user_has_at_least_one_record() -> None:
 
 
 def test_units_with_several_users_name_the_selection() -> None:
+    pairs: Any = [[1, 2], [3, 4]]
     with pytest.raises(DataError, match=r"hush\.bound_contributions\(ids\)"):
-        pairs: Any = [[1, 2], [3, 4]]
         helpers.step_of(nn.Linear(4, 3), PLAN, units=hush.Units(owners=pairs, per_unit=1))
