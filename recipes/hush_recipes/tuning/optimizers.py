@@ -29,7 +29,7 @@ from hush_recipes.tuning.scaled import AdamBC, ScaledStep
 
 DELTA, CLIP, WORDS = 1e-5, 0.3, 1000
 OF_SGD, OF_ADAM = (0.3, 1.0, 3.0, 10.0, 30.0), (0.003, 0.01, 0.03, 0.1, 0.3)
-FLOORS = (1e-8, 1e-6)
+FLOORS = (1e-8, 1e-6, 1e-4)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +54,10 @@ def tuning_optimizers(
             floors = FLOORS if method == "AdamBC" else FLOORS[:1]
             run = partial(_accuracy, task, method, Budget(epsilon=epsilon, delta=DELTA), steps)
             pairs = [(rate, floor) for rate in rates for floor in floors]
-            best = max(pairs, key=lambda pair: run(*pair, 0))
-            scores = [run(*best, seed) for seed in range(1, seeds + 1)]
+            rate, floor = max(pairs, key=lambda pair: run(pair[0], pair[1], 0))
+            scores = [run(rate, floor, seed) for seed in range(1, seeds + 1)]
             spread = stdev(scores) if seeds > 1 else 0.0
-            rows.append([name, method, best[0], round(mean(scores), 2), round(spread, 2)])
+            rows.append([name, method, rate, round(mean(scores), 2), round(spread, 2)])
             print("  " + "; ".join(map(str, rows[-1])), flush=True)
 
     def draw(axes: Any) -> None:

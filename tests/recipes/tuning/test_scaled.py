@@ -137,12 +137,12 @@ def test_adam_without_noise_is_adam_and_noise_is_subtracted() -> None:
             optimizer.step()
     torch.testing.assert_close(own, reference)
     mean = square = np.zeros(4)
-    value = np.zeros(4)
+    weights = np.zeros(4)
     for number, gradient in enumerate(gradients.double().numpy(), start=1):
         mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
         fixed = np.maximum(square / (1 - 0.999**number) - 0.7**2, 0.01)
-        value = value - 0.1 * mean / (1 - 0.9**number) / np.sqrt(fixed)
-    np.testing.assert_allclose(corrected.detach().numpy(), value, rtol=1e-4)
+        weights = weights - 0.1 * mean / (1 - 0.9**number) / np.sqrt(fixed)
+    np.testing.assert_allclose(corrected.detach().numpy(), weights, rtol=1e-4)
 
 
 def test_the_recipe_has_a_row_for_every_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
