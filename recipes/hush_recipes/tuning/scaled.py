@@ -61,12 +61,12 @@ class ScaledTape:
 class ScaledStep(PrivateStep):
     """Private step that scales per-sample gradients before clipping, for Adam.
 
-    The scale of a coordinate is 1 / (r + floor * R), where r is the root of its second moment, over the
-    updates that were already released, and R the root mean square of r; its mean square is 1. So it is
-    public, and the scaled gradient of a record has norm at most C.
+    The scale of a coordinate is 1 / (r + floor * R), normalized to a mean square of 1. Here r is the
+    root of the coordinate's second moment over earlier releases, and R the root mean square of r. The
+    scale is public, and the scaled gradient of a record is clipped.
 
-    **Guarantee.** That of `PrivateStep`: docs/guarantees/poisson-gaussian.md. For one process, without
-    checkpoints.
+    **Guarantee.** A step is charged like a `PrivateStep` of the same plan:
+    docs/guarantees/poisson-gaussian.md. It runs in one process, without checkpoints.
 
     Args:
         args: Positional arguments of `PrivateStep`; the clipping is `L2`.
