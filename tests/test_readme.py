@@ -31,7 +31,7 @@ HOW_TO = (
     ),
     *("statistics", "mechanisms/README", "sklearn", "tune", "finetune", "logging", "lightning"),
     *("transformers", "first-steps", "concepts", "from-opacus", "from-jax-privacy", "resume"),
-    *("audit", "report", "ten-minutes", "choosing", "several-models"),
+    *("audit", "report", "ten-minutes", "choosing", "several-models", "federated"),
 )
 PEERS = {"from-opacus": "opacus", "from-jax-privacy": "jax_privacy"}
 """Pages that show a peer's code beside ours, in blocks marked `py`, which are not run."""

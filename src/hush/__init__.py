@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hush.training.step import PrivateStep
     from hush.training.trial import Choice, LogUniform, Uniform
     from hush.training.tune import tune
+    from hush.training.units import bound_contributions
 
 __version__ = "0.2.0"
 
@@ -47,7 +48,7 @@ __all__ += ["Attacker", "Ledger", "RenyiFilter", "Risk", "calibrate", "epsilon",
 __all__ += ["from_opacus", "individual_rdp", "rdp"]
 __all__ += ["Confident", "NoisyMax"]
 __all__ += ["Checkpoints", "Distributed", "Execution", "Logging", "PerInstance", "PrivateStep"]
-__all__ += ["Randomness", "Source", "Units", "fix", "train"]
+__all__ += ["Randomness", "Source", "Units", "bound_contributions", "fix", "train"]
 __all__ += ["Choice", "LogUniform", "Uniform", "tune"]
 __all__ += ["NoisyLeastSquares", "mean", "public_thresholds"]
 __all__ += sampling.__all__
@@ -74,6 +75,7 @@ _LAZY = {
     "training.step": ("PrivateStep",),
     "training.trial": ("Choice", "LogUniform", "Uniform"),
     "training.tune": ("tune",),
+    "training.units": ("bound_contributions",),
 }
 """Names that need SciPy or torch, by module."""
 _modules = lazy_modules(__name__)

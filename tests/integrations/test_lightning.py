@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -328,6 +329,13 @@ def test_what_would_run_another_step_is_refused_by_name(
 ) -> None:
     with pytest.raises(Unsupported, match=reason):
         fit(kind(), 1, **settings)
+
+
+@pytest.mark.parametrize("name", ["DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy"])
+def test_strategies_that_shard_are_refused_by_name(name: str) -> None:
+    strategy = type(name, (SingleDeviceStrategy,), {})(torch.device("cpu"))
+    with pytest.raises(Unsupported, match=f"strategy {name} moves or shards .* Use one device or"):
+        fit(Private(), 1, strategy=strategy)
 
 
 def test_processes_that_take_the_ledger_with_them_are_refused() -> None:

@@ -290,6 +290,19 @@ def test_arguments_that_are_changed_later_are_refused(tmp_path: Path, name: str)
         run.train()
 
 
+@pytest.mark.parametrize(
+    ("flag", "name"), [("is_fsdp_enabled", "FSDP"), ("is_deepspeed_enabled", "DeepSpeed")]
+)
+def test_libraries_that_a_launcher_enables_are_refused(tmp_path: Path, flag: str, name: str) -> None:
+    """`accelerate launch --use_fsdp` leaves the TrainingArguments as they are."""
+    run = trainer(tmp_path)
+    assert not getattr(run, flag)
+    setattr(run, flag, True)
+    with pytest.raises(Unsupported, match=f"accelerate launch has enabled {name}, which averages"):
+        run.train()
+    assert run.private_step is None
+
+
 @pytest.mark.parametrize("kept", ["list", "number"])
 def test_a_loss_that_is_stored_for_a_later_log_is_refused(tmp_path: Path, kept: str) -> None:
     class Metrics(PrivateTrainer):

@@ -400,6 +400,21 @@ def test_the_update_has_the_noise_that_is_charged(beta: float, noise: Any) -> No
         assert stats.kstest(moved * wrong, law).pvalue < 1e-6
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_embedding_rows_that_no_record_has_get_the_same_noise(sparse: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(2000, 4, sparse=sparse), nn.Flatten(), nn.Linear(8, 3))
+    inputs, targets = torch.randint(0, 50, (RECORDS, 2)), torch.randint(0, 3, (RECORDS,))
+    table: Any = model[0].weight
+    before = table.detach().clone()
+    helpers.run(begin(plan_of(noise=3.0), model, lr=1.0), (inputs, targets))
+    moved = (before - table.detach()) * RECORDS / 3.0
+    unused = moved[50:].flatten().numpy()
+    assert stats.kstest(unused, stats.norm.cdf).pvalue > 1e-6
+    # a version with noise on the rows of the batch alone is caught
+    assert stats.kstest(0 * unused, stats.norm.cdf).pvalue < 1e-6
+
+
 def test_what_is_unfrozen_later_is_not_in_a_charge_that_grows_with_the_dimension() -> None:
     noise = hush.GeneralizedGaussian(beta=4.0, multiplier=20.0)
     model, data = problem()

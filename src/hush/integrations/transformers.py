@@ -236,6 +236,7 @@ class PrivateTrainer(Trainer):
         """Validate the arguments and return the plan before calibration."""
         _check_evaluation(self.eval_dataset, self.train_dataset)
         _check_arguments(self.args)
+        _check_launcher(self)
         batch = self.get_total_train_batch_size(self.args)
         plan, records, clip_norm = self._plan, self._records, self.args.max_grad_norm
         untouched = clip_norm == _DEFAULT_NORM
@@ -372,6 +373,19 @@ def _check_arguments(args: Any) -> None:
         if reason:
             value = getattr(getattr(args, name), "value", getattr(args, name))  # of enumerations
             raise Unsupported(f"{name}={value!r} of the TrainingArguments cannot be private: {reason}.")
+
+
+def _check_launcher(trainer: Trainer) -> None:
+    """Raise if `accelerate launch` has enabled a library that splits gradients of the batch."""
+    enabled = {"FSDP": trainer.is_fsdp_enabled, "DeepSpeed": trainer.is_deepspeed_enabled}
+    for name, used in enabled.items():
+        if used:
+            raise Unsupported(
+                f"accelerate launch has enabled {name}, which averages gradients over the batch before "
+                "they are clipped, and splits the weights itself. Launch without it: --multi_gpu gives "
+                "one process per GPU. For a model that does not fit on one GPU, use fully_shard in a "
+                "loop of your own (docs/distributed.md)."
+            )
 
 
 def _check_records(train_dataset: Any) -> None:

@@ -215,11 +215,16 @@ class EncodedTable:
         used = [*self.inputs, *(self.targets if self.labelled else ())]
         lacks = [name for name in used if name not in self.table.names]
         strange = [name for name in self.table.names if name not in self.schema and not self.new]
-        if lacks or strange:
+        if lacks:
             raise DataError(
-                f"the data lacks the columns {short_repr(lacks)} of the schema, and has columns "
-                f"{short_repr(strange)} that the schema does not know: they have no public bounds or "
-                'categories. Declare them, with kind = "Ignored" for a column that is not used.'
+                f"the data lacks the columns {short_repr(lacks)} of the schema: its columns are "
+                f"{known}. Pass a file with them, or declare the schema without them."
+            )
+        if strange:
+            raise DataError(
+                f"the data has the columns {short_repr(strange)} that the schema does not know: they "
+                'have no public bounds or categories. Declare them, with kind = "Ignored" for a column '
+                "that is not used."
             )
         if not self.inputs:
             raise DataError("the schema declares no input column besides the targets.")

@@ -2,7 +2,8 @@
 
 import hashlib
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 from hush.core.errors import DataError, InvalidValue, PrivacyWarning
 from hush.core.guarantee import Adjacency, Neighbours
 from hush.core.randomness import RandomSource, random_bits
-from hush.core.value import check_count, check_kind
+from hush.core.value import check_count, check_kind, with_article
 from hush.gradients.tape import Reduction
 from hush.training.options import Units
 
@@ -165,6 +166,55 @@ def check_length(slots: int, records: int, units: UnitTable | None, neighbours: 
         )
 
 
+def bound_contributions(
+    users: Sequence[Collection[int | str]] | np.ndarray[Any, Any] | Tensor, per_user: int = 1
+) -> Tensor:
+    """Numbers of records to train on, so that every user is in at most `per_user` of them.
+
+    For records with several users, such as messages or photographs of several people. Records are
+    accepted greedily, those with few users first. The choice depends on the ids alone. Reference:
+    Ganesh, McKenna, McMahan, Smith and Wu, It's My Data Too, 2025.
+
+    **Guarantee.** If the users of each record are public, training on the accepted records under
+    zero-out or replace protects all records of one user at the cost of a group of `per_user` records:
+    docs/guarantees/units.md. It does not hold under `ADD_REMOVE`.
+
+    Args:
+        users: User ids of each record: integers or strings, in the order of the records.
+        per_user: Maximum number of accepted records of one user.
+
+    Returns:
+        Record numbers in increasing order.
+
+    >>> import hush
+    >>> hush.bound_contributions([{"ann", "bob"}, {"ann"}, {"bob", "eve"}]).tolist()
+    [1, 2]
+    """
+    limit = check_count("per_user", per_user, "it is a number of records", 1, 1)
+    rows: list[Any] = [ids.tolist() if isinstance(ids, Tensor | np.ndarray) else ids for ids in users]
+    for slot, ids in enumerate(rows):
+        if isinstance(ids, (str, bytes)) or not isinstance(ids, Collection):
+            raise DataError(
+                f"users[{slot}] is {with_article(type(ids).__name__)}, not a set of ids. For one user "
+                "per record, pass units=hush.Units(owners=ids, per_unit=...) instead."
+            )
+        if len(ids) == 0:
+            raise DataError(
+                f"users[{slot}] is empty: nobody in this record would be protected. Pass an id of its "
+                "own for a record of an unknown person."
+            )
+    flat = owner_ids([each for ids in rows for each in ids]).tolist()
+    ends = np.cumsum([len(ids) for ids in rows])
+    owned = [set(flat[end - len(ids) : end]) for ids, end in zip(rows, ends, strict=True)]
+    taken: Counter[Any] = Counter()
+    accepted = []
+    for slot in sorted(range(len(owned)), key=lambda slot: len(owned[slot])):
+        if all(taken[each] < limit for each in owned[slot]):
+            taken.update(owned[slot])
+            accepted.append(slot)
+    return torch.tensor(sorted(accepted))
+
+
 def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
     """Validate user ids and convert them to an array."""
     if isinstance(owners, Tensor):
@@ -176,9 +226,8 @@ def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
     types = {type(value) for value in values.flat} if values.dtype == object else {values.dtype.type}
     if values.ndim == 2 or types & {list, tuple, set}:
         raise DataError(
-            f"user ids of shape {values.shape} give a record several users. Assign each record to one "
-            "user by a rule that is independent of the records; of a table with one column, pass "
-            "ids[:, 0]."
+            f"user ids of shape {values.shape} give a record several users. Train on the records of "
+            "hush.bound_contributions(ids) without units=; of a table with one column, pass ids[:, 0]."
         )
     names = all(issubclass(each, str) for each in types)
     numbers = bool not in types and all(issubclass(each, int | np.integer) for each in types)

@@ -1,5 +1,6 @@
 """The scripts of docs/distributed.md, each run by two gloo processes."""
 
+import os
 import re
 import subprocess
 import sys
@@ -62,6 +63,48 @@ def test_a_script_of_the_page_is_one_run_of_two_processes(tmp_path: Path) -> Non
         assert CHARGE in first, script
         assert "epsilon" not in second, script
         assert steps_charged(script.parent, script.name) == 20, script
+
+
+@pytest.mark.slow
+def test_lightning_starts_its_second_process_itself(tmp_path: Path) -> None:
+    (tmp_path / "lightning_train.py").write_text(SCRIPTS["lightning_train.py"])
+    command = [sys.executable, "lightning_train.py"]
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    own = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(CHARGE) == 1
+    assert "MEMBER: 2/2" in done.stderr
+    assert steps_charged(tmp_path, "lightning_train.py") == 20
+
+
+BERT = """
+import torch
+from pathlib import Path
+from tests.integrations.test_transformers import trainer, weights
+
+options = {"per_device_train_batch_size": 8, "bf16": True, "gradient_checkpointing": True}
+run = trainer(Path("bert"), epsilon=8.0, args=options)
+run.train()
+print(run.private_step.steps, run.private_step.reducer.size, weights(run.model).double().sum().item())
+print(run.spent())
+"""
+
+
+@pytest.mark.slow
+def test_a_transformer_trains_in_bf16_with_gradient_checkpointing_on_two_processes(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "bert.py"
+    script.write_text(BERT)
+    done = subprocess.run(
+        [sys.executable, "-m", launched.__name__, script], cwd=ROOT, capture_output=True, text=True
+    )
+    printed = [printed_by(script, rank).splitlines()[-2:] for rank in range(launched.RANKS)]
+    assert done.returncode == 0, (done.stderr, printed)
+    assert printed[0] == printed[1]  # the same weights on both ranks
+    assert printed[0][0].startswith("8 2 ")
+    assert printed[0][1].startswith("epsilon <= 7.99")
 
 
 def test_processes_that_have_not_met_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

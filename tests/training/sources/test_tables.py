@@ -77,7 +77,7 @@ def test_a_json_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ("age,note,id\n1,plain,x\n", "no target column 'income': its columns are age, note, id"),
         (
             "age,note,id,income,zip\n1,plain,x,low,9\n",
-            r"columns \['zip'\] that the schema does not know",
+            r"^the data has the columns \['zip'\] that the schema does not know",
         ),
         ("age,id,income\n1,x,low\n", r"lacks the columns \['note'\] of the schema"),
         ("age,note,id,income\n1,plain,x,low\n", "1 rows and the schema declares 2 classes"),
