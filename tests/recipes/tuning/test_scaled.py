@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush.audit import self_test
+from hush_recipes.audit.self_test import self_test
 from hush.core.errors import Unsupported
 from hush.core.parts import ClippedSum
 from hush_recipes.tuning import optimizers
