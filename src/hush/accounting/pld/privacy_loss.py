@@ -293,6 +293,12 @@ class GroupLaw(Step):
         parts = [(shift / self.noise.scale, share) for shift, share in self._components(direction)]
         return mixture_quantiles(parts, self.noise.inverse_survival, tail)
 
+    def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        low, high = super().loss_quantiles(direction, tail)
+        # Laplace noise has an atom at its largest loss, which must not be rounded to above the grid
+        rounding = 2 * self.loss_rounding * (1 + max(abs(low), abs(high)))
+        return low - rounding, high + rounding
+
     def _outcome_masses(self, direction: Direction, ratios: Array) -> tuple[Array, Array, Array]:
         outcomes, scale = self._invert_ratio(ratios), self.noise.scale
         with_records, without = (
