@@ -11,8 +11,8 @@ import numpy as np
 from hush.accounting.numerics import OUTWARD, Array, log_expm1
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw, dominating_jump_diffusion
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
-from hush.accounting.pld.limited_batches import MixedLaw, SymmetricLaw
-from hush.accounting.pld.privacy_loss import SampledPair
+from hush.accounting.pld.limited_batches import CompetingPair, MixedLaw, TwoSidedLaw
+from hush.accounting.pld.privacy_loss import GroupLaw, SampledPair, Step
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.gaussian import renyi_divergence
 from hush.accounting.rdp.profile import CoordinateRDP
@@ -54,8 +54,13 @@ class ComposableStep(ABC):
         return False
 
     @property
-    def dominated_step(self) -> "PairedStep | None":
+    def dominated_step(self) -> "PairedStep | CompetingPair | None":
         """A step with a dominating pair that this step dominates, if known."""
+        return None
+
+    @property
+    def dominated_step_of_replaced(self) -> Step | None:
+        """A step that this step dominates for a replaced record, if the records compete for places."""
         return None
 
     @property
@@ -67,6 +72,11 @@ class ComposableStep(ABC):
     def dominating_step_of_one(self) -> "PairedStep | JumpDiffusionLaw | MixedLaw | None":
         """A step that dominates this step for a change of one slot; tighter than `dominating_step`."""
         return self.dominating_step
+
+    @property
+    def dominating_step_of_replaced(self) -> Step | None:
+        """A step that dominates this step for a replaced record, if the records compete for places."""
+        return None
 
     def divided(self, shift: float) -> "ComposableStep | None":
         """The step with its noise divided by `shift`, if defined."""
@@ -103,10 +113,6 @@ NormalBlocks = tuple[tuple[SensitivitySet, float], ...]
 
 class PairedStep(SampledPair, ComposableStep):
     """Poisson-subsampled noise on one number: a step with an exact dominating pair."""
-
-    @abstractmethod
-    def with_scale(self, scale: float) -> Self:
-        """The step with noise of this scale."""
 
     @property
     def participation(self) -> float:
@@ -188,8 +194,8 @@ class SampledNoise(PairedStep):
 class CompetingGaussian(ComposableStep):
     """Gaussian mechanism on a sample of limited size, in which a record may take another one's place.
 
-    With probability `competing` the batch is full, and a record in it replaces another one: the noise
-    has to cover two changes. Otherwise the step is `sampled`.
+    With probability `competing` the batch is full, and a record in it takes the place of another one.
+    Otherwise the step is `sampled`.
 
     **Guarantee.** docs/guarantees/limited-batches.md, for neighbours with the same number of slots.
     """
@@ -202,6 +208,8 @@ class CompetingGaussian(ComposableStep):
     """Upper bound on the probability that the record is in a full batch."""
     lowest_rate: float
     """Lower bound on the probability that the record is in a batch."""
+    always_full: bool = False
+    """Whether all batches are full, and have the record with probability `full_rate`."""
 
     @property
     def participation(self) -> float:
@@ -209,21 +217,39 @@ class CompetingGaussian(ComposableStep):
 
     @property
     def _full(self) -> SampledGaussian:
+        """The step of a record in a full batch, without the record that it replaces."""
+        return replace(self.sampled, rate=self.full_rate)
+
+    @property
+    def _two_changes(self) -> SampledGaussian:
         """The step of two changes at once, of which one direction bounds a full batch."""
         return SampledGaussian(self.full_rate, self.sampled.multiplier / 2)
 
     @property
-    def dominated_step(self) -> SampledGaussian:
-        """The step of neighbours whose other gradients are zero."""
+    def dominated_step(self) -> SampledGaussian | CompetingPair:
+        """The step of neighbours whose other gradients are opposite if all batches are full, or zero."""
+        if self.always_full:
+            return CompetingPair(self._full)
         return replace(self.sampled, rate=self.lowest_rate)
 
     @property
+    def dominated_step_of_replaced(self) -> SampledGaussian | GroupLaw:
+        if self.always_full:
+            return self._two_changes
+        return GroupLaw(self.sampled.noise, self.lowest_rate, 1, True)
+
+    @property
     def dominating_step_of_one(self) -> MixedLaw:
-        return MixedLaw(self.sampled, SymmetricLaw(self._full), self.competing)
+        return MixedLaw(self.sampled, TwoSidedLaw(CompetingPair(self._full), self._full), self.competing)
+
+    @property
+    def dominating_step_of_replaced(self) -> MixedLaw:
+        free = GroupLaw(self.sampled.noise, self.sampled.rate, 1, True)
+        return MixedLaw(free, TwoSidedLaw(self._two_changes, self._two_changes), self.competing)
 
     def rdp(self, orders: Array) -> Array:
         # moments less one; of a full batch each sign of the loss has at most those of one direction
-        full = math.log(2) + log_expm1((orders - 1) * self._full.rdp(orders))
+        full = math.log(2) + log_expm1((orders - 1) * self._two_changes.rdp(orders))
         free = log_expm1((orders - 1) * self.sampled.rdp(orders))
         parts = (free, 1 - self.competing), (full, self.competing)
         excess = [math.log(share) + moment for moment, share in parts if share > 0]

@@ -138,6 +138,10 @@ class SampledPair(Step):
     def noise(self) -> NoiseLaw:
         """Law of the noise, in units of the sensitivity."""
 
+    @abstractmethod
+    def with_scale(self, scale: float) -> Self:
+        """The step with noise of this scale."""
+
     @property
     def total_variation(self) -> float:
         return self.rate * self.noise.total_variation
