@@ -154,6 +154,8 @@ def dominated_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, 
             dominated[replaced if adjacency.replaced or pair is None else pair] += count
         elif pair is not None:
             dominated[_group_step(pair, adjacency)] += count
+        for part, repeats in step.dominated_composition:
+            dominated[_group_step(part, adjacency)] += count * repeats
     return dict(dominated)
 
 

@@ -64,6 +64,11 @@ class ComposableStep(ABC):
         return None
 
     @property
+    def dominated_composition(self) -> tuple[tuple["PairedStep", int], ...]:
+        """Steps whose composition this step dominates, if `dominated_step` is None."""
+        return ()
+
+    @property
     def dominating_step(self) -> "PairedStep | None":
         """A step with a dominating pair that dominates this step, if known."""
         return None
