@@ -159,7 +159,7 @@ def test_the_largest_uniform_number_ends_the_draw() -> None:
 
 
 def best_attack(mu: float, number: oracle.Law, epsilon: float) -> float:
-    """Largest delta of three-part orders of a normal output: large outputs, then small ones, then others.
+    """Largest delta of three-part orders of a normal output: large outputs, small ones, the others.
 
     The event is that a small output is released.
     """

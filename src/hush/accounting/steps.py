@@ -9,6 +9,7 @@ from typing import Literal, Self
 import numpy as np
 
 from hush.accounting.numerics import OUTWARD, Array, log_expm1
+from hush.accounting.pld.allocation import AllocationLaw, dominating_allocation
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw, dominating_jump_diffusion
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
 from hush.accounting.pld.limited_batches import CompetingPair, MixedLaw, TwoSidedLaw
@@ -74,7 +75,9 @@ class ComposableStep(ABC):
         return None
 
     @property
-    def dominating_step_of_one(self) -> "PairedStep | JumpDiffusionLaw | MixedLaw | None":
+    def dominating_step_of_one(
+        self,
+    ) -> "PairedStep | JumpDiffusionLaw | AllocationLaw | MixedLaw | None":
         """A step that dominates this step for a change of one slot; tighter than `dominating_step`."""
         return self.dominating_step
 
@@ -338,8 +341,8 @@ class CoordinateWise(ComposableStep):
         return ellipsoid(self.rate, self._normal)
 
     @property
-    def dominating_step_of_one(self) -> SampledGaussian | JumpDiffusionLaw | None:
-        """The jump diffusion if it is cheaper, by chi-square, than the step without coordinate sampling.
+    def dominating_step_of_one(self) -> SampledGaussian | JumpDiffusionLaw | AllocationLaw | None:
+        """The step with the smallest chi-square, of one without coordinate sampling and two with it.
 
         docs/guarantees/twice-sampling-pld.md.
         """
@@ -347,10 +350,16 @@ class CoordinateWise(ComposableStep):
         if whole is None or self.coordinate_rate == 1:
             return whole
         blocks = [(ball.max_entry / scale, ball.l2_radius / scale) for ball, scale in self._normal]
+        best: SampledGaussian | JumpDiffusionLaw | AllocationLaw = whole
+        least = whole.multiplier**-2
         diffusion = dominating_jump_diffusion(self.rate, self.coordinate_rate, blocks)
-        if diffusion is None or diffusion.log_chi_square >= whole.multiplier**-2:
-            return whole
-        return diffusion
+        if diffusion is not None and diffusion.log_chi_square < least:
+            best, least = diffusion, diffusion.log_chi_square
+        if len(blocks) == 1:
+            allocation = dominating_allocation(self.rate, self.coordinate_rate, *blocks[0])
+            if allocation is not None and allocation.log_chi_square < least:
+                best = allocation
+        return best
 
     @property
     def _normal(self) -> NormalBlocks:
