@@ -9,7 +9,7 @@ from scipy.signal import fftconvolve
 from scipy.stats import norm
 
 import hush
-from hush.accounting.epsilon import deltas
+from hush.accounting.epsilon import compose, deltas
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
 from hush.accounting.pld.allocation import AllocationLaw, allocation_table, dominating_allocation
@@ -139,7 +139,26 @@ def test_a_step_with_few_large_coordinates_is_charged_by_the_table(
     )
     bound = hush.epsilon(plan, steps, 1e-5).epsilon
     assert bound.lower < bound.upper <= most
+    assert bound.upper <= 1.3 * bound.lower
     if steps == 1:
-        found = exact(laws(0.5, [1.6, 1.2]), rate, bound.upper)
-        assert max(found) <= 1e-5
+        # the lower end is attained by two coordinates, and no lower end of one of them is as high
+        two, one = laws(0.5, [1.6, 1.2]), laws(0.5, [1.6])
+        assert max(exact(two, rate, bound.lower)) >= 0.999e-5
+        assert max(exact(two, rate, 1.01 * bound.lower)) <= 1e-5
+        assert max(exact(one, rate, bound.lower)) < 0.9e-5
+        assert max(exact(two, rate, bound.upper)) <= 1e-5
         assert deltas({plan: 1}, [bound.upper])[0].upper == pytest.approx(1e-5, rel=0.05)
+
+
+def test_a_ledger_with_other_steps_and_groups() -> None:
+    twice = hush.Plan(
+        sampling=hush.Twice(rate=0.01, coordinate_rate=0.5),
+        clipping=hush.L2Linf(l2=1.0, linf=0.8),
+        noise=hush.Gaussian(0.7),
+    )
+    plain = hush.plans.dpsgd(rate=0.01, multiplier=1.0)
+    alone, both = compose({twice: 50}, 1e-5).epsilon, compose({twice: 50, plain: 50}, 1e-5).epsilon
+    assert alone.lower < both.lower < both.upper
+    assert compose({plain: 50}, 1e-5).epsilon.upper < both.upper
+    group = hush.epsilon(twice, 50, 1e-5, group=2).epsilon
+    assert alone.upper < group.upper

@@ -148,7 +148,8 @@ def dominated_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, 
     """Steps with a dominating pair that these steps dominate, for a lower bound; others are omitted."""
     dominated: Counter[Step] = Counter()
     for step, count in steps.items():
-        replaced, pair = step.dominated_step_of_replaced, step.dominated_step
+        replaced = step.dominated_step_of_replaced
+        pair = step.dominated_step_of_one if adjacency.slots == 1 else step.dominated_step
         if replaced is not None:
             # the draws of a group depend on each other: one of its records
             dominated[replaced if adjacency.replaced or pair is None else pair] += count

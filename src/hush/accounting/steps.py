@@ -9,7 +9,11 @@ from typing import Literal, Self
 import numpy as np
 
 from hush.accounting.numerics import OUTWARD, Array, log_expm1
-from hush.accounting.pld.allocation import AllocationLaw, dominating_allocation
+from hush.accounting.pld.allocation import (
+    AllocationLaw,
+    dominated_allocation,
+    dominating_allocation,
+)
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw, dominating_jump_diffusion
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
 from hush.accounting.pld.limited_batches import CompetingPair, MixedLaw, TwoSidedLaw
@@ -58,6 +62,11 @@ class ComposableStep(ABC):
     def dominated_step(self) -> "PairedStep | CompetingPair | None":
         """A step with a dominating pair that this step dominates, if known."""
         return None
+
+    @property
+    def dominated_step_of_one(self) -> Step | None:
+        """A step that this step dominates for a change of one slot; tighter than `dominated_step`."""
+        return self.dominated_step
 
     @property
     def dominated_step_of_replaced(self) -> Step | None:
@@ -329,6 +338,20 @@ class CoordinateWise(ComposableStep):
         if noise.beta != 2:
             return SampledNoise(self.rate, noise.beta, noise.scale / ball.max_entry)
         return SampledGaussian(*dominated_gaussian(self._normal, self.rate, self.coordinate_rate))
+
+    @property
+    def dominated_step_of_one(self) -> Step | None:
+        """The step for one possible change of a record, of one coordinate or two."""
+        step = self.dominated_step
+        if isinstance(step, SampledGaussian) and self.coordinate_rate < 1 and len(self.blocks) == 1:
+            ((ball, scale),) = self._normal
+            two = ball.p in (2.0, math.inf) and dominated_allocation(
+                self.rate, self.coordinate_rate, ball.max_entry / scale, ball.l2_radius / scale
+            )
+            one = _chi_square((step.rate, step.multiplier))
+            if two and two.sampled_log_chi_square > one:
+                return two
+        return step
 
     @property
     def dominating_step(self) -> SampledGaussian | None:

@@ -22,7 +22,7 @@ from hush.accounting.pld.jump_diffusion import (
 )
 from hush.accounting.pld.lattice import Lattice, pessimistic
 from hush.accounting.pld.laws import GaussianLaw
-from hush.accounting.pld.privacy_loss import Direction, SampledPair, Step
+from hush.accounting.pld.privacy_loss import Direction, SampledPair, Step, noise_masses
 
 # Number of shares of the squared norm; coordinates with at most `_SMALL` shares are small.
 _SHARES, _SMALL = 24, 5
@@ -75,7 +75,7 @@ def allocation_table(coordinate_rate: float, entry: float, norm: float) -> Table
     if diffusion is None:
         return None
     top = math.ceil((9 * norm + total / 2 + 1) / _WIDTH)
-    places = np.arange(-top, top + 1)
+    places = np.arange(-top, top + 1, dtype=float)
     # the last number of shares of a coordinate at the cap
     most = min(_SHARES, math.ceil(cap / share))
     large = {
@@ -87,7 +87,7 @@ def allocation_table(coordinate_rate: float, entry: float, norm: float) -> Table
         )
         for count in range(_SMALL + 1, most + 1)
     }
-    curves = [np.maximum(-np.expm1(places * _WIDTH), 0.0)]
+    curves: list[Array] = [np.maximum(-np.expm1(places * _WIDTH), 0.0)]
     for shares in range(1, _SHARES + 1):
         curve = _diffusion_curve(diffusion, shares * share * OUTWARD, places)
         for count, lattice in large.items():
@@ -95,7 +95,7 @@ def allocation_table(coordinate_rate: float, entry: float, norm: float) -> Table
             if count - 1 <= shares:
                 curve = np.maximum(curve, _with_coordinate(lattice, curves[shares - count + 1]))
         curves.append(curve)
-    return _tabulate(places * _WIDTH, curves[-1])
+    return _tabulate(np.asarray(places * _WIDTH), curves[-1])
 
 
 def _diffusion_curve(diffusion: JumpDiffusion, size: float, places: Array) -> Array:
@@ -103,7 +103,7 @@ def _diffusion_curve(diffusion: JumpDiffusion, size: float, places: Array) -> Ar
     jumps = ((1, size * diffusion.intensity),)
     law = JumpDiffusionLaw(1.0, size * diffusion.variance, diffusion.jump, jumps, KILLING * size)
     lattice = pessimistic(law, Direction.REMOVE, _WIDTH, _TAIL)
-    index = lattice.first - places[0] + np.arange(len(lattice.masses))
+    index = lattice.first - int(places[0]) + np.arange(len(lattice.masses))
     inside = index < len(places)
     first = np.zeros(len(places))
     # a larger ratio is pessimistic
@@ -142,17 +142,43 @@ def _tabulate(logs: Array, curve: Array) -> Table:
     return Table(np.append(-np.inf, logs)[kept], masses, float(curve[-1]))
 
 
+# Number of cells of each coordinate, and their reach in units of the noise.
+_CELLS, _REACH = 300, 9.0
+# Moves a change inward by more than its rounding.
+_INWARD = 1 - 1e-9
+
+
+@lru_cache(maxsize=64)
+def two_coordinates(coordinate_rate: float, entry: float, norm: float) -> Table:
+    """The law of a change of one coordinate by `entry` and another by the rest, observed in cells."""
+    first, second = np.ones(1), np.ones(1)
+    for change in (entry, math.sqrt(max(norm**2 - entry**2, 0.0))):
+        cuts = np.linspace(-_REACH, _REACH + change, _CELLS)
+        without = noise_masses(GaussianLaw(1.0), cuts)
+        moved = noise_masses(GaussianLaw(1.0), cuts - change * _INWARD)
+        mixed = (1 - coordinate_rate) * without + coordinate_rate * moved
+        first, second = np.outer(first, mixed).ravel(), np.outer(second, without).ravel()
+    used = second > 1e-200
+    logs = np.log(first[used] / second[used])
+    order = np.argsort(logs)
+    return Table(logs[order], second[used][order], 0.0)
+
+
 @dataclass(frozen=True)
 class AllocationLaw(Step):
-    """Likelihood ratios of an `allocation_table` of a record that takes part with probability `rate`."""
+    """Likelihood ratios of a `Table` of a record that takes part with probability `rate`."""
 
     rate: float
     coordinate_rate: float
     entry: float
     norm: float
+    attained: bool = False
+    """Whether the law is of `two_coordinates`, for a lower bound, instead of all allocations."""
 
     @property
     def _table(self) -> Table:
+        if self.attained:
+            return two_coordinates(self.coordinate_rate, self.entry, self.norm)
         table = allocation_table(self.coordinate_rate, self.entry, self.norm)
         assert table is not None
         return table
@@ -164,6 +190,11 @@ class AllocationLaw(Step):
         return float(np.log(table.masses @ np.exp(2 * table.logs)))
 
     @property
+    def sampled_log_chi_square(self) -> float:
+        """Logarithm of the chi-square divergence of the sampled record."""
+        return 2 * math.log(self.rate) + math.log(math.expm1(self.log_chi_square))
+
+    @property
     def total_variation(self) -> float:
         table = self._table
         distance = table.masses @ np.maximum(np.expm1(table.logs), 0.0) + table.infinite_mass
@@ -171,7 +202,8 @@ class AllocationLaw(Step):
 
     @property
     def loss_rounding(self) -> float:
-        return 64 * UNIT * (1 + float(self._table.logs[-1]))
+        # the masses of cells have an error of 2000 units each
+        return 1e-12 if self.attained else 64 * UNIT * (1 + float(self._table.logs[-1]))
 
     @property
     def ratio_range(self) -> tuple[float, float]:
@@ -211,10 +243,11 @@ class AllocationLaw(Step):
         logs, with_record, without = self._laws()
         cells = np.searchsorted(ratios, logs)
         first, second = (
-            np.bincount(cells, law, minlength=len(ratios) + 1) for law in (with_record, without)
+            np.asarray(np.bincount(cells, law, minlength=len(ratios) + 1), dtype=float)
+            for law in (with_record, without)
         )
         first[-1] += self.rate * self._table.infinite_mass
-        return first, second, np.full(len(ratios), 4 * UNIT * (len(logs) + 16))
+        return first, second, np.full(len(ratios), 4 * UNIT * (len(logs) + 4000))
 
 
 def dominating_allocation(
@@ -233,3 +266,15 @@ def dominating_allocation(
     if allocation_table(coordinate_rate, entry, norm) is None:
         return None
     return AllocationLaw(rate, coordinate_rate, entry, norm)
+
+
+def dominated_allocation(
+    rate: float, coordinate_rate: float, entry: float, norm: float
+) -> AllocationLaw | None:
+    """A step that a change of two coordinates dominates, for lower bounds, or None.
+
+    None if two coordinates cannot carry the norm, or one can.
+    """
+    if not norm / math.sqrt(2) <= entry < norm * _INWARD or not _MIN_NORM <= norm <= _MAX_NORM:
+        return None
+    return AllocationLaw(rate, coordinate_rate, entry, norm, attained=True)
