@@ -16,7 +16,12 @@ from hush.accounting.pld.allocation import (
 )
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw, dominating_jump_diffusion
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
-from hush.accounting.pld.limited_batches import CompetingPair, MixedLaw, TwoSidedLaw
+from hush.accounting.pld.limited_batches import (
+    MIN_MULTIPLIER,
+    CompetingPair,
+    MixedLaw,
+    TwoSidedLaw,
+)
 from hush.accounting.pld.privacy_loss import GroupLaw, SampledPair, Step
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.gaussian import renyi_divergence
@@ -245,7 +250,7 @@ class CompetingGaussian(ComposableStep):
     @property
     def dominated_step(self) -> SampledGaussian | CompetingPair:
         """The step of neighbours whose other gradients are opposite if all batches are full, or zero."""
-        if self.always_full:
+        if self.always_full and self.sampled.multiplier >= MIN_MULTIPLIER:
             return CompetingPair(self._full)
         return replace(self.sampled, rate=self.lowest_rate)
 
