@@ -9,7 +9,7 @@ from typing import Literal, Self
 import numpy as np
 
 from hush.accounting.numerics import OUTWARD, Array, log_expm1
-from hush.accounting.pld.allocation import (
+from hush.accounting.pld.coordinate_allocation import (
     AllocationLaw,
     dominated_allocation,
     dominating_allocation,

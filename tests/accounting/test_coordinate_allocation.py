@@ -12,7 +12,7 @@ import hush
 from hush.accounting.epsilon import compose, deltas
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.pld.allocation import AllocationLaw, allocation_table, dominating_allocation
+from hush.accounting.pld.coordinate_allocation import AllocationLaw, allocation_table, dominating_allocation
 
 _WIDTH = 1e-3
 
