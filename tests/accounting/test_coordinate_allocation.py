@@ -12,7 +12,11 @@ import hush
 from hush.accounting.epsilon import compose, deltas
 from hush.accounting.numerics import Array
 from hush.accounting.pld import accountant
-from hush.accounting.pld.coordinate_allocation import AllocationLaw, allocation_table, dominating_allocation
+from hush.accounting.pld.coordinate_allocation import (
+    CoordinateAllocationLaw,
+    allocation_table,
+    dominating_allocation,
+)
 
 _WIDTH = 1e-3
 
@@ -48,7 +52,7 @@ def exact(pair: tuple[Array, Array], record_rate: float, epsilon: float) -> tupl
     )
 
 
-def charged(law: AllocationLaw, epsilon: float) -> tuple[float, float]:
+def charged(law: CoordinateAllocationLaw, epsilon: float) -> tuple[float, float]:
     """delta of the table in both directions, by definition."""
     table = allocation_table(law.coordinate_rate, law.entry, law.norm)
     assert table is not None

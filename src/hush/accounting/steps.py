@@ -10,14 +10,14 @@ import numpy as np
 
 from hush.accounting.numerics import OUTWARD, Array, log_expm1
 from hush.accounting.pld.coordinate_allocation import (
-    AllocationLaw,
+    CoordinateAllocationLaw,
     dominated_allocation,
     dominating_allocation,
 )
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw, dominating_jump_diffusion
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
 from hush.accounting.pld.limited_batches import (
-    MIN_MULTIPLIER,
+    MIN_COMPETING_MULTIPLIER,
     CompetingPair,
     MixedLaw,
     TwoSidedLaw,
@@ -91,7 +91,7 @@ class ComposableStep(ABC):
     @property
     def dominating_step_of_one(
         self,
-    ) -> "PairedStep | JumpDiffusionLaw | AllocationLaw | MixedLaw | None":
+    ) -> "PairedStep | JumpDiffusionLaw | CoordinateAllocationLaw | MixedLaw | None":
         """A step that dominates this step for a change of one slot; tighter than `dominating_step`."""
         return self.dominating_step
 
@@ -250,7 +250,7 @@ class CompetingGaussian(ComposableStep):
     @property
     def dominated_step(self) -> SampledGaussian | CompetingPair:
         """The step of neighbours whose other gradients are opposite if all batches are full, or zero."""
-        if self.always_full and self.sampled.multiplier >= MIN_MULTIPLIER:
+        if self.always_full and self.sampled.multiplier >= MIN_COMPETING_MULTIPLIER:
             return CompetingPair(self._full)
         return replace(self.sampled, rate=self.lowest_rate)
 
@@ -369,7 +369,9 @@ class CoordinateWise(ComposableStep):
         return ellipsoid(self.rate, self._normal)
 
     @property
-    def dominating_step_of_one(self) -> SampledGaussian | JumpDiffusionLaw | AllocationLaw | None:
+    def dominating_step_of_one(
+        self,
+    ) -> SampledGaussian | JumpDiffusionLaw | CoordinateAllocationLaw | None:
         """The step with the smallest chi-square, of one without coordinate sampling and two with it.
 
         docs/guarantees/twice-sampling-pld.md.
@@ -378,7 +380,7 @@ class CoordinateWise(ComposableStep):
         if whole is None or self.coordinate_rate == 1:
             return whole
         blocks = [(ball.max_entry / scale, ball.l2_radius / scale) for ball, scale in self._normal]
-        best: SampledGaussian | JumpDiffusionLaw | AllocationLaw = whole
+        best: SampledGaussian | JumpDiffusionLaw | CoordinateAllocationLaw = whole
         least = whole.multiplier**-2
         diffusion = dominating_jump_diffusion(self.rate, self.coordinate_rate, blocks)
         if diffusion is not None and diffusion.log_chi_square < least:

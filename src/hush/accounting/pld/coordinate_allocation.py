@@ -165,7 +165,7 @@ def two_coordinates(coordinate_rate: float, entry: float, norm: float) -> Table:
 
 
 @dataclass(frozen=True)
-class AllocationLaw(Step):
+class CoordinateAllocationLaw(Step):
     """Likelihood ratios of a `Table` of a record that takes part with probability `rate`."""
 
     rate: float
@@ -252,7 +252,7 @@ class AllocationLaw(Step):
 
 def dominating_allocation(
     rate: float, coordinate_rate: float, entry: float, norm: float
-) -> AllocationLaw | None:
+) -> CoordinateAllocationLaw | None:
     """A step that dominates coordinate-sampled Gaussian noise on one block, or None.
 
     `entry` is the largest change of a coordinate and `norm` the l2 sensitivity, in units of the noise.
@@ -265,16 +265,16 @@ def dominating_allocation(
         return None
     if allocation_table(coordinate_rate, entry, norm) is None:
         return None
-    return AllocationLaw(rate, coordinate_rate, entry, norm)
+    return CoordinateAllocationLaw(rate, coordinate_rate, entry, norm)
 
 
 def dominated_allocation(
     rate: float, coordinate_rate: float, entry: float, norm: float
-) -> AllocationLaw | None:
+) -> CoordinateAllocationLaw | None:
     """A step that a change of two coordinates dominates, for lower bounds, or None.
 
     None if two coordinates cannot carry the norm, or one can.
     """
     if not norm / math.sqrt(2) <= entry < norm * _INWARD or not _MIN_NORM <= norm <= _MAX_NORM:
         return None
-    return AllocationLaw(rate, coordinate_rate, entry, norm, attained=True)
+    return CoordinateAllocationLaw(rate, coordinate_rate, entry, norm, attained=True)

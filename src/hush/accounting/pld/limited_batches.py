@@ -22,7 +22,7 @@ from hush.accounting.pld.privacy_loss import (
 )
 
 # Multipliers below which negative losses of `CompetingPair`, or losses, would not fit the arithmetic.
-MIN_MULTIPLIER, _MIN_UPPER_MULTIPLIER = 0.05, 2e-3
+MIN_COMPETING_MULTIPLIER, _MIN_UPPER_MULTIPLIER = 0.05, 2e-3
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class CompetingPair(Step):
         return math.log1p(-rate) - math.log(rate) - scale**-2
 
     def with_representable_loss(self) -> Self:
-        return self.with_scale_above(MIN_MULTIPLIER)
+        return self.with_scale_above(MIN_COMPETING_MULTIPLIER)
 
     def with_scale_above(self, least: float) -> Self:
         """The pair with noise of at least this scale."""
