@@ -179,10 +179,11 @@ class TruncatedPoisson(Competing, Sampling):
 class FixedSize(Competing, Sampling):
     """Batches of exactly `size` records, drawn without replacement, independently in each step.
 
-    A record in a batch displaces another record, so the noise must cover two changes: a step costs about
-    as much as a Poisson-sampled step with half the noise. `TruncatedPoisson` also has public shapes, at
-    the privacy cost of `Poisson`. Reference: Wang, Balle and Kasiviswanathan, Subsampled Renyi
-    Differential Privacy and Analytical Moments Accountant, AISTATS 2019.
+    A record in a batch displaces another record. At equal noise a step costs more than a Poisson-sampled
+    step, and less than a Poisson-sampled step with half the noise, which is the cost of a replaced
+    record. `TruncatedPoisson` also has public shapes, at the privacy cost of `Poisson`. Reference: Wang,
+    Balle and Kasiviswanathan, Subsampled Renyi Differential Privacy and Analytical Moments Accountant,
+    AISTATS 2019.
 
     Args:
         size: Number of records in a batch.

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
-from scipy import stats
+from scipy import optimize, stats
 
 import hush
 from hush import plans
-from hush.accounting.epsilon import delta
+from hush.accounting.epsilon import compose, delta
 from hush.accounting.mechanism import mechanism
 from hush.accounting.pld import accountant
 from hush.accounting.selection import (
@@ -156,3 +156,41 @@ def test_the_largest_uniform_number_ends_the_draw() -> None:
     for law in (BestOf(steps=1, mean=100.0), BestOf(steps=1, law="poisson", mean=100.0)):
         assert 100 < draw_trials(trial_count(law), lambda limit: limit - 1) < 20_000
         assert draw_trials(trial_count(law), lambda _: 0) == 1
+
+
+def best_attack(mu: float, number: oracle.Law, epsilon: float) -> float:
+    """Largest delta of three-part orders of a normal output: large outputs, small ones, the others.
+
+    The event is that a small output is released.
+    """
+    large, small = np.meshgrid(np.linspace(-6, 9, 301), np.linspace(-6, 9, 301))
+
+    def chance(centre: float) -> Array:
+        above, below = stats.norm.sf(large, centre), stats.norm.cdf(small, centre)
+        rest = np.clip(1 - above - below, 0.0, 1.0)
+        return np.asarray(number.generating(1 - above) - number.generating(rest))
+
+    return float(np.where(small <= large, chance(0.0) - np.exp(epsilon) * chance(mu), 0.0).max())
+
+
+@pytest.mark.parametrize(("kind", "shape", "mean"), [LAWS[0], LAWS[3], LAWS[5]])
+@pytest.mark.parametrize("multiplier", [3000.0, 1000.0, 100.0, 10.0])
+def test_nearly_equal_trials_are_charged_what_an_attack_finds(
+    multiplier: float, kind: str, shape: float, mean: float
+) -> None:
+    """A grid with cells of 2% would charge an epsilon of at least 0.002 to 0.01."""
+    plan = selected(
+        plans.dpsgd(rate=1.0, multiplier=multiplier), steps=1, mean=mean, law=kind, shape=shape
+    )
+    number = oracle.law(kind, shape, mean)
+    found = optimize.brentq(lambda x: best_attack(1 / multiplier, number, x) - 1e-5, 0.0, 3.0)
+    charged = hush.epsilon(plan, 1, 1e-5).epsilon
+    assert charged.lower <= found <= charged.upper <= 1.2 * found
+
+
+def test_one_run_is_the_lower_end_of_a_selection() -> None:
+    """With a constant score the winner has the law of one run."""
+    one, selection = hush.epsilon(MANY, 500, 1e-5).epsilon, hush.epsilon(selected(MANY), 1, 1e-5).epsilon
+    assert selection.lower == one.lower
+    both = compose({selected(MANY): 2, MANY: 100}, 1e-5).epsilon
+    assert both.lower == hush.epsilon(MANY, 1100, 1e-5).epsilon.lower

@@ -139,7 +139,7 @@ def test_a_diffusion_of_many_jumps_loses_no_mass(multiplier: float) -> None:
         (0.06, 3, hush.L2Linf(l2=1.0, linf=0.1), 5000, 1.2, (5.898, 5.595, 5.428)),
         (0.03, 3, hush.L2Linf(l2=1.0, linf=0.1), 1500, 1.2, (1.385, 1.301, 1.264)),
         (0.02, 2, hush.L2Linf(l2=1.0, linf=0.1), 2500, 0.9, (2.744, 2.593, 2.508)),
-        (0.06, 3, hush.L2(1.0), 500, 1.3, (1.894, 1.863, 1.703)),
+        (0.06, 3, hush.L2(1.0), 500, 1.3, (1.894, 1.831, 1.703)),
     ],
 )
 def test_the_table_of_the_page_is_what_is_charged(

@@ -152,8 +152,15 @@ def dominated_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step, 
     """
     dominated: Counter[Step] = Counter()
     for step, count in steps.items():
-        if step.dominated_step is not None:
-            dominated[_group_step(step.dominated_step, adjacency)] += count
+        replaced = step.dominated_step_of_replaced
+        pair = step.dominated_step_of_one if adjacency.slots == 1 else step.dominated_step
+        if replaced is not None:
+            # the draws of a group depend on each other: one of its records
+            dominated[replaced if adjacency.replaced or pair is None else pair] += count
+        elif pair is not None:
+            dominated[_group_step(pair, adjacency)] += count
+        for part, repeats in step.dominated_composition:
+            dominated[_group_step(part, adjacency)] += count * repeats
     return dict(dominated)
 
 
@@ -161,6 +168,10 @@ def _dominating_steps(steps: Counts, adjacency: Adjacency = RECORD) -> dict[Step
     """Steps with a dominating pair that dominate these steps; None if a pair is unknown."""
     dominating: Counter[Step] = Counter()
     for step, count in steps.items():
+        replaced = step.dominating_step_of_replaced
+        if replaced is not None and adjacency.replaced and adjacency.group == 1:
+            dominating[replaced] += count
+            continue
         pair = step.dominating_step_of_one if adjacency.slots == 1 else step.dominating_step
         if pair is None:
             return None

@@ -140,11 +140,14 @@ def _normal(plan: Plan, dimension: int | None) -> Mechanism:
     return CoordinateWise.normal(rate, tuple(noisy), coordinate_rate)
 
 
-def _limited(sampling: FixedSize | TruncatedPoisson, multiplier: float) -> CompetingGaussian:
+def _limited(
+    sampling: FixedSize | TruncatedPoisson, multiplier: float
+) -> CompetingGaussian | SampledGaussian:
     """Gaussian step on batches of limited size, with probabilities rounded outward."""
     if isinstance(sampling, FixedSize):
-        rate = sampling.size / sampling.records
-        return CompetingGaussian(SampledGaussian(rate, multiplier), 1.0, rate, rate)
+        step = SampledGaussian(sampling.size / sampling.records, multiplier)
+        # a batch of all records has no competition
+        return step if step.rate == 1 else CompetingGaussian(step, 1.0, step.rate, step.rate, True)
     limit, rate = sampling.max_batch, sampling.rate
     competing = min(1.0, binomial_tail(limit - 1, sampling.records - 1, rate) * _OUTWARD)
     full_rate = min(1.0, rate * limit / (limit + 1) * _OUTWARD)

@@ -118,10 +118,10 @@ def _negative_binomial_mean(shape: float, stop: float) -> float:
 
 # Orders for bounds on the ratio of probabilities from RDP.
 _ORDERS: Array = np.concatenate([1 + np.geomspace(1e-2, 1, 12), np.arange(3.0, 65.0), [128.0, 256.0]])
-# Probabilities that a trial is better, dense near 0.
-_PROBABILITIES: Array = np.unique(
-    np.concatenate([[0.0], np.geomspace(1e-8, 1, 800), np.linspace(0, 1, 2001)])
-)
+# Probabilities that a trial is better: smallest one, numbers of cells by logarithm and by weight.
+_SMALLEST, _BY_LOGARITHM, _BY_WEIGHT = 1e-8, 900, 1500
+# Weights below exp(-_NEGLIGIBLE) of the largest have no cells of their own.
+_NEGLIGIBLE = 40.0
 # Relative slack for rounding of heights and intersections of lines (tuning.md, step 4).
 _MARGIN = 1e-9
 
@@ -177,8 +177,10 @@ def selection_profile(trial: Profile, number: TrialCount) -> SelectionProfile:
     Each probability s that a trial is better gives a line w(s) - w(s') x in the scaled density ratio x.
     The upper envelope of the lines is a sum of hinges weight * (1 - x exp(-shift))+.
     """
-    heights = number.weight(_PROBABILITIES[:-1])
-    slopes = number.weight(trial.largest_probability(_PROBABILITIES[1:])) * (1 - _MARGIN)
+    places = _probabilities(number)
+    better = number.weight(trial.largest_probability(places))
+    heights, slopes = _enclosing_lines(places, number.weight(places), better)
+    slopes *= 1 - _MARGIN
     hull: list[Line] = []
     for line in [*zip(heights.tolist(), slopes.tolist(), strict=True), (0.0, 0.0)]:
         if hull and line[1] >= hull[-1][1]:
@@ -190,6 +192,40 @@ def selection_profile(trial: Profile, number: TrialCount) -> SelectionProfile:
     crossings = [(_crossing(steep, flat), steep[1] - flat[1]) for steep, flat in pairwise(hull)]
     place, steeper = np.array(crossings).T
     return SelectionProfile(trial, place * steeper, np.log(place))
+
+
+def _probabilities(number: TrialCount) -> Array:
+    """Probabilities that a trial is better: 0 to 1, in cells with similar weights and logarithms."""
+    mesh = np.geomspace(_SMALLEST, 1.0, 20_001)
+    with np.errstate(divide="ignore"):
+        fall = np.minimum(-np.log(number.weight(mesh) / number.mean), _NEGLIGIBLE)
+    fall -= fall[0]
+    place = _BY_LOGARITHM * np.log(mesh / _SMALLEST) / -math.log(_SMALLEST)
+    place += _BY_WEIGHT * fall / fall[-1]
+    cells = np.interp(np.linspace(0.0, place[-1], _BY_LOGARITHM + _BY_WEIGHT + 1), place, mesh)
+    return np.concatenate([[0.0], cells[:-1], [1.0]])
+
+
+def _enclosing_lines(places: Array, first: Array, second: Array) -> tuple[Array, Array]:
+    """Heights and slopes of lines with an envelope above all lines w(s) - h(s) x, 0 <= s <= 1.
+
+    `first` and `second` are the convex, non-increasing w and h at `places`: tuning.md 4.
+    """
+    width = np.diff(places)
+    fall = np.diff(second) / width
+    # from the second cell on: h is above the extended chords of the two neighbouring cells
+    middle = second[1:-1] + fall[:-1] * width[1:] / 2
+    middle[:-1] = np.minimum(middle[:-1], second[2:-1] - fall[2:] * width[1:-1] / 2)
+    height = (first[1:-1] + first[2:]) / 2
+    end = second[-2] + fall[-2] * width[-1]
+    # where the chords are too steep, w and h at the two ends of the cell
+    steep = middle < second[2:]
+    middle[steep], height[steep] = second[2:][steep], first[1:-1][steep]
+    if end < second[-1] / 2:
+        middle[-1], height[-1], end = second[-1], first[-2], second[-1]
+    heights = [first[:1], np.stack([first[1:-1], height], axis=1).ravel(), first[-1:]]
+    slopes = [second[1:2], np.stack([second[1:-1], middle], axis=1).ravel(), np.array([end])]
+    return np.concatenate(heights), np.concatenate(slopes)
 
 
 def selection_rdp(
@@ -232,6 +268,11 @@ class Selection(ComposableStep):
     number: TrialCount
 
     charged_for_groups = False
+
+    @property
+    def dominated_composition(self) -> tuple[tuple[PairedStep, int], ...]:
+        """One run: with a constant score the winner has its law."""
+        return self.trials[0]
 
     def rdp(self, orders: Array) -> Array:
         return selection_rdp(orders, self._trial_rdp, _profile(self.trials, self.number), self.number)

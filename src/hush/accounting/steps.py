@@ -10,10 +10,20 @@ import numpy as np
 
 from hush.accounting.numerics import OUTWARD, Array, log_expm1
 from hush.accounting.pld.allocation import MIN_MULTIPLIER, AllocationLaw
+from hush.accounting.pld.coordinate_allocation import (
+    CoordinateAllocationLaw,
+    dominated_allocation,
+    dominating_allocation,
+)
 from hush.accounting.pld.jump_diffusion import JumpDiffusionLaw, dominating_jump_diffusion
 from hush.accounting.pld.laws import GaussianLaw, GeneralizedGaussianLaw
-from hush.accounting.pld.limited_batches import MixedLaw, SymmetricLaw
-from hush.accounting.pld.privacy_loss import SampledPair
+from hush.accounting.pld.limited_batches import (
+    MIN_COMPETING_MULTIPLIER,
+    CompetingPair,
+    MixedLaw,
+    TwoSidedLaw,
+)
+from hush.accounting.pld.privacy_loss import GroupLaw, SampledPair, Step
 from hush.accounting.rdp import allocation
 from hush.accounting.rdp.coordinatewise import coordinatewise_rdp
 from hush.accounting.rdp.gaussian import renyi_divergence
@@ -56,9 +66,24 @@ class ComposableStep(ABC):
         return False
 
     @property
-    def dominated_step(self) -> "PairedStep | AllocationLaw | None":
+    def dominated_step(self) -> "PairedStep | CompetingPair | AllocationLaw | None":
         """A step with a dominating pair that this step dominates, if known."""
         return None
+
+    @property
+    def dominated_step_of_one(self) -> Step | None:
+        """A step that this step dominates for a change of one slot; tighter than `dominated_step`."""
+        return self.dominated_step
+
+    @property
+    def dominated_step_of_replaced(self) -> Step | None:
+        """A step that this step dominates for a replaced record, if the records compete for places."""
+        return None
+
+    @property
+    def dominated_composition(self) -> tuple[tuple["PairedStep", int], ...]:
+        """Steps whose composition this step dominates, if `dominated_step` is None."""
+        return ()
 
     @property
     def dominating_step(self) -> "PairedStep | None":
@@ -68,9 +93,14 @@ class ComposableStep(ABC):
     @property
     def dominating_step_of_one(
         self,
-    ) -> "PairedStep | JumpDiffusionLaw | MixedLaw | AllocationLaw | None":
+    ) -> "PairedStep | JumpDiffusionLaw | CoordinateAllocationLaw | MixedLaw | AllocationLaw | None":
         """A step that dominates this step for a change of one slot; tighter than `dominating_step`."""
         return self.dominating_step
+
+    @property
+    def dominating_step_of_replaced(self) -> Step | None:
+        """A step that dominates this step for a replaced record, if the records compete for places."""
+        return None
 
     def divided(self, shift: float) -> "ComposableStep | None":
         """The step with its noise divided by `shift`, if defined."""
@@ -107,10 +137,6 @@ NormalBlocks = tuple[tuple[SensitivitySet, float], ...]
 
 class PairedStep(SampledPair, ComposableStep):
     """Poisson-subsampled noise on one number, which has an exact dominating pair."""
-
-    @abstractmethod
-    def with_scale(self, scale: float) -> Self:
-        """The step with noise of this scale."""
 
     @property
     def participation(self) -> float:
@@ -193,8 +219,8 @@ class SampledNoise(PairedStep):
 class CompetingGaussian(ComposableStep):
     """Gaussian mechanism on a batch of limited size, in which a record may displace another record.
 
-    With probability `competing` the batch is full, and an additional record displaces another record, so
-    the noise must cover two changes. Otherwise the step is `sampled`.
+    With probability `competing` the batch is full, and an additional record displaces another record.
+    Otherwise the step is `sampled`.
 
     **Guarantee.** For neighbours with the same number of slots: docs/guarantees/limited-batches.md.
     """
@@ -207,6 +233,8 @@ class CompetingGaussian(ComposableStep):
     """Upper bound on the probability that the record is in a full batch."""
     lowest_rate: float
     """Lower bound on the probability that the record is in a batch."""
+    always_full: bool = False
+    """Whether all batches are full, and have the record with probability `full_rate`."""
 
     @property
     def participation(self) -> float:
@@ -214,21 +242,39 @@ class CompetingGaussian(ComposableStep):
 
     @property
     def _full(self) -> SampledGaussian:
+        """Step of a record in a full batch, without the record that it displaces."""
+        return replace(self.sampled, rate=self.full_rate)
+
+    @property
+    def _two_changes(self) -> SampledGaussian:
         """Step with two changes at once. One of its directions bounds a full batch."""
         return SampledGaussian(self.full_rate, self.sampled.multiplier / 2)
 
     @property
-    def dominated_step(self) -> SampledGaussian:
-        """Step for data in which all other gradients are zero."""
+    def dominated_step(self) -> SampledGaussian | CompetingPair:
+        """Step for data in which the other gradients are opposite (if all batches are full) or zero."""
+        if self.always_full and self.sampled.multiplier >= MIN_COMPETING_MULTIPLIER:
+            return CompetingPair(self._full)
         return replace(self.sampled, rate=self.lowest_rate)
 
     @property
+    def dominated_step_of_replaced(self) -> SampledGaussian | GroupLaw:
+        if self.always_full:
+            return self._two_changes
+        return GroupLaw(self.sampled.noise, self.lowest_rate, 1, True)
+
+    @property
     def dominating_step_of_one(self) -> MixedLaw:
-        return MixedLaw(self.sampled, SymmetricLaw(self._full), self.competing)
+        return MixedLaw(self.sampled, TwoSidedLaw(CompetingPair(self._full), self._full), self.competing)
+
+    @property
+    def dominating_step_of_replaced(self) -> MixedLaw:
+        free = GroupLaw(self.sampled.noise, self.sampled.rate, 1, True)
+        return MixedLaw(free, TwoSidedLaw(self._two_changes, self._two_changes), self.competing)
 
     def rdp(self, orders: Array) -> Array:
         # moments minus 1; for a full batch, one direction bounds the moment of each sign of the loss
-        full = math.log(2) + log_expm1((orders - 1) * self._full.rdp(orders))
+        full = math.log(2) + log_expm1((orders - 1) * self._two_changes.rdp(orders))
         free = log_expm1((orders - 1) * self.sampled.rdp(orders))
         parts = (free, 1 - self.competing), (full, self.competing)
         excess = [math.log(share) + moment for moment, share in parts if share > 0]
@@ -329,6 +375,20 @@ class CoordinateWise(ComposableStep):
         return SampledGaussian(*dominated_gaussian(self._normal, self.rate, self.coordinate_rate))
 
     @property
+    def dominated_step_of_one(self) -> Step | None:
+        """The step for one possible change of a record, of one coordinate or two."""
+        step = self.dominated_step
+        if isinstance(step, SampledGaussian) and self.coordinate_rate < 1 and len(self.blocks) == 1:
+            ((ball, scale),) = self._normal
+            two = ball.p in (2.0, math.inf) and dominated_allocation(
+                self.rate, self.coordinate_rate, ball.max_entry / scale, ball.l2_radius / scale
+            )
+            one = _chi_square((step.rate, step.multiplier))
+            if two and two.sampled_log_chi_square > one:
+                return two
+        return step
+
+    @property
     def dominating_step(self) -> SampledGaussian | None:
         """Step without coordinate sampling, if it is a subsampled Gaussian.
 
@@ -339,8 +399,10 @@ class CoordinateWise(ComposableStep):
         return ellipsoid(self.rate, self._normal)
 
     @property
-    def dominating_step_of_one(self) -> SampledGaussian | JumpDiffusionLaw | None:
-        """Jump diffusion or step without coordinate sampling, whichever has the smaller chi-square.
+    def dominating_step_of_one(
+        self,
+    ) -> SampledGaussian | JumpDiffusionLaw | CoordinateAllocationLaw | None:
+        """Step with the smallest chi-square: without coordinate sampling, or one of two bounds with it.
 
         Proof: docs/guarantees/twice-sampling-pld.md.
         """
@@ -348,10 +410,16 @@ class CoordinateWise(ComposableStep):
         if whole is None or self.coordinate_rate == 1:
             return whole
         blocks = [(ball.max_entry / scale, ball.l2_radius / scale) for ball, scale in self._normal]
+        best: SampledGaussian | JumpDiffusionLaw | CoordinateAllocationLaw = whole
+        least = whole.multiplier**-2
         diffusion = dominating_jump_diffusion(self.rate, self.coordinate_rate, blocks)
-        if diffusion is None or diffusion.log_chi_square >= whole.multiplier**-2:
-            return whole
-        return diffusion
+        if diffusion is not None and diffusion.log_chi_square < least:
+            best, least = diffusion, diffusion.log_chi_square
+        if len(blocks) == 1:
+            allocation = dominating_allocation(self.rate, self.coordinate_rate, *blocks[0])
+            if allocation is not None and allocation.log_chi_square < least:
+                best = allocation
+        return best
 
     @property
     def _normal(self) -> NormalBlocks:

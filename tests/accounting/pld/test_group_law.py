@@ -273,3 +273,17 @@ def test_one_replaced_record_at_a_high_rate_is_tight(one: SampledGaussian) -> No
     for epsilon, sign in ((bound.lower, 1), (bound.upper, -1)):
         exact = quadrature(one, 1, True, Direction.REMOVE, epsilon)
         assert sign * (exact - 1e-5) >= -1e-9
+
+
+@pytest.mark.parametrize(
+    ("rate", "scale", "delta"), [(0.5, 4.0, 0.1), (0.9, 2.0, 1e-2), (0.1, 2.0, 1e-5), (0.01, 4.0, 1e-7)]
+)
+def test_one_replaced_record_under_laplace_noise_is_tight(
+    rate: float, scale: float, delta: float
+) -> None:
+    """The atom at the largest loss was rounded to an infinite loss, or to a smaller one."""
+    one = SampledNoise(rate, 1.0, scale)
+    bound = accountant.epsilon({group_of(one, 1, True): 1}, delta)
+    exact = brentq(lambda x: quadrature(one, 1, True, Direction.REMOVE, x) - delta, 0.0, 3.0)
+    assert bound.lower - 1e-5 <= exact <= bound.upper + 1e-5
+    assert bound.upper - bound.lower <= 1e-3 * exact

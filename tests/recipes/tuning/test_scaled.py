@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import hush
-from hush_recipes.audit.self_test import self_test
 from hush.core.errors import Unsupported
 from hush.core.parts import ClippedSum
+from hush_recipes.audit.self_test import self_test
 from hush_recipes.tuning import optimizers
 from hush_recipes.tuning.scaled import AdamBC, ScaledStep, ScaledTape
 from tests.training.helpers import plan_of, randomness

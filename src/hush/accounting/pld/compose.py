@@ -164,12 +164,14 @@ class PrivacyCurve:
         """Bound on epsilon at `delta`, by inverting the bound on delta.
 
         The bound on delta is linear in exp(epsilon) between grid points. A lower bound is 0 far below
-        the centre of the window, so the search starts from many points.
+        the centre of the window, so the search starts from many points, and from the largest tilted
+        probability.
         """
         bound, error = partial(self.bound, upper=upper), self.loss_error if upper else -self.loss_error
         last = len(self.tilted) - 1
         first = min(max(0, math.floor(-self.start / self.width)), last)
-        starts = sorted({first + (last - first) * part // 16 for part in range(17)})
+        peak = max(first, int(np.argmax(self.tilted)) - 1)
+        starts = sorted({first + (last - first) * part // 16 for part in range(17)} | {peak})
         exceeding = [place for place, start in enumerate(starts) if bound(start) > delta]
         if not exceeding:
             # The upper bound is at most delta from `first` on; the lower bound is trivial.

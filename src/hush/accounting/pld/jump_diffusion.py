@@ -290,6 +290,12 @@ _MAX_UNITS = 8
 _MAX_JUMPS = 300.0
 
 
+def rounded_shift(shift: float) -> float:
+    """The shift rounded up; a step that dominates a shift also dominates smaller ones."""
+    octave = math.log2(max(shift, _MIN_SHIFT))
+    return float(2.0 ** (math.ceil(_PER_OCTAVE * octave + 1e-9) / _PER_OCTAVE))
+
+
 def dominating_jump_diffusion(
     rate: float, coordinate_rate: float, blocks: Sequence[tuple[float, float]]
 ) -> JumpDiffusionLaw | None:
@@ -309,8 +315,7 @@ def dominating_jump_diffusion(
     if max(shift for shift, _ in blocks) > _MAX_SHIFT:
         return None
     # a step that dominates a shift also dominates smaller shifts
-    octaves = [math.log2(max(shift, _MIN_SHIFT)) for shift, _ in blocks]
-    shifts = [float(2.0 ** (math.ceil(_PER_OCTAVE * x + 1e-9) / _PER_OCTAVE)) for x in octaves]
+    shifts = [rounded_shift(shift) for shift, _ in blocks]
     wanted = [best_jump(coordinate_rate, shift) for shift in shifts]
     unit = max(min(wanted), max(wanted) / _MAX_UNITS)
     variance, jumps = 0.0, []

@@ -251,6 +251,9 @@ def _origin(step: Step, direction: Direction, width: float) -> float:
     trivial.
     """
     heaviest = float(step.privacy_loss(direction, np.array([step.centre]))[0])
+    low, high = step.ratio_range
+    if heaviest == 0 and -low == high < math.inf:
+        return heaviest  # between atoms at both extremes, which `aligned_width` puts on the grid
     for _ in range(8):
         cut = step.cell_masses(direction, np.array([heaviest - width / 2, heaviest + width / 2]))
         if cut.first[1] <= 0 or cut.second[1] <= 0:

@@ -139,6 +139,10 @@ class SampledPair(Step):
     def noise(self) -> NoiseLaw:
         """Noise distribution, in units of the sensitivity."""
 
+    @abstractmethod
+    def with_scale(self, scale: float) -> Self:
+        """The step with noise of this scale."""
+
     @property
     def total_variation(self) -> float:
         return self.rate * self.noise.total_variation
@@ -295,6 +299,12 @@ class GroupLaw(Step):
     def outcome_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
         parts = [(shift / self.noise.scale, share) for shift, share in self._components(direction)]
         return mixture_quantiles(parts, self.noise.inverse_survival, tail)
+
+    def loss_quantiles(self, direction: Direction, tail: float) -> tuple[float, float]:
+        low, high = super().loss_quantiles(direction, tail)
+        # Laplace noise has an atom at its largest loss, which must not be rounded to above the grid
+        rounding = 2 * self.loss_rounding * (1 + max(abs(low), abs(high)))
+        return low - rounding, high + rounding
 
     def _outcome_masses(self, direction: Direction, ratios: Array) -> tuple[Array, Array, Array]:
         outcomes, scale = self._invert_ratio(ratios), self.noise.scale
