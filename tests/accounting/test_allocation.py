@@ -17,6 +17,7 @@ from hush.accounting.pld import accountant
 from hush.accounting.pld.allocation import AllocationLaw
 from hush.accounting.pld.privacy_loss import Direction
 from hush.accounting.rdp import allocation
+from hush.accounting.rdp.conversion import rdp_to_epsilon
 from hush.core.errors import InvalidValue, Unproved
 from hush.core.guarantee import Bound
 from hush.core.parts import Sampling
@@ -220,14 +221,23 @@ def test_an_epoch_costs_less_than_its_poisson_steps() -> None:
 def test_a_part_of_a_run_costs_its_epochs(steps: int, multiplier: float) -> None:
     plan = allocated(steps, multiplier)
     one = hush.epsilon(plan, steps, 1e-6).epsilon
-    assert hush.epsilon(plan, 1, 1e-6).epsilon == one
+    # an epoch that has not ended is charged, and has no lower bound
+    assert hush.epsilon(plan, 1, 1e-6).epsilon == Bound(lower=0.0, upper=one.upper)
     two = hush.epsilon(plan, steps + 1, 1e-6).epsilon
     assert one.upper < two.upper
-    assert hush.epsilon(plan, 2 * steps, 1e-6).epsilon == two
+    assert hush.epsilon(plan, 2 * steps, 1e-6).epsilon.upper == two.upper
     assert one.lower <= one.upper <= 1.003 * one.lower
     # several parts of an epoch are epochs
     parts = plan_of(hush.RandomAllocation(steps=3 * steps, times=3), multiplier)
     assert hush.epsilon(parts, steps + 1, 1e-6).epsilon == two
+
+
+@pytest.mark.parametrize("multiplier", [60.0, 1e4, 1e8])
+def test_more_noise_than_a_grid_holds_costs_its_renyi_divergences(multiplier: float) -> None:
+    found = hush.epsilon(allocated(100, multiplier), 1000, 1e-5).epsilon
+    orders = np.arange(2, 257, dtype=float)
+    divergences = 10 * allocation.renyi_divergence(100, multiplier, orders)
+    assert found.lower == 0 < found.upper <= rdp_to_epsilon(divergences, orders, 1e-5)
 
 
 def test_less_noise_than_a_grid_holds_costs_what_one_full_step_costs() -> None:
@@ -358,7 +368,9 @@ def test_a_run_uses_each_record_once_per_epoch_and_is_charged_per_epoch() -> Non
         used.append(batch.indices.tolist())
         step(batch)
     assert sorted(chain(*used[:4])) == list(range(40))
-    assert step.spent(1e-3).epsilon == hush.epsilon(allocated(4), 8, 1e-3).epsilon
+    # the second epoch has not ended
+    whole = hush.epsilon(allocated(4), 8, 1e-3).epsilon
+    assert step.spent(1e-3).epsilon == Bound(lower=0.0, upper=whole.upper)
 
 
 @pytest.mark.parametrize("stop", [2, 4, 5])

@@ -39,6 +39,22 @@ def test_a_run_costs_what_its_periods_cost_as_poisson_steps(steps: int) -> None:
     assert (bound.lower, bound.upper) == (0.0, found.upper), "the last columns may be cut"
 
 
+def test_an_unfinished_period_has_no_lower_bound(tmp_path: Path) -> None:
+    assert hush.epsilon(CYCLIC, 2 * CYCLE, 1e-5).epsilon.lower > 0
+    assert hush.epsilon(CYCLIC, 2 * CYCLE - 1, 1e-5).epsilon.lower == 0
+    path = tmp_path / "ledger.jsonl"
+    for last, ended in ((CYCLE - 1, False), (CYCLE, True)):
+        charge(path, CYCLIC, range(1 if not ended else CYCLE, last + 1))
+        with hush.Ledger(path) as ledger:
+            assert (ledger.epsilon(1e-5).epsilon.lower > 0) == ended
+    # half a cycle in each of two runs: no record took part twice, and two cycles are charged
+    charge(tmp_path / "two.jsonl", CYCLIC, range(1, 3))
+    charge(tmp_path / "two.jsonl", CYCLIC, range(3, 5), run="s")
+    with hush.Ledger(tmp_path / "two.jsonl") as ledger:
+        found = ledger.epsilon(1e-5).epsilon
+    assert (found.lower, found.upper) == (0, hush.epsilon(CYCLIC, 2 * CYCLE, 1e-5).epsilon.upper)
+
+
 @pytest.mark.parametrize("last", range(1, 14))
 def test_a_run_is_charged_once_per_period(tmp_path: Path, last: int) -> None:
     path = tmp_path / "ledger.jsonl"

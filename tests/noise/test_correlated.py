@@ -47,7 +47,16 @@ def squared_error(workload: Array, strategy: npt.ArrayLike) -> float:
 
 @pytest.mark.parametrize(
     "strategy",
-    [(1.0,), (1.0, 0.5), (3, 2, 1), [1e-3, -1e-4], (0.3,) * 7, np.linspace(1, 0.1, 50).tolist()],
+    [
+        (1.0,),
+        (1.0, 0.5),
+        (3, 2, 1),
+        (4, 3),
+        (0.8, 0.6),
+        [1e-3, -1e-4],
+        (0.3,) * 7,
+        np.linspace(1, 0.1, 50).tolist(),
+    ],
 )
 def test_the_column_norm_is_at_most_one_exactly(strategy: list[float]) -> None:
     noise = hush.Banded(multiplier=1.0, strategy=strategy)

@@ -329,6 +329,15 @@ def test_repeating_a_step_on_other_data_is_refused_and_reseeding_pays() -> None:
     assert step.ledger.counts == {plan(): 4}
 
 
+def test_a_pending_batch_is_not_released_under_new_randomness() -> None:
+    step = begin()
+    batches = step.batches(problem()[1])
+    step(next(batches))
+    next(batches)
+    with pytest.raises(DataError, match="a batch is pending, which was drawn from the old randomness"):
+        step.reseed()
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -185,10 +185,13 @@ def check_relation(plan: Plan, neighbours: Neighbours) -> None:
 def _certified(counts: Mapping[Plan, int], bound: Bound) -> Bound:
     """Drop the lower bound if the release is less informative than the accounted steps.
 
-    Examples are dominated noise, and noisy counts with only the argmax released (argmax.md).
+    Examples are dominated noise, noisy counts with only the argmax released (argmax.md), and a period
+    that has not ended.
     """
     if any(
-        isinstance(plan.clipping, Entries) or plan.noise.dominating_noise(1.0) is not None
+        isinstance(plan.clipping, Entries)
+        or plan.noise.dominating_noise(1.0) is not None
+        or count % plan.sampling.period
         for plan, count in counts.items()
         if count
     ):

@@ -132,6 +132,12 @@ class Journal:
         covered = run.last if run.plan is None else self._covered(run.plan, run.last)
         return max(covered, self._covered(plan, last) if plan else 0) - run.last
 
+    @property
+    def periods_ended(self) -> bool:
+        """Whether all counted periods are known to have ended: one run took every counted step."""
+        counted = sum(self.totals().values())
+        return len(self.runs) == 1 and counted == sum(run.last for run in self.runs.values())
+
     def _covered(self, plan: str, step: int) -> int:
         """Last step of the period of a step, which is numbered from 1."""
         return -(-step // self.periods[plan]) * self.periods[plan]

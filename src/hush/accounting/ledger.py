@@ -100,6 +100,17 @@ class Ledger:
             raise
 
     @property
+    def accounted(self) -> Mapping[Plan, int]:
+        """`counts` for the accountants: one less for a period that may not have ended.
+
+        Its cost is that of the whole period, and the lower bound is dropped.
+        """
+        counts = self.counts
+        if self._journal.periods_ended:
+            return counts
+        return {plan: count - (plan.sampling.period > 1) for plan, count in counts.items()}
+
+    @property
     def counts(self) -> Mapping[Plan, int]:
         """Number of charged steps of each plan, with the planned steps of stopped runs.
 
@@ -199,7 +210,7 @@ class Ledger:
                 "zero-out, or run with neighbours=ADD_REMOVE."
             )
         adjacency = replace(stored, group=group, neighbours=relation)
-        guarantee = compose(self.counts, chosen, self.dimensions, adjacency)
+        guarantee = compose(self.accounted, chosen, self.dimensions, adjacency)
         return replace(
             guarantee,
             arithmetic="assumed" if self._journal.assumed else guarantee.arithmetic,
@@ -413,14 +424,15 @@ class Ledger:
             raise LedgerError(
                 f"step {step} of run {run} was already released with another value or plan: two "
                 "releases under the same noise reveal the records' difference. Resume with the same "
-                "data, plan, machine and torch version, or reseed to draw and charge new noise."
+                "data, plan, machine and torch version, or load the checkpoint into a new step and "
+                "call reseed() before its first batch, to draw and charge it anew."
             )
         if charges.folded is not None and step <= charges.folded[0]:
             raise LedgerError(
                 f"step {step} of run {run} precedes the newest checkpoint, at step {charges.folded[0]}: "
                 "its release is no longer on the ledger, and a different one under the same noise would "
-                "reveal the records' difference. Resume from the newest checkpoint, or reseed to draw "
-                "and charge new noise."
+                "reveal the records' difference. Resume from the newest checkpoint, or call reseed() "
+                "before the first batch, to draw and charge it anew."
             )
         if charges.last and step != charges.last + 1:
             raise LedgerError(

@@ -9,7 +9,7 @@ from typing import Literal, Self
 import numpy as np
 
 from hush.accounting.numerics import OUTWARD, Array, log_expm1
-from hush.accounting.pld.allocation import MIN_MULTIPLIER, AllocationLaw
+from hush.accounting.pld.allocation import MAX_MULTIPLIER, MIN_MULTIPLIER, AllocationLaw
 from hush.accounting.pld.coordinate_allocation import (
     CoordinateAllocationLaw,
     dominated_allocation,
@@ -293,12 +293,16 @@ class AllocatedGaussian(ComposableStep):
     multiplier: float
 
     @property
-    def dominated_step(self) -> AllocationLaw:
+    def dominated_step(self) -> AllocationLaw | None:
+        if self.multiplier > MAX_MULTIPLIER:
+            return None
         # more noise is sound for a lower bound
         return AllocationLaw(self.steps, max(self.multiplier, MIN_MULTIPLIER), pessimistic=False)
 
     @property
-    def dominating_step_of_one(self) -> SampledGaussian | AllocationLaw:
+    def dominating_step_of_one(self) -> SampledGaussian | AllocationLaw | None:
+        if self.multiplier > MAX_MULTIPLIER:
+            return None
         if self.multiplier < MIN_MULTIPLIER:
             # one step with the record dominates the epoch
             return SampledGaussian(1.0, self.multiplier)

@@ -134,7 +134,9 @@ def _charges_of_file(source: Path, asked: CostOptions) -> _Charges:
         notes = [cut, *notes]
     guarantee = _for_units(ledger.epsilon(delta, group=asked.group, neighbours=asked.neighbours))
     adjacency = replace(ledger.adjacency, group=asked.group, neighbours=guarantee.neighbours)
-    return _Charges(dict(ledger.counts), dict(ledger.dimensions), adjacency, guarantee, [reason, *notes])
+    return _Charges(
+        dict(ledger.accounted), dict(ledger.dimensions), adjacency, guarantee, [reason, *notes]
+    )
 
 
 def _for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:

@@ -43,6 +43,9 @@ def _normalized(name: str, strategy: Sequence[float]) -> tuple[float, ...]:
         # toward zero: the norm must not exceed 1
         unit = 10**_DIGITS
         values = [math.trunc(value / norm * unit) / unit for value in values]
+        if _exceeds_one(values):  # decimals such as 0.8, 0.6: binary rounding may increase the norm
+            largest = max(range(len(values)), key=lambda place: abs(values[place]))
+            values[largest] -= math.copysign(1 / unit, values[largest])
     if not values[0] or _exceeds_one(values):
         raise InvalidValue(
             f"{name}={short_repr(strategy)} cannot be scaled to norm 1: the first coefficient is too "

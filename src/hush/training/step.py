@@ -256,7 +256,17 @@ class PrivateStep:
         """Draw new randomness from now on; repeated steps are charged again.
 
         In a process group, all ranks must call it.
+
+        Raises:
+            DataError: A batch is pending. It was drawn from the old randomness, and a second release of
+                the same draw would cost more than two draws.
         """
+        if self.pending_batch is not None:
+            raise DataError(
+                "a batch is pending, which was drawn from the old randomness: a second release of the "
+                "same draw costs more than it is charged. Make the step again, load its checkpoint, and "
+                "call reseed() before step.batches."
+            )
         self.generator = source_for(self.device)
         self.secrecy = "secret"
         self.run = self._share_randomness()
