@@ -99,8 +99,8 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
     exchanged.write_text("".join([lines[6], *lines[1:6], lines[0], *lines[7:]]))
     for options, said in {
         ("--units", exchanged, "--per-unit", "3"): "record-to-user maps differ",
-        ("--units", ids, "--per-unit", "2"): "per_unit is 3 there and 2 here",
-        (): "per_unit is 3 there and not set here",
+        ("--units", ids, "--per-unit", "2"): "per_unit was 3 and is now 2",
+        (): "per_unit was 3 and is now not set",
         (*own, "--neighbours", "add/remove", "--records", "240"): "neighbours is not set there",
     }.items():
         refused = call(*ASKED, *options, "--resume", cwd=tmp_path)
