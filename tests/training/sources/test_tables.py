@@ -216,7 +216,7 @@ def test_a_draft_has_round_bounds_and_can_encode_other_records(tmp_path: Path) -
     inputs, _ = EncodedTable(open_table(tmp_path / "q.csv"), schema, ["income"]).whole()
     assert inputs.abs().max() == 1
     (tmp_path / "q.csv").write_text("age,income\n1,0\n2,0\n")
-    with pytest.raises(DataError, match=r"has one value only. Classes are public knowledge"):
+    with pytest.raises(DataError, match=r"has only one value. Classes must be public"):
         draft_schema(open_table(tmp_path / "q.csv"), ["income"])
 
 
