@@ -205,7 +205,7 @@ def test_a_resumed_run_has_the_schema_it_began_with(folder: Path) -> None:
         ("--target income --schema schema.toml --model cnn", "cnn needs inputs of any x any x any"),
         (
             "--target income --schema schema.toml --features scattering",
-            "--features is an option of named data",
+            "is an option of named data sets",
         ),
     ],
 )

@@ -338,10 +338,10 @@ def test_a_trainer_that_steps_by_itself_is_refused(tmp_path: Path) -> None:
     [
         ({"plan": None}, "neither epsilon nor plan was passed"),
         ({"args": {"per_device_train_batch_size": 12}}, "draws 15 of 60 records on average"),
-        ({"args": {"max_grad_norm": 0.5}}, "a noisy gradient is not clipped again"),
+        ({"args": {"max_grad_norm": 0.5}}, "noisy gradients are not clipped again"),
         ({"epsilon": 1.0, "args": {"max_grad_norm": 0.0}}, "max_grad_norm=0.0 must be > 0"),
         ({"epsilon": 1.0, "args": {"max_grad_norm": None}}, "max_grad_norm=None must be > 0"),
-        ({"args": {"gradient_accumulation_steps": 5}}, "is 75 "),
+        ({"args": {"gradient_accumulation_steps": 5}}, "is 75,"),
         ({"epsilon": "1"}, "epsilon='1' must be a finite number"),
         ({"train_dataset": None}, "train_dataset was not passed"),
     ],

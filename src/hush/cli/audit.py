@@ -34,7 +34,7 @@ class Audit:
         Literal["gradient", "input"], _audit("Canary gradients, or mislabelled test records.")
     ] = "gradient"
     others: Annotated[bool, _audit("Train with the run's records, or only on canaries.")] = True
-    runs: Annotated[int, _audit("Number of runs; several runs have one canary, in every other.")] = 1
+    runs: Annotated[int, _audit("Number of runs. If several, every other run has one canary.")] = 1
     confidence: Annotated[float, _audit("Confidence level of the lower bound.")] = 0.95
     data_dir: opt.DataDir = None
     test_data: opt.TestData = None

@@ -290,7 +290,9 @@ def train(asked: Run) -> None:
             f"`{way} --steps {run.steps}` finds the noise that spends it all"
         )
     elif not from_file and asked.noise is None and float(run.guarantee) < 0.95 * asked.epsilon:
-        lines.append("epsilon jumps at this noise multiplier: a smaller one would exceed the budget")
+        lines.append(
+            "epsilon jumps at this noise multiplier: a smaller multiplier would exceed the budget"
+        )
     if run.stopped == "budget":
         lines.append("stopped early: another step would exceed the budget")
     if watched is not None:
@@ -301,8 +303,8 @@ def train(asked: Run) -> None:
         lines.append("arithmetic: assumed, because truncated noise is drawn in double precision")
     if run.skipped:
         lines.append(
-            f"gradients that were not finite, and were left out: {run.skipped} "
-            "(this number is sensitive and in no published file)"
+            f"records skipped because their gradients were not finite: {run.skipped} "
+            "(sensitive; not in any published file)"
         )
     lines.append(f"weights to publish: {folder / 'model.safetensors'}; ledger and metrics are beside it")
     facts = {"steps": run.steps, "accepted": run.accepted, "stopped": run.stopped, "final": final}
@@ -321,7 +323,7 @@ def tune(
 ) -> None:
     """Tune hyperparameters by private random search; the budget covers all trials.
 
-    Only the best trial is released. The other trials, their number and their run time stay secret.
+    Only the best trial is released. The other trials, their number and their run times are secret.
 
     Example: hush tune --lr 0.3:10 --clip 0.3,1,3 --epochs 10
     """

@@ -167,7 +167,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         )
     names = {id(parameter): name for name, parameter in trainable(model).items()}
     optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # Optimizers skip parameters without a gradient, so frozen parameters are allowed.
+    # optimizers skip parameters without a gradient, so frozen parameters are allowed
     uncovered = [
         parameter
         for parameter in optimized

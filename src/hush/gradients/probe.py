@@ -242,7 +242,8 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
         if defined and together.dim() == 0 and _close(together + swapped, first + second):
             return
     except DataError as error:
-        if "do not fit each other" not in str(error):  # single records do fit each other
+        # single records fit the model, so a shape mismatch means that the loss compares records
+        if "do not fit each other" not in str(error):
             raise
     raise Unsupported(
         "the loss of a record depends on the other records of the batch: clipping one record's gradient "

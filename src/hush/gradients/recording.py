@@ -571,7 +571,7 @@ def data_errors_translated(model: nn.Module) -> Iterator[None]:
     except (IndexError, RuntimeError, ValueError) as error:
         if isinstance(error, HushError):
             raise
-        # errors of Python, and errors about dimensions, are mistakes in the code
+        # these errors of Python, and errors about dimensions, are caused by code and not by data
         of_code = re.match("(list|tuple|string|range object|Dimension|pop) .*out of range", str(error))
         if re.search("out of (bounds|range)|not in the valid range", str(error)) and not of_code:
             raise DataError(

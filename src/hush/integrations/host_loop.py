@@ -35,8 +35,8 @@ class HostLoop:
     """Private step, data and ledger of a training loop of another library.
 
     Checkpoints of a training library are copied, uploaded and published, so they must not contain the
-    key of the noise or the number of skipped records. `save` writes these to a file beside the ledger,
-    which only its owner can read, and returns the public name of the state for the library's checkpoint.
+    key of the noise or the number of skipped records. `save` writes these to a secret file beside the
+    ledger, and returns the public name of the state for the library's checkpoint.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class HostLoop:
         path = step.ledger.path
         if path is None or step.ledger.identity != name["ledger"]:
             raise CheckpointError(
-                f"the checkpoint belongs to a run with ledger {name['ledger']}, and this ledger is "
+                f"the checkpoint belongs to a run with ledger {name['ledger']}, but this ledger is "
                 f"{step.ledger.identity}{' in memory' * (path is None)}: it lacks the charges of the "
                 "run. Pass the path of the run's ledger as ledger=, in this run and in later runs."
             )

@@ -108,7 +108,7 @@ class PrivateModule(LightningModule):
 
     Training records come from a `PoissonLoader`. `Mine.training_step` is called with one record at a
     time and returns that record's loss. Optimizer, schedules, validation, loggers, callbacks and
-    checkpoints stay unchanged.
+    checkpoints are unchanged.
 
     **Guarantee.** `loader.spent()` covers the weights, the checkpoints of the `Trainer` and the logged
     `epsilon`. Metrics that `training_step` logs depend on the private records; they are dropped with a

@@ -310,7 +310,7 @@ class PrivateTrainer(Trainer):
         if changed:
             raise Unsupported(
                 f"compute_loss changes {', '.join(changed[:3])} of the Trainer: a metric of private "
-                "records would be logged or saved without a charge. Store nothing between calls."
+                "records would be logged or saved without a charge. Do not store metrics between calls."
             )
         return loss
 

@@ -168,7 +168,7 @@ def check_same_origin(stored: dict[str, Any], data: Data, generator: torch.Gener
         other = f"the first {_FIRST} records differ from the run's records (private, not shown)"
     if other:
         raise CheckpointError(
-            f"{other}: a ledger is for one data set. Resume with the same data in the same order, or "
+            f"{other}: each ledger is for one data set. Resume with the same data in the same order, or "
             "start a new run in a new directory."
         )
     if generator is not None and stored["seed"] != current["seed"]:
@@ -232,7 +232,7 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
     step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
     step.accepted, step.earlier = state["accepted"], 0
     step.gradients.replayed = state["replayed"]  # repeated steps must round identically
-    # the release of a torn line may have been used, so its noise must be repeated: ledger.md, 4
+    # a torn line may contain a part of its release's label, so the noise must be equal: ledger.md, 4
     once = step.ledger.counts_repeating(step.plan, step.run, step.steps + 1)
     charged_since = step.ledger.last_step(step.run) > step.steps or once != step.ledger.counts
     ours, ranks = step.reducer.description, state["processes"]
@@ -271,8 +271,8 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
     if fresh and (charges := sum(counts.values()) - state["charges"]) > 0:
         raise CheckpointError(
             f"the state was saved before the first charge of its run, and this ledger has {charges} "
-            "later charges. The same noise may be used twice, and the difference of the two releases "
-            "would have no noise. Create a new step on this ledger."
+            "later charges. If it used the same noise twice, the difference of two releases would have "
+            "no noise. Create a new step on this ledger."
         )
 
 

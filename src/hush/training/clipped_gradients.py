@@ -404,7 +404,7 @@ class ClippedGradients:
         # users are not split, so a physical batch may be larger
         together = min(max(physical, per_unit), slots)
         batches = -(-slots // physical) * (2 if per_unit > 1 else 1)
-        if self.reducer.size > 1 or self.reducer.processes:  # a partial batch and a sum per rank
+        if self.reducer.size > 1 or self.reducer.processes:  # each rank adds a partial batch and a sum
             batches += 2 * self.reducer.size
         running = batches * slots * 2.0**-52 <= self.layout().rounding / 8
         bounded = (

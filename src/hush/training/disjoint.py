@@ -94,7 +94,7 @@ def check_alone(source: Source) -> None:
         for place in np.linspace(0, len(numbers) - 1, min(_PROBED, len(numbers))).astype(int):
             reads = _reads(dataset, int(numbers[place]))
             own = {name for name, rows in reads.items() if rows and set.intersection(*rows)}
-            # no container has a row common to all reads: items are random rows
+            # if no container has a row common to all reads, the data set reads random rows
             counted = reads if own == {"self"} else own
             mixed = [name for name in counted if reads[name] and len(set.union(*reads[name])) > 1]
             if mixed:
@@ -181,7 +181,7 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
     The attributes of an unknown wrapper are searched if they have the same number of rows.
     """
     if not hasattr(data, "__getitem__") or isinstance(data, (str, bytes)):
-        return  # equal values may be the same object
+        return  # strings and plain values do not identify records
     if isinstance(data, (Tensor, np.ndarray)):
         start = stride = 0
         if isinstance(data, np.ndarray):

@@ -50,7 +50,7 @@ def last_step(
         sizes[plan] = max(step.dimension, sizes.get(plan, 0))
     paid = before.get(plan, 0)
     if not step.ledger.last_step(step.run):
-        paid += charged % plan.sampling.period  # a new run may begin within a period
+        paid += charged % plan.sampling.period  # a new run may start in the middle of a period
         before = {**before, plan: paid}
     if requested is not None and (
         not continues or cost({**before, plan: paid + requested - charged}) <= budget.epsilon

@@ -163,7 +163,7 @@ def train(
             distributed=replace(distributed, processes=ranks.processes),
             **options,
         )
-        step.reducer.check_whole("hush.train")  # only rank 0 evaluates and writes the folder
+        step.reducer.check_whole("hush.train")  # rank 0 needs whole weights to evaluate and save
         check_delta(budget.delta, step.records, step.adjacency.unit)
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()
         if directory is not None:

@@ -215,7 +215,7 @@ def row_of(
     for value in leaves(rows):
         if not isinstance(value, Tensor):
             raise DataError(
-                f"a record holds {with_article(type(value).__name__)} instead of a tensor. Leave it "
+                f"a record contains {with_article(type(value).__name__)} instead of a tensor. Leave it "
                 "out, or convert it in the data set or in collate_fn."
             )
         if not value.dim() or len(value) != 1:

@@ -119,7 +119,7 @@ class Source:
             if length is not None and not self.ragged:
                 check_count("pad_to", length, "it is the padded length of every record", at_least=1)
         present = check_present(self.present, len(self))
-        # forked workers must not use a GPU
+        # move the mask to the CPU, because forked workers must not use a GPU
         object.__setattr__(self, "present", None if present is None else present.cpu())
 
     @cached_property
@@ -299,7 +299,7 @@ class SlotLoader:
     def read(self, parts: Sequence[Tensor], key: bytes | None) -> Iterator[Rows]:
         """Read the rows of each physical batch; `parts` must not be empty."""
         number = max(1, -(-self._workers // len(parts)))  # enough requests for all workers
-        # replace an unfinished loader
+        # replace a loader with pending requests
         loader = self._kept[0] if self._at_rest else self._renewed()
         self._at_rest = False
         requests = [[(piece.tolist(), key) for piece in part.chunk(number)] for part in parts]
@@ -340,7 +340,7 @@ class _Slots:
     """Data set of a `DataLoader` that reads the requests of the current step."""
 
     def __init__(self, source: Source) -> None:
-        # read the template once; without the loader, which cannot be sent to workers
+        # read the template once, and copy the source without its loader, which cannot be pickled
         self._template, self._source = source._template, copy.copy(source)
 
     def __getitems__(self, request: tuple[list[int], bytes | None]) -> Rows | str:

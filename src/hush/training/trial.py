@@ -135,8 +135,7 @@ class TuningTrial:
         ledger: New ledger for the training steps of this trial.
         score_noise: Noise multiplier of the score on held-out records; None for scores on public
             records.
-        generator: Seed of the scores, for tests. Pass it to the training function to seed the training,
-            too.
+        generator: Seed of the scores, for tests. Pass it to `hush.train` to also seed the training.
     """
 
     plan: Plan
@@ -172,7 +171,7 @@ class TuningTrial:
                 "values of trial.score must be numbers in [0, 1], one for each held-out record. Pass "
                 "e.g. (predicted == labels)."
             )
-        # the seed differs from the seed of the training, so that the noise differs
+        # use a different seed, so scores and training have different noise
         seed = None if self.generator is None else self.generator.initial_seed() ^ 1
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         noise = Gaussian(multiplier=self.score_noise)

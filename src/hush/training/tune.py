@@ -122,7 +122,7 @@ def tune(
     seed = None if generator is None else int(torch.randint(2**62, (), generator=generator))
     pick = SystemRandom() if seed is None else Random(seed)
     number = draw_trials(trial_count(release), secrets.randbelow if seed is None else pick.randrange)
-    # compare additional draws, because the number of trials may be small
+    # also compare fixed draws, so the check depends less on the secret draws of the trials
     picks = [*[pick] * number, *map(Random, range(_CHECKED))]
     drawn = [draw_settings(ranges, each) for each in picks]
     for settings in drawn:
@@ -137,7 +137,7 @@ def tune(
     cost = upper_epsilon({replace(selection, release=Always()): release.steps}, budget.delta)
     alone = Budget(epsilon=cost * (1 + 1e-9), delta=budget.delta)
     single = partial(_run_trial, fit, plan, selection, alone)
-    # spawn, because a fork would copy locked locks of torch's threads
+    # spawn, because a forked process would inherit locks that torch's threads have acquired
     spawn = multiprocessing.get_context("spawn")
     several = nullcontext() if workers == 1 else ProcessPoolExecutor(workers, spawn)
     task = "tuning (do not publish: the number of trials is secret)"

@@ -105,7 +105,7 @@ class UnitTable:
         shuffled = random_bits(len(place), source).cpu().argsort()
         shuffled = shuffled[
             place[shuffled].argsort(stable=True)
-        ]  # grouped by user, in random order within
+        ]  # grouped by user, in random order for each user
         taken = shuffled[rank_in_unit < self.per_unit]
         taken_counts = owned.clamp(max=self.per_unit)
         by_count = taken_counts.argsort(stable=True)

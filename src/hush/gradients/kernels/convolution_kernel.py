@@ -222,8 +222,8 @@ def unfold_width(
 ) -> Tensor:
     """Unfold the input along its width: input pixels under each kernel column, by output column.
 
-    Rows are grouped by phase (row number modulo the stride). The rows under one kernel row are therefore
-    contiguous. The entries of the input patches at one kernel position are contiguous, too.
+    Rows are grouped by phase (row number modulo the stride). Therefore the rows under one kernel row are
+    contiguous, and the entries of the input patches at one kernel position are also contiguous.
 
     Args:
         x: (images, in, height, width), contiguous.

@@ -51,8 +51,7 @@ CANCELLED = 2.0**-10
 length of a clipped record is then at most 2**10 clipping norms, even if its positions cancel."""
 
 _POSITION_LIMIT = 2**28
-"""Maximum of records**2 * positions. Up to it, the rounding error of sums is at most 2**-15 clipping
-norms."""
+"""Maximum of records**2 * positions for a rounding error of sums of at most 2**-15 clipping norms."""
 
 
 @dataclass(frozen=True, eq=False)

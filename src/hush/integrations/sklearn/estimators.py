@@ -323,7 +323,7 @@ def _check_callers(estimator: _PrivateEstimator, trial: TuningTrial | None) -> N
     if estimator.ledger is None:
         warnings.warn(
             f"sklearn.{several.pop()} fits the same records several times, each with a separate ledger: "
-            f"epsilon={short_repr(estimator.epsilon)} covers one fit, not their sum, and not a selection "
+            f"epsilon={short_repr(estimator.epsilon)} covers one fit, not their sum or a selection "
             'by scores on private records. Pass ledger="ledger.jsonl" to limit all fits '
             "together; or search on public records, or with hush.tune, which charges a search once.",
             PrivacyWarning,

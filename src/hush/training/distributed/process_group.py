@@ -66,9 +66,9 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False) -> Local:
     group = dist.group.WORLD if processes is None else processes
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise InvalidValue(
-            f"processes={short_repr(processes)} must be a torch.distributed process group with this "
-            "process. Pass e.g. torch.distributed.group.WORLD, False for this process alone, or leave "
-            "it out.",
+            f"processes={short_repr(processes)} must be a torch.distributed process group that "
+            "contains this process. Pass e.g. torch.distributed.group.WORLD, or False for this "
+            "process alone, or leave it out.",
             key="processes",
         )
     several = sharded or dist.get_world_size(group) > 1
@@ -85,13 +85,13 @@ class ProcessGroup(Local):
             setattr(self, name, getattr(processes, name))
         self._compare = partial(compared_slots, processes=processes)  # type: ignore[method-assign]
         self._adopted = False
-        """Whether weights were set outside of the step after the last comparison of the ranks."""
+        """Whether weights were set outside of the step since the ranks last compared them."""
 
     def joined(self, step: "PrivateStep", generator: torch.Generator | None) -> "ProcessGroup":
         self.agree("the handshake", step_facts(step, generator))
         if not is_sharded(step.model):
             return self
-        # the import is slow
+        # import here, because it is slow
         from hush.training.distributed.sharded import Sharded, sharded_modules
 
         return Sharded(self, sharded_modules(step, self.processes))
@@ -142,7 +142,7 @@ class ProcessGroup(Local):
 
     def whole_state(self, state: dict[str, Any]) -> dict[str, Any]:
         """State with the past noise of all slices; a collective call with correlated noise."""
-        if "past_noise" not in state or not state["steps"]:  # no noise yet: nothing to gather
+        if "past_noise" not in state or not state["steps"]:  # there is no noise to gather yet
             return state
         slices = self.gather("the past noise", state["past_noise"].cpu())
         return {**state, "past_noise": torch.cat(slices, dim=1)}
@@ -247,7 +247,7 @@ class ProcessGroup(Local):
         rank has the charged release: docs/guarantees/distributed.md, 5.
         """
         processes, step, phase = self.processes, details["step"], f"the charge of step {details['step']}"
-        # as bytes, because a release that is not yet charged is private
+        # bytes are not shown: a release that is not yet charged is private
         facts = {"run": details["run"], "step": step, "the release": details["release"].encode()}
         heads, kinds = zip(*self.agree(phase, facts, [ledger.head, details["arithmetic"]]), strict=True)
         if "assumed" in kinds:
@@ -269,7 +269,7 @@ class ProcessGroup(Local):
             ledger.follow(plan, **details)
             if ledger.head != head:
                 raise LedgerError(
-                    f"the charges of rank {self.rank} differ from those of rank 0 after step {step}. "
+                    f"the charges of ranks {self.rank} and 0 differ after step {step}. "
                     "Resume all ranks from the last checkpoint."
                 )
 

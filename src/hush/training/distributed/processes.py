@@ -111,7 +111,7 @@ class Processes:
         return [each for _, each in said]
 
     def gather(self, phase: str, content: Any) -> list[Any]:
-        """All-gather any object; for content that is too long for `exchange`."""
+        """All-gather an object of any size; `exchange` is only for small data."""
         self.exchange(phase)
         received: list[Any] = [None] * self.size
         with self.guarded(phase):

@@ -177,7 +177,7 @@ class ShardedTape:
         sizes = [length * math.prod(total.shape[1:]) for length, total in zip(rows, sums, strict=True)]
         sent = sums[0].new_zeros(processes.size, sum(sizes))
         for part, length in zip(sent.split(sizes, dim=1), rows, strict=True):
-            # frees the whole sum of a parameter
+            # pop() frees the memory of the whole sum
             for rank, piece in enumerate(sums.pop(0).split(length)):
                 part[rank, : piece.numel()] = piece.reshape(-1)
         received = processes.sum_slices(sent.view(-1)).split(sizes)
