@@ -210,12 +210,12 @@ class Replay:
         return True
 
     def clip_padded(self, inputs: Any, targets: Any, present: Tensor) -> ClippedSum:
-        """The clipped sum of a padded batch, without a graph."""
+        """Compute the clipped sum of a padded batch without a graph."""
         tape = record(self._model, self._loss, inputs, targets, self._views)
         return self._clipping.clip(MaskedTape(tape, present), self._materialise)
 
     def _capture(self, inputs: Any, targets: Any, size: int) -> BatchGraph | None:
-        """Graph for batches of this shape; None if they are computed without a graph."""
+        """Capture a graph for batches of this shape; None if they are computed without a graph."""
         if not self._required and self._changes > _MOST_CHANGES:
             self._explain("attributes of the model that forward() reads change in most steps")
             return None

@@ -12,7 +12,7 @@ from hush.gradients.tree import Loss
 
 
 def per_sample_loss(loss: Any) -> Loss:
-    """The per-sample version of a loss, without its reduction over the batch."""
+    """Convert a loss to a per-sample loss, without its reduction over the batch."""
     reduction = getattr(loss, "reduction", "none")
     if reduction == "none" and not isinstance(loss, CLASS_LOSSES + _ELEMENTWISE_LOSSES):
         return loss  # type: ignore[no-any-return]
@@ -30,7 +30,7 @@ def criterion_of(loss: Loss) -> Any:
 
 @dataclass(frozen=True)
 class PerSampleLoss:
-    """A loss module without reduction over the batch; reductions within a record are unchanged."""
+    """Loss module without reduction over the batch; reductions within a record are unchanged."""
 
     loss: Any
     record_reduction: str

@@ -172,7 +172,10 @@ def weighted_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
 
 
 def record_gradients(left: Tensor, right: Tensor) -> Tensor:
-    """Each record's `sum_t left[t] (x) right[t]` in at least single precision: (records, rows, cols)."""
+    """Per-sample gradients `sum_t left[t] (x) right[t]`: (records, rows, columns).
+
+    They are computed in at least single precision.
+    """
     if left.is_cuda and left.dtype in _HALF and left.dtype == right.dtype:
         return torch.bmm(left.mT, right, out_dtype=torch.float32)
     left, right = precise(left), precise(right)

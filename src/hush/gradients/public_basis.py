@@ -135,7 +135,7 @@ class ProjectedTape:
         return clip_blocks(self, sensitivity, mask)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """Coefficients of chunks of records by block; `entries` limits the memory of a chunk."""
+        """Coefficients of the records by block, in chunks of at most `entries` numbers."""
         basis = self.basis
         # entries of a record's gradient, residual and coefficients
         per_record = sum(basis.sizes.values()) + basis.dimension

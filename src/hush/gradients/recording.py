@@ -212,7 +212,7 @@ def _loss_of_record(model: nn.Module, loss: Loss, x: Any, y: Any, views: Views |
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """Context in which modules run without `torch.compile`."""
+    """Context that disables `torch.compile`."""
     if "torch._dynamo" not in sys.modules:  # slow import
         return nullcontext()
     stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")

@@ -136,7 +136,7 @@ class ShardedModules(WholeModules):
 
 
 def _outputs(output: Any, name: str) -> Iterator[Tensor]:
-    """Tensors of a module's output; raises for unsupported types."""
+    """Iterate over the tensors of a module's output; raise for unsupported types."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, (list, tuple, dict)):

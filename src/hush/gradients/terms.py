@@ -164,7 +164,7 @@ class Dense(Term):
 
 
 def zero_rows(values: Tensor, keep: Tensor) -> Tensor:
-    """Values with zeros in the rows that `keep` excludes, even if they are not finite."""
+    """Replace the rows that `keep` excludes by zeros, even if they are not finite."""
     return values.where(column(keep, values), torch.zeros_like(values[:1]))
 
 
@@ -174,13 +174,13 @@ def column(by_record: Tensor, values: Tensor) -> Tensor:
 
 
 def scale_rows(values: Tensor, scale: Tensor) -> Tensor:
-    """Values scaled per record, in at least single precision."""
+    """Scale the values of each record, in at least single precision."""
     wide = precise(values)
     return wide * column(scale.to(wide.dtype), wide)
 
 
 def by_unit(positions: Tensor, count: int) -> Tensor:
-    """Concatenated positions of each user's records: (users, count * positions, ...)."""
+    """Concatenate the positions of each user's records: (users, count * positions, ...)."""
     stacked: Tensor = positions.unflatten(0, (-1, count)).flatten(1, 2)
     return stacked
 

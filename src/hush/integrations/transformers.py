@@ -168,7 +168,7 @@ class PrivateTrainer(Trainer):
         return DataLoader(range(items), batch_size=1, collate_fn=lambda _: {})  # type: ignore[arg-type]
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
-        """Number of records of a loader. The empty training loader stands for the training data."""
+        """Number of records of a loader; the empty training loader has all training records."""
         if isinstance(dataloader.dataset, range):
             return self._records
         return int(super().num_examples(dataloader))
@@ -223,8 +223,8 @@ class PrivateTrainer(Trainer):
     def hyperparameter_search(self, *args: Any, **options: Any) -> Any:
         """Raise, because the charges of the runs do not cover the selection of the best run."""
         raise Unsupported(
-            "hyperparameter_search releases the best of several runs, and the charge of each run does "
-            "not cover that choice. Use hush.tune, which charges the whole search once."
+            "hyperparameter_search releases the best of several runs, but the charges of the runs do "
+            "not cover this selection. Use hush.tune, which charges the whole search once."
         )
 
     @property

@@ -120,7 +120,7 @@ class Batch:
     data: Data
     physical: int
     present: Tensor | None = None
-    """Mask of the non-empty slots of the data; None if none is empty."""
+    """Mask of the non-empty slots of the data; None if no slot is empty."""
     counts: Tensor | None = None
     """Number of records of each drawn user, in increasing order; None for record-level privacy. The
     records of a user are consecutive in `indices`."""

@@ -125,9 +125,7 @@ def set_gradients(parameters: Sequence[nn.Parameter], update: Tensor) -> None:
     """Set the gradients of the parameters from a flat vector, in each parameter's dtype."""
     for precision in set(map(attrgetter("dtype"), parameters)):
         copy = update.to(precision, copy=True)
-        gradients = torch._utils._unflatten_dense_tensors(
-            copy, parameters
-        )  # one call for all parameters
+        gradients = torch._utils._unflatten_dense_tensors(copy, parameters)  # one call for all
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if parameter.dtype == precision:
                 parameter.grad = gradient

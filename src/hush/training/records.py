@@ -63,7 +63,7 @@ class ArrayRecords:
         else:
             raise DataError(
                 f"{' and '.join(map(str, counts[0]))} inputs and {counts[1][0]} targets: each record "
-                "needs one of each. Pass tensors with the same number of rows."
+                "needs one input and one target. Pass tensors with the same number of rows."
             )
 
     def __len__(self) -> int:

@@ -115,7 +115,7 @@ class RunFolder:
 
     def begin(self, plan: Plan, ledger: Ledger) -> None:
         """Write the anchor, the settings and, last, the plan, which marks the folder of a run."""
-        # metrics of steps that are repeated after a lost checkpoint
+        # after the loss of a checkpoint, remove the metrics of steps that will be repeated
         self._metrics.unlink(missing_ok=True)
         replace_file(self._anchor, (json.dumps({"ledger": ledger.identity}) + "\n").encode())
         if self._chosen is not None:
@@ -123,7 +123,7 @@ class RunFolder:
         write_plan(plan, self._plan)
 
     def metrics(self, up_to: int) -> list[dict[str, Any]]:
-        """Metrics up to a step; later metrics are removed from the file."""
+        """Read the metrics up to a step, and remove later metrics from the file."""
         stored = [entry for entry in read_metrics(self._metrics) if entry["step"] <= up_to]
         if self._metrics.exists():
             replace_file(self._metrics, "".join(map(metrics_line, stored)).encode())
@@ -167,7 +167,7 @@ def metrics_of(step: int, guarantee: Guarantee, **measured: Any) -> dict[str, An
 
 
 def metrics_line(entry: dict[str, Any]) -> str:
-    """One line of metrics; numbers that are not finite are written as null and read as NaN."""
+    """Line of `metrics.jsonl`; numbers that are not finite are written as null, and read as NaN."""
     return json.dumps(finite_or_none(entry)) + "\n"
 
 

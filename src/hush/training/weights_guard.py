@@ -133,9 +133,9 @@ class WeightsGuard:
         if self._others:
             warnings.warn(
                 "some of the model's weights come from a private run on another ledger "
-                f"({', '.join(sorted(self._others))}): if a record was in both runs, the two privacy "
-                "costs add up. Pass the same ledger = hush.Ledger() to both and report "
-                "ledger.epsilon(delta), or start with new weights.",
+                f"({', '.join(sorted(self._others))}): if a record was in both runs, the two costs add "
+                "up. Pass the same ledger = hush.Ledger() to both and report ledger.epsilon(delta), or "
+                "start with new weights.",
                 EarlierRun,
                 stacklevel=stacklevel,
             )

@@ -85,7 +85,7 @@ def test_a_json_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ('age,note,id,income\n1,"plain,x,low\n', "line 2: unexpected end of data"),
         ("age,note,id,income\n", "has no records"),
         ("", "has no records"),
-        ("age,age,id,income\n1,2,x,low\n", "two columns of one name"),
+        ("age,age,id,income\n1,2,x,low\n", "two columns with the same name"),
         ("age,note,id,income\n1,\xe9,x,low\n", "is not in UTF-8"),
     ],
 )
@@ -192,7 +192,7 @@ def test_an_archive_of_arrays_keeps_the_shape_of_images(tmp_path: Path) -> None:
     assert torch.equal(inputs[:, 0], torch.from_numpy(pixels).double().mul(2 / 255).sub(1).float())
     assert targets.tolist() == [0, 1]
     np.savez(tmp_path / "b.npz", x=pixels, y=np.array([3]))
-    with pytest.raises(DataError, match=r"columns of \[1, 2\] rows"):
+    with pytest.raises(DataError, match=r"columns with \[1, 2\] rows"):
         open_table(tmp_path / "b.npz")
 
 

@@ -62,7 +62,7 @@ class Weight:
 
 
 class Layer(Protocol):
-    """A layer and its backward pass, which appends the weights' terms to their lists."""
+    """Layer whose backward pass appends terms to the lists of its weights."""
 
     @property
     def forward(self) -> Callable[..., tuple[Any, tuple[Tensor, ...]]]:

@@ -206,7 +206,7 @@ def _float(x: Tensor) -> Tensor:
 
 
 def _value(weight: "Weight | None", x: Tensor) -> Tensor | None:
-    """Scale or shift, in single precision under autocast."""
+    """Value of a scale or shift, in single precision under autocast."""
     if weight is None:
         return None
     half = weight.value.dtype in (torch.bfloat16, torch.float16)

@@ -44,7 +44,7 @@ class Processes:
         self.ledger: Ledger | None = None
         """Ledger of rank 0, or its copy. It is void if any rank changed weights outside of a step."""
         self.standing = "No step was charged yet."
-        """State of the newest charge, for error messages."""
+        """Description of the last charge, for error messages."""
         self.broken: str | None = None
         """Reason why the ranks can no longer communicate, or None."""
 
@@ -82,8 +82,8 @@ class Processes:
         if failed and error is None:
             named = "; ".join(f"rank {rank} stopped ({errors[rank]})" for rank in failed)
             raise ProcessFailed(
-                f"{named}, and {at}: all ranks must stop, because all contribute to the sum and the "
-                f"noise. {self.standing} {_WAY_OUT}"
+                f"{named}, and {at}: all ranks must stop, because every rank contributes to the sum and "
+                f"the noise. {self.standing} {_WAY_OUT}"
             )
         if not failed and len(set(phases)) > 1:
             other = next(rank for rank, each in enumerate(phases) if each != phases[0])
@@ -200,7 +200,7 @@ class Processes:
 
     @contextmanager
     def guarded(self, phase: str) -> Iterator[None]:
-        """Context that adds the state of the charge to an error of a collective."""
+        """Context that translates errors of a collective to `ProcessFailed`, with the last charge."""
         own = f"rank {self.rank} of {self.size}"
         try:
             dist.get_rank(self.group)

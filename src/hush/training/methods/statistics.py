@@ -95,7 +95,7 @@ def mean(
         records: Array of finite numbers, one row per record.
         plan: Sampling, clipping and noise.
         delta: Delta of the guarantee.
-        ledger: Ledger or its path, charged before the mean is returned; by default a ledger in memory.
+        ledger: Ledger, or its path, on which the mean is charged; by default a ledger in memory.
         generator: Seed of the draws, for tests.
 
     >>> import hush, torch
