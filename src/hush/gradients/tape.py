@@ -160,7 +160,7 @@ class GradientTape(EntrywiseClipping):
         return replace(self, terms={name: term.mask_records(keep) for name, term in self.terms.items()})
 
     def of_units(self, count: int, scale: Tensor) -> "GradientTape":
-        """Tape of users with `count` consecutive records each: see `Term.of_units`."""
+        """Tape of users with `count` consecutive records each; see `Term.of_units`."""
         terms = {name: term.of_units(count, scale) for name, term in self.terms.items()}
         return replace(self, terms=terms)
 

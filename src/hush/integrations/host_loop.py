@@ -156,8 +156,8 @@ class HostLoop:
         kept = states.get(f"{name['run']}/{name['steps']}")
         if kept is None:
             raise CheckpointError(
-                f"{file} has no state of step {name['steps']} of run {name['run']}, with the key of "
-                "the noise. Restore the file, or start a new run on the same ledger."
+                f"{file} has no state of step {name['steps']} of run {name['run']}, which contains the "
+                "key of the noise. Restore the file, or start a new run on the same ledger."
             )
         check_same_origin(kept["origin"], self.data, self._generator)
         here = {"model": step.model.state_dict(), "optimizer": step.optimizer.state_dict()}

@@ -97,7 +97,7 @@ class ClippedGradients:
             loss: Loss module or function of outputs and targets, one value per record.
             views: Function that returns augmented views of a record. Their mean gradient is clipped.
             plan: Plan of the step.
-            execution: Size of physical batches and use of CUDA graphs.
+            execution: Physical batch size and use of CUDA graphs.
             reducer: Reducer over the ranks.
             reduction: Mean or sum of a user's gradients; None for record-level privacy.
         """

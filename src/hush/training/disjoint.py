@@ -27,7 +27,7 @@ _AT_ONCE = 512
 _DEPTH = 4
 """Maximum nesting depth of searched data sets."""
 _PROBED, _READS = 4, 6
-"""Number of items to watch, and number of reads per item."""
+"""Number of items that are read by `check_alone`, and number of reads per item."""
 _LIBRARIES = {"torch", "datasets", "pandas", "numpy", "hush"}
 """Packages with data sets that read one record per item."""
 

@@ -106,7 +106,7 @@ class PrivateStep:
             public: Public records for `Subspaces(bases=Principal(...))`, disjoint from the private
                 records.
             randomness: Random source for sampling and noise.
-            execution: Size of physical batches and use of CUDA graphs.
+            execution: Physical batch size and use of CUDA graphs.
             distributed: Process group that runs the step.
         """
         check_kind("model", model, nn.Module)

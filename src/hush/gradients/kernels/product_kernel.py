@@ -37,7 +37,7 @@ GRAM_RUN = {2: 64, 4: 32}
 
 
 def gram(factor: Tensor) -> Tensor:
-    """The Gram matrices of each record's positions, (records, positions, positions), in float32."""
+    """Gram matrix of each record's positions: (records, positions, positions), in float32."""
     records, positions, _ = factor.shape
     size, tiles, alone = _tiles(factor)
     out = factor.new_empty(records, positions, positions, dtype=torch.float32)
