@@ -70,7 +70,7 @@ def test_a_text_file_and_an_array_give_the_same_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("ann\nbob\n", r"shape \(2,\) and there are 3"),
+        ("ann\nbob\n", r"shape \(2,\), but there are 3"),
         ("id\nann\nbob\nann\n", "without a heading"),
         ("ann,1\nbob,2\nann,3\n", "line 1, is a row of several columns"),
         ("ann\nbob\t2\nann\n", "line 2, is a row of several columns"),

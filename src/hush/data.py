@@ -1,4 +1,4 @@
-"""Data sets by name, user ids of records from a file, and augmented views of images."""
+"""Named data sets, user ids from files, and augmented views of images."""
 
 import os
 from collections.abc import Callable
@@ -24,8 +24,8 @@ _SEPARATORS = (",", ";", "\t", "|")
 class Dataset:
     """Inputs and labels of private training records and of test records.
 
-    Inputs are scaled by public constants only: a mean of the training records would be an uncharged
-    release.
+    Inputs are scaled only by public constants, because a mean of the training records would have a
+    privacy cost.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one record's input."""
+        """Shape of the input of one record."""
         return tuple(self.x_train.shape[1:])
 
     def __repr__(self) -> str:
@@ -63,15 +63,15 @@ class Dataset:
 
 
 def names() -> tuple[str, ...]:
-    """Names for `load`: the bundled digits, and data sets of other installed packages."""
+    """Names of data sets for `load`: the bundled digits, and data sets of other installed packages."""
     return ("digits", *extensions("datasets"))
 
 
 def load(name: str, directory: str | Path | None = None) -> Dataset:
     """Training and test records of a data set, scaled with public constants.
 
-    `pip install ./recipes` in a clone of hush adds the papers' data sets. Their published files are
-    verified by SHA-256.
+    `pip install ./recipes` in a clone of hush adds the data sets of the papers, whose files are verified
+    by SHA-256.
 
     Args:
         name: One of `hush.data.names()`. `digits` needs no files.
@@ -97,20 +97,20 @@ def with_features(
     cache: Path | None = None,
     directory: str | Path | None = None,
 ) -> Dataset:
-    """Replace the inputs of a data set by fixed features, which are cached on disk.
+    """Replace the inputs of a data set by features from fixed networks, which are cached on disk.
 
     `pip install ./recipes` in a clone of hush adds `scattering` and `efficientnet-lite0`.
 
-    **Guarantee.** The features of a record depend on that record and public constants only, so a
-    guarantee for training on features holds for the records.
+    **Guarantee.** The features of a record depend only on that record and public constants. A guarantee
+    for training on the features therefore holds for the records.
 
     Args:
-        dataset: Images, channels x side x side.
+        dataset: Data set of images of shape (channels, side, side).
         features: Name of the features.
-        device: Device that computes them.
+        device: Device that computes the features.
         cache: Directory of the cached files, which are as private as the records; by default the
             environment variable HUSH_CACHE, or `hush` in the user's cache directory.
-        directory: Directory of published weights; by default the environment variable HUSH_DATA.
+        directory: Directory of pretrained weights; by default the environment variable HUSH_DATA.
     """
     makers = extensions("features")
     if features not in makers:
@@ -123,7 +123,7 @@ def tensors(dataset: Dataset) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
     """x_train, y_train, x_test and y_test as tensors that share the memory of the arrays.
 
     Args:
-        dataset: Data set, as `load` or `with_features` returns it.
+        dataset: Data set from `load` or `with_features`.
     """
     import torch
 
@@ -133,18 +133,18 @@ def tensors(dataset: Dataset) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
 
 
 def public_order(count: int) -> NDArray[np.int64]:
-    """Permutation of 0 to count - 1 that depends on `count` alone, never on the records.
+    """Fixed permutation of 0 to count - 1, independent of the records.
 
     >>> [int(i) for i in public_order(5)]
     [3, 2, 1, 0, 4]
     """
-    # NumPy guarantees a stable stream for raw words of a bit generator, not for `permutation`.
+    # NumPy guarantees a stable stream for the raw words of a bit generator, but not for `permutation`.
     words = np.random.PCG64(0).random_raw(count)
     return np.argsort(words, kind="stable").astype(np.int64)
 
 
 def _digits() -> Dataset:
-    """1,437 training and 360 test images of 1 x 8 x 8 in [0, 1]; the split is fixed and public."""
+    """Digits: 1,437 training and 360 test images of 1 x 8 x 8 in [0, 1], with a fixed public split."""
     from sklearn.datasets import load_digits
 
     bundled = load_digits()
@@ -160,8 +160,8 @@ def _digits() -> Dataset:
 def read_owners(path: str | os.PathLike[str], records: int) -> NDArray[Any]:
     """Read the user id of each record from a text file or a `.npy` array, for `hush.Units(owners=)`.
 
-    Records with equal ids belong to one user. Empty lines and lines with several columns raise, because
-    they would split a user into several.
+    Records with equal ids belong to one user. Empty lines and lines with several columns are errors,
+    because they would split a user into several users.
 
     Args:
         path: File with one id per line, in the order of the records; surrounding whitespace is ignored.
@@ -177,31 +177,32 @@ def read_owners(path: str | os.PathLike[str], records: int) -> NDArray[Any]:
     except (OSError, ValueError, EOFError) as error:
         raise DataError(
             f"{path} cannot be read ({shorten(str(error), 300)}). Pass a text file in UTF-8 with one id "
-            "per line, in the order of the records, or an array of np.save without objects."
+            "per line, in the order of the records, or an array saved by np.save without objects."
         ) from None
     for number, line in enumerate(owners.flat if owners.dtype.kind == "U" else (), start=1):
         if not line or any(separator in line for separator in _SEPARATORS):
             raise DataError(
                 f"{path}, line {number}, is {'a row of several columns' if line else 'empty'}. Such ids "
-                "would split a user into several who are protected separately. Write one id per line."
+                "would split a user into several users with separate guarantees. Write one id per line."
             )
     if owners.shape != (records,):
         raise DataError(
-            f"{path} has ids of shape {owners.shape} and there are {records} training records: the ids "
-            "decide which records are clipped together. Write one id per record, without a heading."
+            f"{path} has ids of shape {owners.shape}, but there are {records} training records: the "
+            "ids decide which records are clipped together. Write one id per record, without a heading."
         )
     return np.asarray(owners)
 
 
 def flips_and_shifts(count: int, *, shift: int = 4) -> "Callable[[Tensor], Tensor]":
-    """Function that returns augmented views of an image, for `PrivateStep(..., views=)`.
+    """Create a function that returns augmented views of an image, for `PrivateStep(..., views=)`.
 
-    The gradients of the `count` views are averaged before clipping, so each record has one gradient. An
-    image is (channels, height, width); its views are (count, channels, height, width).
+    The gradients of the `count` views are averaged before clipping, so each record has one gradient.
+    Images have shape (channels, height, width), and views have shape (count, channels, height, width).
+    Each view is shifted at random, and mirrored with probability 1/2.
 
     Args:
         count: Number of views per image.
-        shift: Largest shift in pixels; half of the views are mirrored.
+        shift: Maximum shift in pixels.
     """
     import torch
 
@@ -218,6 +219,6 @@ def flips_and_shifts(count: int, *, shift: int = 4) -> "Callable[[Tensor], Tenso
         mirrored = torch.rand(count, 1, 1, 1, device=image.device) < 0.5
         return torch.where(mirrored, shifted.flip(-1), shifted)
 
-    # identifies the views of a resumed run
+    # the name identifies the views when a run resumes
     views.__qualname__ = f"flips_and_shifts({count}, shift={shift})"
     return views

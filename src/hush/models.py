@@ -1,4 +1,4 @@
-"""Networks by name: two for any input shape, and networks of other installed packages."""
+"""Named networks: small networks, and networks of other installed packages."""
 
 import math
 import sys
@@ -18,14 +18,14 @@ HIDDEN = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """Factory of a network, and its supported inputs."""
+    """Factory of a network, and the inputs that it supports."""
 
     factory: Callable[[int, tuple[int, ...]], nn.Module]
     """Function from the number of classes and the shape of a record to a new network."""
     default_for: tuple[str, ...] = ()
-    """Data sets with this network as the default."""
+    """Data sets for which this network is the default."""
     features: str | None = None
-    """Features that the network needs; None for the records themselves."""
+    """Features that the network needs; None for unchanged records."""
     shape: tuple[int | None, ...] | None = None
     """Input shape, with None for a dimension of any size; None for any shape."""
     channels: int = 1
@@ -53,14 +53,14 @@ def logistic(classes: int, shape: tuple[int, ...]) -> nn.Module:
 
 
 def mlp(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Two fully connected layers with 32 hidden units (generalized Gaussian paper, for Adult)."""
+    """Two fully connected layers, 32 hidden units (for Adult in the generalized Gaussian paper)."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(math.prod(shape), HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, classes)
     )
 
 
 def cnn(classes: int, shape: tuple[int, ...]) -> nn.Module:
-    """Two convolutions of stride 2 with 16 and 32 channels and tanh, and a linear layer."""
+    """Two convolutions of stride 2 with 16 and 32 channels and tanh activations, and a linear layer."""
     channels, height, width = shape
     pixels = -(-height // 4) * -(-width // 4)
     return nn.Sequential(
@@ -84,7 +84,7 @@ def networks() -> dict[str, Network]:
 
 
 def default_model(data: str, features: str | None = None) -> str:
-    """Name of the default network for a data set, or for features of it."""
+    """Name of the default network for a data set or its features."""
     for wanted in (features, None):  # computing unavailable features raises later
         for name, network in networks().items():
             if data in network.default_for and network.features == wanted:
@@ -99,10 +99,10 @@ def build(
 
     Args:
         name: `logistic` or `linear`, `mlp`, `cnn`, a network of another package, or `module:function`
-            with a function of `classes` and `shape`; `hush train --help` lists the names.
+            for a function of `classes` and `shape`. `hush train --help` lists the names.
         classes: Number of classes.
         shape: Shape of a record.
-        dtype: Type of the inputs; by default one that the network supports.
+        dtype: Dtype of the inputs; by default a dtype that the network supports.
 
     >>> build("logistic", classes=10, shape=(1, 8, 8))
     Sequential(
@@ -113,7 +113,7 @@ def build(
     network, record = network_of(name), tuple(shape)
     tokens = network.tokens if dtype is None else not dtype.is_floating_point
     if not network.takes(record, tokens):
-        # inputs of unknown type fit networks of both kinds
+        # inputs of unknown dtype fit networks for numbers and for token ids
         kinds = (tokens,) if dtype is not None else (True, False)
         fitting = [
             name for name, each in networks().items() if any(each.takes(record, k) for k in kinds)
@@ -131,20 +131,20 @@ def build(
 
 
 def network_of(name: str) -> Network:
-    """The network of this name, or the caller's own `module:function`, which is imported."""
+    """Network of this name, or imported from `module:function`."""
     module, separator, function = name.partition(":")
     if not separator:
         point = extensions("models").get(name)
         if name not in _OWN and point is None:
             raise Unsupported(f"No network is called {name!r}. There are {choices('models', *_OWN)}")
         return _OWN[name] if point is None else point.load()
-    sys.path.insert(0, "")  # a command does not search the working directory
+    sys.path.insert(0, "")  # commands do not search the working directory by default
     try:
         factory = getattr(import_module(module), function)
     except Exception as error:
         raise Unsupported(
             f"--model {name} cannot be imported ({type(error).__name__}: {error}). Pass module:function,"
-            " e.g. --model mymodels:build for build(classes, shape) in mymodels.py of this folder."
+            " e.g. --model mymodels:build for build(classes, shape) in mymodels.py in this folder."
         ) from error
     finally:
         sys.path.remove("")

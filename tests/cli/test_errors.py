@@ -23,7 +23,7 @@ HUGE = "9" * 400
         ("account --plan none.toml --steps 1", "cannot read the plan file none.toml"),
         ("account --ledger none.jsonl", "no ledger at none.jsonl"),
         ("calibrate --epsilon 1 --noise 1", "the sampling rate is missing"),
-        ("calibrate --epsilon 1 --noise 1 --rate 0.1 --steps 9", "there is no unknown"),
+        ("calibrate --epsilon 1 --noise 1 --rate 0.1 --steps 9", "no value is unknown"),
         ("calibrate --tpr .05 --fpr .01 --rate .01 --steps 3", "holds without any noise (at most 0.03"),
         ("compare --records 9 --dimension 5 --rate 0.1 --steps 1 --subspaces a:1", "--subspaces a:1"),
         (

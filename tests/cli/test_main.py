@@ -31,9 +31,9 @@ def test_values_of_options_are_in_the_help_and_checked_before_torch_is_loaded(tm
     described = " ".join(call("train", "--help").stdout.replace("│", "").split())
     defaults = (
         "256 by default",
-        "default the plan's",
+        "by default as in the plan",
         "20 epochs by default",
-        "A plan file keeps its noise",
+        "noise of a plan file is not calibrated",
     )
     assert all(each in described for each in defaults)
     choices = ("zero-out|add/remove", "summed|mean", "efficientnet-lite0", "wrn-10-2", "fashion-mnist")

@@ -176,7 +176,7 @@ def test_a_resumed_run_has_the_schema_it_began_with(folder: Path) -> None:
     path.write_text(path.read_text().replace("high = 80.0", "high = 90.0"))
     asked = ("train", "--data", "people.csv", "--schema", schema, "--target", "income", *FAST)
     refused = call(*asked, "--run-dir", "run", "--resume")
-    assert "schema.age.high is 80.0 there and 90.0 here" in refused.stderr
+    assert "schema.age.high was 80.0 and is now 90.0" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,10 @@ def test_a_resumed_run_has_the_schema_it_began_with(folder: Path) -> None:
         ("--target income --schema schema.toml --model own_of_test:none", "has no attribute 'none'"),
         ("--target income --schema schema.toml --model own_of_test:number", "an int instead of a torch"),
         ("--target income --schema schema.toml --model cnn", "cnn needs inputs of any x any x any"),
-        ("--target income --schema schema.toml --features scattering", "--features are of data sets"),
+        (
+            "--target income --schema schema.toml --features scattering",
+            "is an option of named data sets",
+        ),
     ],
 )
 def test_a_mistake_is_named_before_any_work(folder: Path, arguments: str, said: str) -> None:
@@ -240,4 +243,4 @@ def test_a_target_with_one_class_is_not_drafted(folder: Path) -> None:
     (folder / "one.csv").write_text("age,income\n1,low\n2,low\n")
     refused = call("schema", "one.csv", "--target", "income")
     assert refused.returncode == 2
-    assert "Classes are public knowledge and come from the schema" in refused.stderr
+    assert "Classes must be public and come from the schema" in refused.stderr

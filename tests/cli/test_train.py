@@ -52,7 +52,7 @@ def test_resuming_under_another_plan_says_how_to_continue(tmp_path: Path) -> Non
     for other in (("8",), ("4", "--epsilon", "6")):
         refused = call(*asked, *other, "--resume", cwd=tmp_path)
         assert refused.returncode == 2
-        assert re.search(r"noise\.multiplier is \d.* there and \d.* here", refused.stderr)
+        assert re.search(r"noise\.multiplier was \d.* and is now \d.*", refused.stderr)
         assert "calibrated noise depends on the budget and the steps" in refused.stderr
         assert "(--plan run/plan.toml)" in refused.stderr
     more = ("train", "--run-dir", "run", "--plan", "run/plan.toml", "--seed", "1", "--resume")
@@ -65,11 +65,11 @@ def test_a_run_is_resumed_with_the_settings_it_began_with(tmp_path: Path) -> Non
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").rglob("*.*")}
     more = (*begun, "3", "--resume")
     for changed, message in (
-        (("--model", "mlp"), "model is logistic there and mlp here"),
-        (("--lr", "0.5"), "learning_rate is 1.0 there and 0.5 here"),
-        (("--features", "scattering"), "features is not set there and scattering here"),
-        (("--delta", "1e-6"), "delta is 1e-05 there and 1e-06 here"),
-        (("--data", "mnist", "--data-dir", "nowhere"), "data is digits there and mnist here"),
+        (("--model", "mlp"), "model was logistic and is now mlp"),
+        (("--lr", "0.5"), "learning_rate was 1.0 and is now 0.5"),
+        (("--features", "scattering"), "features was not set and is now scattering"),
+        (("--delta", "1e-6"), "delta was 1e-05 and is now 1e-06"),
+        (("--data", "mnist", "--data-dir", "nowhere"), "data was digits and is now mnist"),
         (("--seed", "4"), "began with another seed, not with the seed 4"),
     ):
         refused = call(*more, *changed, cwd=tmp_path)

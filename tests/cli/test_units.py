@@ -99,9 +99,9 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
     exchanged.write_text("".join([lines[6], *lines[1:6], lines[0], *lines[7:]]))
     for options, said in {
         ("--units", exchanged, "--per-unit", "3"): "record-to-user maps differ",
-        ("--units", ids, "--per-unit", "2"): "per_unit is 3 there and 2 here",
-        (): "per_unit is 3 there and not set here",
-        (*own, "--neighbours", "add/remove", "--records", "240"): "neighbours is not set there",
+        ("--units", ids, "--per-unit", "2"): "per_unit was 3 and is now 2",
+        (): "per_unit was 3 and is now not set",
+        (*own, "--neighbours", "add/remove", "--records", "240"): "neighbours was not set",
     }.items():
         refused = call(*ASKED, *options, "--resume", cwd=tmp_path)
         assert refused.returncode == 2
@@ -118,7 +118,7 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
         ("--units IDS", "e.g. with --per-unit 1"),
         ("--units IDS --per-unit 0", "per_unit=0 must be a whole number >= 1"),
         ("--units IDS --per-unit 7", "no user has more than 6 records"),
-        ("--units IDS --per-unit 2 --records 7", "records=7, and the ids have 240 users"),
+        ("--units IDS --per-unit 2 --records 7", "records=7, but there are 240 distinct user ids"),
         ("--units IDS --per-unit 2 --batch-size 300", "300 must be > 0 and <= the 240 owners"),
         (
             "--units IDS --per-unit 2 --plan dpsur --test-batch 300",
@@ -127,7 +127,7 @@ def test_other_owners_are_refused_when_a_run_is_resumed(tmp_path: Path, ids: Pat
         ("--units IDS --per-unit 3 --public-records 62", "62 makes only some records of a user"),
         ("--units SHORT --per-unit 2", "there are 1437 training records"),
         ("--units missing.txt --per-unit 2", "missing.txt cannot be read"),
-        ("--neighbours add/remove", "under ADD_REMOVE by a public estimate"),
+        ("--neighbours add/remove", "by a public estimate under ADD_REMOVE"),
         ("--neighbours both", "'both' is not one of 'zero-out', 'add/remove'"),
         ("--records 12", "neighbours=hush.Neighbours.ADD_REMOVE"),
     ],

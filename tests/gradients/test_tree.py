@@ -59,9 +59,9 @@ class Two(nn.Module):
 def test_inputs_that_forward_does_not_take_are_named() -> None:
     for fitting in (INPUTS, (INPUTS, INPUTS), {"ids": INPUTS}, {"mask": INPUTS, "ids": INPUTS}):
         check_arguments(Two(), fitting)
-    with pytest.raises(DataError, match=r"names ids, masks and forward\(\) takes .*\bmask\b"):
+    with pytest.raises(DataError, match=r"names ids, masks, but forward\(\) takes .*\bmask\b"):
         check_arguments(Two(), {"ids": INPUTS, "masks": INPUTS})
-    with pytest.raises(DataError, match=r"names mask and .*missing a required argument: 'ids'"):
+    with pytest.raises(DataError, match=r"names mask, but .*missing a required argument: 'ids'"):
         check_arguments(Two(), {"mask": INPUTS})
     with pytest.raises(DataError, match="too many positional arguments"):
         check_arguments(Two(), (INPUTS, INPUTS, INPUTS))

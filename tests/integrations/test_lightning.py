@@ -311,7 +311,7 @@ class Reduced(Classifier):
 @pytest.mark.parametrize(
     ("kind", "settings", "reason"),
     [
-        (Private, {"loader": DataLoader(TensorDataset(X, Y))}, "a DataLoader: records in a shuffled"),
+        (Private, {"loader": DataLoader(TensorDataset(X, Y))}, "a DataLoader: shuffled records"),
         (Private, {"precision": "64-true"}, "precision='64-true' scales losses or converts records"),
         (Private, {"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging cannot"),
         (OwnStep, {}, "OwnStep overrides the private training_step"),

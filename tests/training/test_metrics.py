@@ -65,5 +65,5 @@ def test_metrics_are_of_one_step() -> None:
     trained(lambda _, metrics: kept.append(metrics))
     with pytest.raises(InvalidValue, match="'epsilon' of step 1 was read after step 4"):
         kept[0]["epsilon"]
-    with pytest.raises(KeyError, match=r"no metric 'loss'.*training records are not charged"):
+    with pytest.raises(KeyError, match=r"no metric 'loss'.*does not cover metrics of the training"):
         kept[0]["loss"]

@@ -103,7 +103,7 @@ DAMAGE = [
     (edited(lambda lines: []), "it is empty"),
     (edited(lambda lines: lines[:-2]), "has 6 steps .* has 4: charges are missing"),
     (edited(lambda lines: lines[:2] + lines[3:]), "damaged at line 3"),
-    (begun_anew, "was replaced, and does not have the charges of the run"),
+    (begun_anew, "was replaced, and does not contain the charges of the run"),
     (rewritten, "does not belong to the checkpoint"),
     (without("ledger.jsonl"), "ledger"),
     (without("anchor.json"), r"anchor\.json cannot be read"),
@@ -191,7 +191,7 @@ CHECKPOINT = "private/checkpoint.safetensors"
     [
         (torn_last_charge, 9, 12),
         (edited(lambda lines: [lines[0][:60]]), *["damaged at line 1: .*Restore it"] * 2),
-        (without(CHECKPOINT), r"checkpoint.* is missing.*pass reseed=True .*additional charges", 15),
+        (without(CHECKPOINT), r"checkpoint.* is missing.*pass reseed=True .*more charges", 15),
         (without("ledger.jsonl"), *[r"Restore ledger\.jsonl"] * 2),
         (without("ledger.jsonl", CHECKPOINT), *[r"Restore ledger\.jsonl"] * 2),
     ],

@@ -25,7 +25,7 @@ def test_it_keeps_its_plan_and_refuses_another(tmp_path: Path) -> None:
         RunFolder(tmp_path / "a" / "run", PLAN, resume=False)
     other = hush.Plan(sampling=PLAN.sampling, clipping=hush.L2(2.0), noise=PLAN.noise)
     with pytest.raises(
-        InvalidPlan, match=r"differs from the plan .*clipping\.norm is 1\.0 there and 2\.0 here"
+        InvalidPlan, match=r"differs from the current plan .*clipping\.norm was 1\.0 and is now 2\.0"
     ):
         RunFolder(tmp_path / "a" / "run", other, resume=True)
 

@@ -92,7 +92,7 @@ def test_the_update_is_the_mean_over_owners_of_the_mean_over_their_records() -> 
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"records": 20}, InvalidValue, "records=20, and the ids have 5 users"),
+        ({"records": 20}, InvalidValue, "records=20, but there are 5 distinct user ids"),
         ({"units": replace(UNITS, per_unit=9)}, InvalidValue, "no user has more than 8"),
         ({"execution": hush.Execution(replay=True)}, Unsupported, "users have different numbers"),
         ({"neighbours": hush.Neighbours.ADD_REMOVE}, InvalidValue, "records was not passed"),

@@ -1,4 +1,4 @@
-"""`hush audit`: training with canaries, one run with many or many runs with one."""
+"""`hush audit`: one run with many canaries, or many runs with one canary."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ class Audit:
     kind: Annotated[
         Literal["gradient", "input"], _audit("Canary gradients, or mislabelled test records.")
     ] = "gradient"
-    others: Annotated[bool, _audit("Train with the run's records, or on canaries alone.")] = True
-    runs: Annotated[int, _audit("Number of runs; if several, one canary, in every other run.")] = 1
+    others: Annotated[bool, _audit("Train with the run's records, or only on canaries.")] = True
+    runs: Annotated[int, _audit("Number of runs. If several, every other run has one canary.")] = 1
     confidence: Annotated[float, _audit("Confidence level of the lower bound.")] = 0.95
     data_dir: opt.DataDir = None
     test_data: opt.TestData = None
@@ -49,14 +49,14 @@ class Audit:
         CONFIDENCE.check("--confidence", self.confidence)
         check_count("--runs", self.runs, "each trains a model", at_least=1)
         if self.canaries is not None:
-            # with fewer canaries, chance alone guesses all of them more often than 1 - confidence
+            # with fewer canaries, random guesses are all right with probability above 1 - confidence
             smallest = 1 if self.runs > 1 else _FEW_CANARIES
             check_count("--canaries", self.canaries, "fewer cannot refute an epsilon", at_least=smallest)
         if 1 < self.runs < _FEW_RUNS or (self.runs > 1 and self.canaries not in (None, 1)):
             raise InvalidValue(
-                f"--runs {self.runs} with --canaries {self.canaries or 1}: pass one run with many "
-                f"canaries, or at least {_FEW_RUNS} runs with one canary: fewer runs cannot refute an "
-                "epsilon, and canaries of one run are not independent trials."
+                f"--runs {self.runs} with --canaries {self.canaries or 1}: fewer than {_FEW_RUNS} runs "
+                "cannot refute an epsilon, and canaries of one run are not independent trials. Pass "
+                f"one run with many canaries, or at least {_FEW_RUNS} runs with one canary."
             )
 
 
@@ -65,9 +65,9 @@ def audit(asked: Audit) -> None:
     """Compute a lower bound on epsilon: repeat a run with canaries and try to detect them.
 
     The audit tests hush under the run's plan, not the released weights. A run of `hush.train` in Python
-    has no settings: its plan is audited on the bundled digits and a linear model. Do not publish the
+    has no settings, so its plan is audited on the bundled digits and a linear model. Do not publish the
     result: it depends on the records, and no ledger is charged. The exit status is 1 if the lower bound
-    exceeds the epsilon that was charged.
+    exceeds the epsilon of the run.
 
     Example: hush audit runs/digits-1 --no-others
 
@@ -92,14 +92,14 @@ def audit(asked: Audit) -> None:
     plan = read_plan(run_dir / "plan.toml")
     if settings.per_unit is not None:
         raise Unsupported(
-            f"{run_dir} has user-level privacy, and canaries are single records: their bound would not "
-            "apply to users. Audit a run of the same plan without --units: its cost is the same."
+            f"{run_dir} has user-level privacy, but canaries are single records: their bound would not "
+            "apply to users. Audit a run of the same plan without --units, which has the same cost."
         )
     steps = 0 if charged is None else charged.counts.get(plan, 0)
     if not steps:
         raise LedgerError(
-            f"{run_dir} has no ledger.jsonl with a step of its plan.toml: its cost is unknown. Name "
-            "the folder of a finished run."
+            f"{run_dir} has no ledger.jsonl with a step of its plan.toml: its privacy cost is unknown. "
+            "Pass the folder of a finished run."
         )
     device, test = opt.device_of(asked.device), asked.test_data
     experiment = build_experiment(settings, asked.data_dir, device, test_data=test)

@@ -1,4 +1,4 @@
-"""`hush doctor` and `hush --version`: versions, and what works on this machine."""
+"""`hush doctor` and `hush --version`: versions of packages, and checks of this machine."""
 
 import os
 import platform
@@ -24,12 +24,12 @@ EXTRAS = {
     "lightning": {"lightning": "2.6"},
     "transformers": {"accelerate": "1.15", "peft": "0.21", "transformers": "5.22"},
 }
-"""Packages of each extra with their oldest version, as in pyproject.toml."""
+"""Packages of each extra with their oldest supported version, as in pyproject.toml."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Outcome of one check, in a line of text."""
+    """Outcome of one check, with one line of text."""
 
     name: str
     state: Literal["ok", "missing", "failed"]
@@ -37,7 +37,7 @@ class Check:
 
 
 def installed(package: str) -> str | None:
-    """Version of an installed package."""
+    """Version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -52,9 +52,9 @@ def versions() -> list[str]:
 
 
 def doctor(as_json: opt.AsJson = False) -> None:
-    """Check what works on this machine: private steps, GPU, Triton, extras and data.
+    """Check private steps, GPU, Triton, extras and data on this machine.
 
-    The exit status is 1 if a check failed.
+    The exit status is 1 if a check fails.
 
     Example: hush doctor
     """
@@ -92,7 +92,7 @@ def _checks() -> Iterator[Check]:
 
 
 def _attempt(name: str, check: Callable[[], str]) -> Check:
-    """The text of a check, or its error."""
+    """Run a check; return its text or its error."""
     try:
         return Check(name, "ok", check())
     except Exception as error:
@@ -101,7 +101,7 @@ def _attempt(name: str, check: Callable[[], str]) -> Check:
 
 
 def _private_step(device: str) -> str:
-    """Time of a private step of a small model, the fastest of ten, and the name of the device."""
+    """Minimum time of ten private steps of a small model, and the name of the device."""
     import torch
 
     from hush import PrivateStep, plans

@@ -1,4 +1,4 @@
-"""Settings of `hush train`, and the records, model and optimizer of a run."""
+"""Settings of `hush train`, and the data, model and optimizer of a run."""
 
 import json
 import os
@@ -27,17 +27,17 @@ _MOMENTUM = number(at_least=0, below=1, why="at 1 no update decays", example=0.9
 LEARNING_RATE, MOMENTUM = _LEARNING_RATE["range"], _MOMENTUM["range"]
 T = TypeVar("T")
 _IN_MEMORY = 2**30
-"""Size in bytes of encoded records that are kept in memory. Larger tables are read step by step."""
+"""Maximum size in bytes of encoded records in memory. Larger tables are read step by step."""
 
 
 def read_settings(folder: Path, convert: Callable[[dict[str, Any]], T]) -> T:
-    """The settings in the folder of a run, converted from plain data."""
+    """Read the settings of a run from its folder, and convert them from plain data."""
     from hush.training.run_folder import SETTINGS
 
     try:
         return convert(json.loads((folder / SETTINGS).read_text()))
     except (OSError, ValueError, RecursionError) as error:  # HushError is a ValueError
-        text = f"{folder} has no readable {SETTINGS} ({shorten(str(error), 500)}). Name the folder of "
+        text = f"{folder} has no readable {SETTINGS} ({shorten(str(error), 500)}). Pass the folder of "
         raise CheckpointError(f"{text}a run of `hush train`.") from None
 
 
@@ -53,11 +53,11 @@ class Settings(Value):
     features: str | None = None
     public_records: int = field(default=0, metadata=count("they have no protection", at_least=0))
     per_unit: int | None = field(default=None, metadata=count("a sampled owner has a record"))
-    """Records of one user per step, for user-level privacy. No published file contains the user ids."""
+    """Maximum number of records of one user per step; None for record-level privacy."""
     neighbours: Neighbours | None = None
-    """Adjacency; None is zero-out."""
+    """Adjacency relation; None is zero-out."""
     records: int | None = field(default=None, metadata=count("the divisor of the update is public"))
-    """Public constant instead of a private number of records."""
+    """Public estimate of a private number of records."""
     target: tuple[str, ...] | None = field(
         default=None, metadata={"check": lambda name, value: tuple(value)}
     )
@@ -71,13 +71,13 @@ class Settings(Value):
 
     @classmethod
     def read(cls, folder: Path) -> "Settings":
-        """The settings in the folder of a run of `hush train`."""
+        """Read the settings of a run of `hush train` from its folder."""
         return read_settings(folder, cls.from_plain)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Experiment:
-    """The records of a run on their device, and the initial model and optimizer."""
+    """Data, model and optimizer of a run."""
 
     settings: Settings
     train: "Data"
@@ -91,7 +91,7 @@ class Experiment:
     """User ids of the private records (sensitive); None for record-level privacy."""
 
     def tensors(self, command: str) -> "tuple[Tensor, Tensor, Tensor, Tensor]":
-        """Inputs and labels of training and test records in memory, for a command that needs them."""
+        """Inputs and labels of training and test records; raise if they are not in memory."""
         import torch
 
         classes = isinstance(self.loss, torch.nn.CrossEntropyLoss)
@@ -110,7 +110,7 @@ class Experiment:
         return count(self.train)
 
     def public_count(self) -> int:
-        """Number of records or users, or the public constant instead."""
+        """Public number of records or users, or a public estimate."""
         from hush.training.units import public_count, units_of
 
         relation, records = self.settings.relation, self.settings.records
@@ -119,7 +119,7 @@ class Experiment:
         return public_count(records, units_of(self.units, relation), relation)
 
     def initialise(self) -> "tuple[nn.Module, torch.optim.Optimizer]":
-        """A new model on the records' device, and its optimizer."""
+        """Create a model on the device of the records, and its optimizer."""
         import torch
 
         from hush.models import build
@@ -139,13 +139,20 @@ def build_experiment(
     units: Path | None = None,
     test_data: Path | None = None,
 ) -> Experiment:
-    """The experiment for these settings, a file with the user id of each training record, and a file of
-    test records if the data set is a file."""
+    """Create the experiment for these settings.
+
+    Args:
+        settings: Settings of the run.
+        data_dir: Folder with the data files; None for $HUSH_DATA.
+        device: Device of the records and the model.
+        units: File with the user id of each training record; None for record-level privacy.
+        test_data: File of test records, if the data set is a file.
+    """
     if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise Unsupported(
-            f"a launcher such as torchrun started {os.environ['WORLD_SIZE']} processes, and a command "
-            "of hush trains in one: each would train a model of its own and charge it. Start it without "
-            "the launcher. For several GPUs, call hush.train in a script (docs/distributed.md)."
+            f"a launcher such as torchrun started {os.environ['WORLD_SIZE']} processes, but a command "
+            "of hush trains in one process: each would train and charge a separate model. Start it "
+            "without the launcher. For several GPUs, call hush.train in a script (docs/distributed.md)."
         )
     from hush.data import read_owners
     from hush.training.options import Units
@@ -156,8 +163,8 @@ def build_experiment(
     owners = None if units is None else read_owners(units, experiment.slots)
     if public > limit:
         raise InvalidValue(
-            f"--public-records {public} must be > 0 and <= {limit}: otherwise no private record "
-            "would be left. Pass e.g. --public-records 100."
+            f"--public-records {public} must be > 0 and <= {limit}: at least one record must be "
+            "private. Pass e.g. --public-records 100."
         )
     if owners is not None and not set(owners[:public]).isdisjoint(owners[public:]):
         raise InvalidValue(
@@ -175,7 +182,7 @@ def build_experiment(
 
 
 def _named(settings: Settings, data_dir: Path | None, device: "torch.device") -> Experiment:
-    """Records of a data set by name, or features of them."""
+    """Experiment on a named data set, or on features of it."""
     import torch
 
     from hush.data import load, tensors, with_features
@@ -195,7 +202,7 @@ def _named(settings: Settings, data_dir: Path | None, device: "torch.device") ->
 
 
 def _from_file(settings: Settings, test_data: Path | None, device: "torch.device") -> Experiment:
-    """Records of a file, encoded by the schema in the settings."""
+    """Experiment on a file, encoded by the schema in the settings."""
     from torch import nn
 
     from hush.training.source import Source
@@ -222,7 +229,7 @@ def _from_file(settings: Settings, test_data: Path | None, device: "torch.device
 
 
 def model_of(model: str | None, data: str, features: str | None, schema: dict[str, Any] | None) -> str:
-    """Name of the network: `model`, verified to be importable, or the default one."""
+    """Name of the network: `model`, if it can be imported, or the default network."""
     from hush.models import default_model, network_of
 
     if model is None and schema is not None:
@@ -237,6 +244,6 @@ def folder_of(run_dir: Path | None, name: str) -> Path:
     """Writable folder of a run; by default a new folder `runs/name-N`."""
     new = (Path("runs") / f"{name}-{number}" for number in integers(1))
     folder = run_dir or next(path for path in new if not path.exists())
-    # checked before training, and without creating a folder
+    # check before training, without creating the folder
     check_folder("--run-dir", next(p for p in (folder, *folder.absolute().parents) if p.exists()))
     return folder

@@ -1,4 +1,4 @@
-"""`hush`: the command line, with the commands of other installed packages."""
+"""`hush`: the command line, including commands of other installed packages."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Options of several commands, and their conversion to plans."""
+"""Options that several commands share, and their conversion to plans."""
 
 import inspect
 import re
@@ -29,7 +29,7 @@ MODELS = ("logistic", "mlp", "linear", "cnn")
 
 
 def about(description: str, *names: str, panel: str | None = None, **checks: Any) -> Any:
-    """Option with a help text, in a panel of the command's help."""
+    """Option with a help text, in a panel of the help page."""
     return typer.Option(*names, help=description, rich_help_panel=panel, **checks)
 
 
@@ -43,9 +43,7 @@ running = partial(about, panel="Run and output")
 def device_named(value: str | None) -> str | None:
     """Validate --device before the command imports torch."""
     if value is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", value):
-        text = (
-            f"--device {value} must be cpu, cuda or cuda:N, which have double precision for exact noise."
-        )
+        text = f"--device {value} must be cpu, cuda or cuda:N: exact noise needs double precision."
         raise InvalidValue(f"{text} Pass e.g. --device cpu.")
     return value
 
@@ -59,8 +57,10 @@ def _seed(value: int | None) -> int | None:
 def _installed(
     kind: str, description: str, *own: str, other: Callable[[str], bool] | None = None, or_else: str = ""
 ) -> Any:
-    """Option that accepts hush's own names and the entry points of `hush.<kind>`, without importing
-    torch; and values that `other` accepts."""
+    """Option that accepts names of hush, entry points of `hush.<kind>`, and values that `other` accepts.
+
+    It does not import torch.
+    """
     known = (*own, *extensions(kind))
 
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
@@ -74,13 +74,13 @@ def _installed(
 
 
 def is_file(data: str) -> bool:
-    """Whether --data is the path of a file or a folder instead of the name of a data set."""
+    """Whether --data is the path of a file or folder, and not the name of a data set."""
     named = data == "digits" or data in extensions("datasets")
     return not named and (bool(Path(data).suffix) or Path(data).exists())
 
 
 _FILES = "the path of a CSV, JSON lines, Parquet or .npz file or of a folder of images by class"
-_OWN = "module:function of your own"
+_OWN = "module:function"
 Data = Annotated[str, _installed("datasets", "Data set", "digits")]
 DataOrFile = Annotated[str, _installed("datasets", "Data set", "digits", other=is_file, or_else=_FILES)]
 Target = Annotated[list[str] | None, _data("Target column of a file; repeat it for several.")]
@@ -110,17 +110,17 @@ PlanName = Annotated[
     str | None, privacy("Plan file, or a named plan; `hush plans` lists them.", "--plan")
 ]
 Epsilon = Annotated[float, privacy("Privacy budget: largest epsilon.")]
-Delta = Annotated[float, privacy("Failure probability; well below 1 / records.")]
-ReportedDelta = Annotated[float | None, privacy("Failure probability; by default the run's, or 1e-5.")]
+Delta = Annotated[float, privacy("Delta of the guarantee; well below 1 / records.")]
+ReportedDelta = Annotated[float | None, privacy("Delta; by default the delta of the run, or 1e-5.")]
 Noise = Annotated[float | None, privacy("Noise multiplier: noise scale / clipping norm.")]
-Rate = Annotated[float | None, privacy("Sampling rate: probability that a step uses a record.")]
+Rate = Annotated[float | None, privacy("Sampling rate: probability that a record is in a batch.")]
 Records = Annotated[int | None, privacy("Number of records in the data set.")]
 BatchSize = Annotated[int | None, privacy("Expected batch size, instead of --rate.")]
 Steps = Annotated[int | None, training("Number of steps.")]
 Epochs = Annotated[float | None, training("Passes over the data, instead of --steps.")]
 Dimension = Annotated[int | None, privacy("Number of parameters, if the privacy cost depends on it.")]
 Group = Annotated[int, privacy("Group size, for group privacy.")]
-_ADJACENCY = "Adjacency; zero-out by default. Under add/remove the number of records is private."
+_ADJACENCY = "Adjacency; zero-out by default. Under add/remove, the number of records is private."
 AdjacencyOption = Annotated[Neighbours | None, privacy(_ADJACENCY)]
 _UNITS = "User ids for user-level privacy: one line per training record, or a .npy array."
 UnitsFile = Annotated[Path | None, privacy(_UNITS, "--units")]
@@ -129,7 +129,7 @@ UnitsFile = Annotated[Path | None, privacy(_UNITS, "--units")]
 def takes(group: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that adds the fields of a dataclass to the options of a command.
 
-    The command receives the dataclass as its first argument.
+    An instance of the dataclass is the command's first argument.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -153,7 +153,7 @@ def reject_together(**options: object) -> None:
     """Raise if more than one of these options is passed."""
     passed = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if len(passed) > 1:
-        raise InvalidPlan(f"{' and '.join(passed)} set the same value. Pass one of them.")
+        raise InvalidPlan(f"{' and '.join(passed)} set the same value. Pass only one of them.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +168,7 @@ class StepOptions:
         reject_together(steps=self.steps, epochs=self.epochs)
 
     def count(self, plan: Plan, epochs: float | None = None) -> int:
-        """Number of steps; without --steps and --epochs, the steps of `epochs` passes."""
+        """Number of steps; by default the number of steps in `epochs` passes over the data."""
         if self.steps is not None:
             return check_count("--steps", self.steps, "the cost of each step is added up")
         passes = epochs if self.epochs is None else self.epochs
@@ -193,18 +193,20 @@ def sampling_of(
 
 
 def share_of(option: str, batch: int, records: int, unit: str) -> float:
-    """Sampling rate for an expected batch size; raises if the batch is larger than the data."""
+    """Sampling rate for an expected batch size; raise if the batch is larger than the data."""
     if not 0 < batch <= records:
         raise InvalidValue(
             f"{option} {batch} must be > 0 and <= the {counted(records, unit)}: {with_article(unit)} "
-            f"takes part with probability at most 1. Pass e.g. {option} {max(1, records // 100)}."
+            f"is sampled with probability at most 1. Pass e.g. {option} {max(1, records // 100)}."
         )
     return batch / records
 
 
 def plan_of(sampling: Sampling, noise: float | None = None, clip: float | None = None) -> Plan:
-    """The plan of DP-SGD: l2 clipping to `clip` and Gaussian noise with multiplier `noise`, both 1 by
-    default."""
+    """Plan of DP-SGD: l2 clipping with norm `clip` and Gaussian noise with multiplier `noise`.
+
+    The default of both is 1.
+    """
     clipping, law = L2(1.0 if clip is None else clip), Gaussian(1.0 if noise is None else noise)
     return Plan(sampling=sampling, clipping=clipping, noise=law)
 
@@ -225,25 +227,25 @@ HYPERPARAMETERS = {
     "test-threshold": ("release", "threshold"),
     "test": ("release", "test"),
 }
-"""Option name to the part of a plan and the argument of a named plan."""
+"""Part of a plan, and argument of a named plan, by option name."""
 
 
 def is_named(plan: str | None) -> bool:
-    """Whether `plan` is a named plan; raises if it is neither a named plan nor a file."""
+    """Whether `plan` is a named plan; raise if it is neither a named plan nor a file."""
     from hush.plans import NAMES
 
     if plan is not None and plan not in NAMES and not Path(plan).suffix and not Path(plan).exists():
         raise InvalidPlan(
             f"--plan {plan} is neither a plan file nor a named plan: {', '.join(NAMES)}. `hush plans` "
-            "describes them, and `hush plans NAME` prints one as a file."
+            "describes the named plans, and `hush plans NAME` prints one as a plan file."
         )
     return plan in NAMES
 
 
 def plan_at(plan: str, options: dict[str, Any], **sizes: float) -> Plan:
-    """The plan of a file, or a named plan with these options (None: the plan's default).
+    """Read a plan file, or create a named plan with these options (None: the default of the plan).
 
-    `sizes` has numbers of the run, such as that of its parameters, for plans that depend on them.
+    `sizes` contains numbers on which some plans depend, such as the number of parameters.
     """
     from hush.plans import NAMES
 
@@ -268,12 +270,12 @@ def plan_at(plan: str, options: dict[str, Any], **sizes: float) -> Plan:
 
 
 def device_of(name: str | None) -> "torch.device":
-    """The torch device of this name; by default a GPU if torch finds one, otherwise the CPU."""
+    """Device of this name; by default a GPU if torch finds one, otherwise the CPU."""
     import torch
 
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device(device_named(name) or ("cuda" if available else "cpu"))
     if device.type == "cuda" and (device.index or 0) >= available:
         text = f"--device {name}: torch finds {available} CUDA device(s), numbered from 0. Pass e.g. "
-        raise InvalidValue(f"{text}--device cpu, or install a torch that was built for this GPU.")
+        raise InvalidValue(f"{text}--device cpu, or install a build of torch for this GPU.")
     return device

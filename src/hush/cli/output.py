@@ -1,4 +1,4 @@
-"""JSON, text, errors and warnings of all commands."""
+"""Output of all commands: JSON, text, errors and warnings."""
 
 import json
 import os
@@ -14,12 +14,12 @@ from hush.core.value import finite_or_none
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: "1 step", "2 steps"."""
+    """Number with its noun in singular or plural, e.g. "2 steps"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print one JSON object; infinities become null, which every JSON parser accepts."""
+    """Print one JSON object; numbers that are not finite become null."""
     print(json.dumps(finite_or_none(value)))
 
 
@@ -32,7 +32,7 @@ def print_run(
     folder: Path,
     as_json: bool,
 ) -> None:
-    """Print the result of a run: the guarantee and `facts` as JSON, or `lines`."""
+    """Print the result of a run: the guarantee and `facts` as JSON, or `lines` as text."""
     if as_json:
         where = {"seeded": seed is not None, "directory": str(folder)}
         print_json({"guarantee": guarantee.to_plain(), **facts, **where})
@@ -46,7 +46,7 @@ def print_run(
 
 
 def run_app(app: Callable[[], object]) -> None:
-    """Run a command line; print errors of hush and warnings in one line, without a traceback."""
+    """Run a command line; print warnings and errors of hush in one line, without a traceback."""
     warnings.showwarning = lambda message, *_, **__: print_error(
         f"warning: {' '.join(str(message).split())}"
     )
@@ -60,11 +60,11 @@ def run_app(app: Callable[[], object]) -> None:
 def _file_error(error: OSError) -> str:
     if error.filename is None or error.errno is None or error.strerror is None:
         return str(error)
-    if error.strerror != os.strerror(error.errno):  # hush's own text
+    if error.strerror != os.strerror(error.errno):  # a message of hush
         return f"{error.filename} {error.strerror}"
     return (
         f"{error.filename} cannot be used ({error.strerror}): the command reads or writes files there. "
-        "Name another path, permit it, or make room."
+        "Pass another path, change the permissions, or free disk space."
     )
 
 

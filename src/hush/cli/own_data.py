@@ -1,4 +1,4 @@
-"""`hush schema`, `hush predict`, and the records of `hush train --data FILE`."""
+"""`hush schema` and `hush predict`: schemas of files, and predictions for new records."""
 
 import csv
 from pathlib import Path
@@ -27,8 +27,8 @@ def schema(
 ) -> None:
     """Draft the schema of a file: bounds and categories that occur in its records.
 
-    **Looking at the records is not private.** Draft the schema from public records of the same form, or
-    replace its bounds and categories by public knowledge before training.
+    **The draft is not private.** Draft the schema from public records with the same columns, or replace
+    its bounds and categories by public knowledge before training.
 
     Example: hush schema public.csv --target income > schema.toml
     """
@@ -52,8 +52,8 @@ def predict(
 ) -> None:
     """Predict the targets of new records with the model of a run.
 
-    If the file has the target columns, the command also prints the score. The guarantee of the run is
-    for its training records; predictions add no cost.
+    If the file has the target columns, the command also prints the score. The guarantee of the run
+    covers its training records; predictions have no additional privacy cost.
 
     Example: hush predict runs/people-1 new.csv
     """
@@ -66,7 +66,7 @@ def predict(
     settings: dict[str, Any] = read_settings(run_dir, dict)
     weights = run_dir / "model.safetensors"
     if not {"schema", "target", "model"} <= settings.keys():
-        text = f"{run_dir} is not a run on a file with a schema. Name the folder of a run of "
+        text = f"{run_dir} is not a run on a file with a schema. Pass the folder of a run of "
         raise Unsupported(f"{text}`hush train --data FILE --schema FILE`.")
     if not weights.exists():
         raise CheckpointError(f"{run_dir} has no model.safetensors: finish the run with --resume.")
@@ -99,7 +99,7 @@ def predict(
 
 
 def _columns(table: "EncodedTable", outputs: "Tensor") -> list[list[Any]]:
-    """Columns of the predictions: values in the units of the schema, and probabilities of classes."""
+    """Columns of the predictions: values in units of the schema, and probabilities of classes."""
     if table.numeric:
         return _in_units(table, outputs).T.tolist()  # type: ignore[no-any-return]
     if table.classes:
@@ -121,7 +121,7 @@ def _in_units(table: "EncodedTable", scaled: "Tensor") -> Any:
 
 
 def _sums(table: "EncodedTable", outputs: "Tensor", targets: "Tensor") -> Any:
-    """Sums over some records that determine the score."""
+    """Sums over records from which `_score` computes the score."""
     if table.numeric:
         predicted, true = _in_units(table, outputs), _in_units(table, targets)
         return np.stack([(predicted - true) ** 2, true, true**2]).sum(1)

@@ -1,5 +1,4 @@
-"""`hush account`, `explain`, `calibrate`, `plan`, `plans` and `compare`: privacy cost of plans,
-without torch."""
+"""`hush account`, `explain`, `calibrate`, `plan`, `plans` and `compare`; imports without torch."""
 
 import math
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ class PlanOptions(opt.StepOptions):
         return Adjacency(group=self.group, neighbours=self.neighbours or RECORD.neighbours)
 
     def start(self) -> Plan:
-        """The named plan or plan file, or DP-SGD with a noise multiplier of 1 by default."""
+        """Plan of --plan, or DP-SGD; its noise multiplier is 1 by default."""
         if self.plan is not None:
             return opt.plan_at(self.plan, {})
         sampling = opt.sampling_of(self.rate, self.records, self.batch_size)
@@ -57,7 +56,7 @@ class CostOptions(PlanOptions):
 
 @dataclass(frozen=True)
 class _Charges:
-    """Number of steps of each plan, and their guarantee."""
+    """Number of steps of each plan, and the guarantee of all steps."""
 
     counts: dict[Plan, int]
     dimensions: dict[Plan, int]
@@ -66,8 +65,10 @@ class _Charges:
     notes: list[str]
 
     def print(self, answer: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-        """Print the guarantee, `answer` or `lines`, and the charges; for a published claim, the proved
-        epsilon."""
+        """Print the guarantee, `answer` or `lines`, and the charges.
+
+        For a published guarantee without our proof, the proved epsilon replaces `answer` or `lines`.
+        """
         from hush.accounting.epsilon import compose
         from hush.report.facts import proved_counts
 
@@ -104,14 +105,14 @@ def _charges(asked: CostOptions) -> _Charges:
 
 
 def _delta(asked: CostOptions) -> tuple[float, list[str]]:
-    """Delta of the command, and a note if it is the default."""
+    """Delta, and a note if it is the default."""
     if asked.delta is not None:
         return asked.delta, []
     return DEFAULT_DELTA, [f"delta {DEFAULT_DELTA:g} by default: set --delta well below 1 / records"]
 
 
 def _charges_of_file(source: Path, asked: CostOptions) -> _Charges:
-    """The charges of a ledger, verified against the other files of its run, or of a run of Opacus."""
+    """Charges of a ledger, verified against the other files of its run; or charges of an Opacus run."""
     from hush.accounting.ledger import reported_delta
     from hush.accounting.opacus import from_opacus
     from hush.training.run_folder import checked_ledger
@@ -119,8 +120,8 @@ def _charges_of_file(source: Path, asked: CostOptions) -> _Charges:
     for name in ("plan", "noise", "rate", "records", "batch_size", "steps", "epochs", "dimension"):
         if (value := getattr(asked, name)) is not None:
             raise InvalidPlan(
-                f"--{name.replace('_', '-')} {value} cannot be combined with {source}, which has the "
-                "charges. Leave out the option, or the file."
+                f"--{name.replace('_', '-')} {value} cannot be combined with {source}, which contains "
+                "the charges. Leave out the option, or the file."
             )
     if asked.opacus is not None:
         run, (delta, notes) = from_opacus(source), _delta(asked)
@@ -140,7 +141,7 @@ def _charges_of_file(source: Path, asked: CostOptions) -> _Charges:
 
 
 def _for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:
-    """The guarantee with the number of records or users; warns if delta is too large for it."""
+    """Guarantee with the number of records or users; warn if delta is too large for this number."""
     if records is not None:
         count = check_count("--records", records, "delta is compared with it", at_least=1)
         guarantee = replace(guarantee, records=count)
@@ -151,7 +152,7 @@ def _for_units(guarantee: Guarantee, records: int | None = None) -> Guarantee:
 
 @opt.takes(CostOptions)
 def account(asked: CostOptions) -> None:
-    """Compute epsilon of a number of private steps, of a run or of a ledger.
+    """Compute epsilon of private steps, of a run or of a ledger.
 
     The ledger of a run is verified against the other files of the run.
 
@@ -224,7 +225,7 @@ def calibrate(
     attacks = {"tpr": tpr, "fpr": fpr, "advantage": advantage, "posterior": posterior, "prior": prior}
     risks = [name for name, value in attacks.items() if value is not None]
     if epsilon is not None and risks:
-        raise InvalidPlan(f"--epsilon and --{risks[0]} are two limits. Pass one of them.")
+        raise InvalidPlan(f"--epsilon and --{risks[0]} are two limits. Pass only one of them.")
     if epsilon is None and not risks:
         way = "Pass --epsilon; --tpr with --fpr; --advantage; or --posterior with --prior."
         raise InvalidPlan(f"the limit is missing. {way}")
@@ -239,7 +240,7 @@ def calibrate(
         found = asked.start()
         if asked.steps is not None or asked.epochs is not None:
             text = (
-                "noise, rate and steps are all given, so there is no unknown. Leave out the steps, or "
+                "noise, rate and steps are all given, so no value is unknown. Leave out the steps, or "
             )
             raise InvalidPlan(f"{text}compute their cost with `hush account`.")
         count = inverse.max_steps(found, limit, adjacency=adjacency)
@@ -261,7 +262,7 @@ def plans(
     name: Annotated[str | None, typer.Argument(help="Plan to print as a plan file.")] = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """List the named plans, which are the methods of the papers; with a name, print its plan file.
+    """List the named plans (methods of papers); with a name, print its plan file.
 
     Example: hush plans dpsur > plan.toml
     """
@@ -287,14 +288,15 @@ def plan(
     parameters: Annotated[float, opt.privacy("Number of trained parameters, e.g. 1.1e6.")],
     epsilon: opt.Epsilon = 3.0,
     delta: opt.Delta = DEFAULT_DELTA,
-    epochs: Annotated[float, opt.training("Compute limit, as passes over the data.")] = 50,
+    epochs: Annotated[float, opt.training("Compute limit: passes over the data.")] = 50,
     clip: Annotated[float, opt.privacy("Clipping norm of the plan.")] = 1.0,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Find the batch size and the steps with the best signal against the noise, at a compute limit.
+    """Find the batch size and the number of steps with the best signal-to-noise ratio.
 
-    The output is a plan file; the curve is in its comments. See docs/choosing.md.
+    The compute limit is --epochs. The output is a plan file with the curve in its comments. See
+    docs/choosing.md.
 
     Example: hush plan --records 50000 --parameters 1.1e6 --epsilon 3 > plan.toml
     """
@@ -344,14 +346,14 @@ def compare(
     epsilon: opt.Epsilon = 3.0,
     delta: opt.Delta = DEFAULT_DELTA,
     linf_ratio: Annotated[float | None, _comparing("linf norm / l2 norm of a gradient.")] = None,
-    subspaces: Annotated[str | None, _comparing("Ranks and norms, as 1000:2.5,290898:1.")] = None,
+    subspaces: Annotated[str | None, _comparing("Ranks and norms, e.g. 1000:2.5,290898:1.")] = None,
     acceptance: Annotated[float, _comparing("Acceptance rate of DPSUR.")] = 0.5,
     queries: Annotated[int, _comparing("Number of queries of PATE.")] = 200,
     public_records: Annotated[int, _comparing("Public records of the same distribution.")] = 0,
     quiet: opt.Quiet = False,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Compare the methods of the papers at one budget: noise, cost and requirements.
+    """Compare methods of papers under the same budget: noise, cost and requirements.
 
     Example: hush compare --records 50000 --dimension 291898 --batch-size 1000 --steps 1500
     --epsilon 2 --linf-ratio 0.1

@@ -40,7 +40,7 @@ def report(
     from hush.training.progress import Progress
 
     if out is not None and out.suffix not in (".html", ".htm"):
-        raise InvalidValue(f"--out {out} must end in .html: it is a page.", key="out")
+        raise InvalidValue(f"--out {out} must end in .html: the report is a page.", key="out")
     page = (run_dir if run_dir.is_dir() else run_dir.parent) / "report.html" if out is None else out
     if run_dir.exists():
         check_folder("--out", page.parent)
@@ -56,7 +56,7 @@ def pate(
     data_dir: opt.DataDir = None,
     model: opt.Model = None,
     teachers: Annotated[int, _voting("Number of teachers, trained on disjoint records.")] = 100,
-    queries: Annotated[int, _voting("Number of public queries: the first test records.")] = 200,
+    queries: Annotated[int, _voting("Number of public queries (the first test records).")] = 200,
     answers: Annotated[int | None, _voting("Maximum number of answers; all by default.")] = None,
     units: opt.UnitsFile = None,
     epsilon: Annotated[float | None, opt.privacy("Privacy budget: epsilon; 8 by default.")] = None,
@@ -83,7 +83,7 @@ def pate(
 
     Example: hush pate --teachers 100 --queries 200 --epsilon 8
 
-    Answer confident queries only: hush pate --threshold 60 --queries 200 --epsilon 8
+    Answer only confident queries: hush pate --threshold 60 --queries 200 --epsilon 8
     """
     import torch
 
@@ -103,8 +103,8 @@ def pate(
     x_train, y_train, x_test, y_test = tensors(dataset)
     if not 0 < queries < len(x_test):
         raise DataError(
-            f"--queries {queries} must be > 0 and below the {len(x_test)} test records: the other "
-            f"records evaluate the student. Pass e.g. --queries {len(x_test) // 2}."
+            f"--queries {queries} must be > 0 and below the {len(x_test)} test records: the student is "
+            f"evaluated on the other records. Pass e.g. --queries {len(x_test) // 2}."
         )
     vote = NoisyMax.of_teachers(noise=_noise(beta, 1.0 if noise is None else noise))
     query: Query = vote

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _CLIP = Range(above=0, at_most=1e15, why="without a bound no noise hides a record", example=1.0)
 _search = partial(opt.about, panel="Search")
 _RANGE = "a number, a list such as 0.5,1,2, or a log-uniform range such as 0.1:10"
-_WATCHED = "Number of records with a per-instance privacy cost (sensitive); 100 for bounded noise."
+_WATCHED = "Number of records with per-instance privacy costs (sensitive); 100 for bounded noise."
 _RATE = "Learning rate; by default 1, or 0.1 if the targets are numbers."
 _BATCH = "Expected batch size, instead of --rate; 256 by default."
 _BOUNDED = Rectified | Truncated | Quantized | StochasticSign
@@ -67,7 +67,7 @@ class Training(opt.StepOptions):
         passed = [name for name, value in own.items() if value]
         if not opt.is_file(self.data):
             if passed:
-                text = f"{passed[0]} is an option of --data FILE, and {self.data} is a data set by name."
+                text = f"{passed[0]} is an option of --data FILE, but {self.data} is a named data set."
                 raise InvalidValue(f"{text} Pass the path of a file, or leave {passed[0]} out.")
             return
         if not self.target:
@@ -78,17 +78,17 @@ class Training(opt.StepOptions):
                 "would reveal them. `hush schema PUBLIC-FILE > schema.toml` drafts a schema to edit."
             )
         if self.features is not None:
-            raise InvalidValue("--features are of data sets by name. Leave it out.")
+            raise InvalidValue("--features is an option of named data sets. Leave it out.")
         for path in (Path(self.data), *([self.test_data] if self.test_data else [])):
             if not path.exists():
                 raise DataError(f"{path} does not exist. Pass the path of a file.")
         if self.test_data is not None and self.test_data.samefile(self.data):
             raise DataError(
-                "--test-data is the training data, and evaluation is not charged. Pass others."
+                "--test-data is the training data, and evaluation is not charged. Pass other records."
             )
 
     def plain_schema(self) -> dict[str, Any] | None:
-        """The schema file as plain data."""
+        """Read the schema file as plain data."""
         if self.schema is None:
             return None
         return {name: column.to_plain() for name, column in read_schema(self.schema).items()}
@@ -97,19 +97,19 @@ class Training(opt.StepOptions):
 @dataclass(frozen=True, kw_only=True)
 class Run(Training):
     noise: opt.Noise = None
-    clip: Annotated[float | None, opt.privacy("Clipping norm; by default 1 or the named plan's.")] = None
+    clip: Annotated[float | None, opt.privacy("Clipping norm; by default 1, or as in the plan.")] = None
     plan: opt.PlanName = None
     bands: Annotated[int | None, opt.privacy("Number of steps with correlated noise.")] = None
     beta: Annotated[float | None, opt.privacy("Exponent of the noise of a named plan.")] = None
     coordinate_rate: Annotated[float | None, opt.privacy("Coordinate rate, rounded to n/256.")] = None
-    cap: Annotated[float | None, opt.privacy("Bound on each entry, in the unit of --clip.")] = None
+    cap: Annotated[float | None, opt.privacy("Bound on each entry, in units of --clip.")] = None
     linf: Annotated[float | None, opt.privacy("l-infinity clipping norm, for bounded support.")] = None
-    bound: Annotated[float | None, opt.privacy("Bound of a named plan's noise / its scale.")] = None
+    bound: Annotated[float | None, opt.privacy("Bound on the noise of a named plan / its scale.")] = None
     units: opt.UnitsFile = None
-    per_unit: Annotated[int | None, opt.privacy("Most records of one user per step.")] = None
+    per_unit: Annotated[int | None, opt.privacy("Maximum records of one user per step.")] = None
     neighbours: opt.AdjacencyOption = None
     records: Annotated[int | None, opt.privacy("Public size estimate, for add/remove.")] = None
-    public_records: Annotated[int, opt.privacy("Training records made public, unprotected.")] = 0
+    public_records: Annotated[int, opt.privacy("Number of public, unprotected training records.")] = 0
     learning_rate: Annotated[float | None, opt.training(_RATE, "--lr")] = None
     momentum: Annotated[float, opt.training("Momentum of SGD.")] = 0.0
     physical_batch: Annotated[int | None, opt.training("Physical batch: records in memory.")] = None
@@ -117,28 +117,28 @@ class Run(Training):
     test_noise: Annotated[float | None, opt.testing("Noise multiplier of the acceptance test.")] = None
     test_clip: Annotated[float | None, opt.testing("Clipping bound on the change of a loss.")] = None
     test_threshold: Annotated[float | None, opt.testing("Threshold / --test-clip; default -1.")] = None
-    test: Annotated[Test | None, opt.testing("Statistic; default the plan's.")] = None
+    test: Annotated[Test | None, opt.testing("Test statistic; by default as in the plan.")] = None
     per_instance: Annotated[int | None, opt.running(_WATCHED)] = None
     resume: opt.Resume = False
-    reseed: Annotated[bool, opt.running("Resume with new randomness, charged anew.")] = False
+    reseed: Annotated[bool, opt.running("Resume with new randomness and new charges.")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         opt.reject_together(clip=self.clip, linf=self.linf)
         if (self.units is None) != (self.per_unit is None):
             raise InvalidValue(
-                "--units FILE has the user of each record, and --per-unit N limits the records of one "
-                "user per step. Pass both, e.g. with --per-unit 1, or neither."
+                "--units FILE has the user id of each record, and --per-unit N limits the records of "
+                "one user per step. Pass both, e.g. with --per-unit 1, or neither."
             )
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Option name to value; a batch size is represented by an example rate."""
+        """Values by option name; an example rate represents a batch size."""
         values = {name: getattr(self, name.replace("-", "_"), None) for name in opt.HYPERPARAMETERS}
         batches = {"rate": self.batch_size, "test-rate": self.test_batch}
         return values | {name: 1e-6 for name, size in batches.items() if size is not None}
 
     def private_plan(self, units: int, unit: str, dimension: int) -> Plan:
-        """The plan for this number of records or users, before its noise is calibrated."""
+        """Plan for this number of records or users, before its noise is calibrated."""
         values, size, test = self.hyperparameters(), self.batch_size, self.test_batch
         if self.plan is not None:
             if size is not None:
@@ -160,7 +160,7 @@ class Run(Training):
         if self.learning_rate is None:
             kinds = [schema.get(name, {}).get("kind") for name in self.target or ()] if schema else []
             same["learning_rate"] = 0.1 if "Numeric" in kinds else 1.0
-        if self.neighbours is Neighbours.ZERO_OUT:  # the same settings as without --neighbours
+        if self.neighbours is Neighbours.ZERO_OUT:  # equal to the settings without --neighbours
             same["neighbours"] = None
         return Settings(**same | {"model": model})
 
@@ -169,13 +169,13 @@ class Run(Training):
 def train(asked: Run) -> None:
     """Train a model with differential privacy, by default on the bundled digits.
 
-    Without --noise, hush calibrates the noise so that all steps fit the budget. A named plan has its own
-    rate and clipping norm. A plan file keeps its noise; without --steps or --epochs it runs until the
-    budget is spent.
+    Without --noise, hush calibrates the noise to the budget. A named plan has its own sampling rate and
+    clipping norm. The noise of a plan file is not calibrated. Without --steps or --epochs, a plan file
+    runs until the budget is spent.
 
     Example: hush train --epsilon 3 --epochs 20 --lr 1
 
-    With a paper's method: hush train --plan dpsur --epsilon 3 --epochs 20
+    A method of a paper: hush train --plan dpsur --epsilon 3 --epochs 20
     """
     import torch
 
@@ -190,12 +190,12 @@ def train(asked: Run) -> None:
     budget = Budget(epsilon=asked.epsilon, delta=asked.delta)
     folder = folder_of(asked.run_dir, Path(asked.data).stem)
     seed = asked.seed
-    if asked.plan is not None:  # before computing the features, which takes minutes
+    if asked.plan is not None:  # check before computing features, which takes minutes
         clipping = opt.plan_at(asked.plan, asked.hyperparameters()).clipping
         if isinstance(clipping, Subspaces) and clipping.bases is not None and not asked.public_records:
             raise InvalidPlan(
-                f"--plan {asked.plan} clips in subspaces of public gradients, and no record is public. "
-                "Pass e.g. --public-records 100: the first 100 training records lose their protection."
+                f"--plan {asked.plan} clips in subspaces of public gradients, but no record is public. "
+                "Pass e.g. --public-records 100: the first 100 training records are not protected."
             )
     for name, value in asked.hyperparameters().items():
         if asked.plan is None and value is not None and name not in ("rate", "clip", "noise"):
@@ -219,7 +219,7 @@ def train(asked: Run) -> None:
     network, optimizer = experiment.initialise()
     dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     if device.type == "cpu" and dimension < 10_000 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # several threads take longer
+        torch.set_num_threads(1)  # faster than several threads
     private = asked.private_plan(units, "record" if asked.units is None else "owner", dimension)
     from_file = asked.plan is not None and not opt.is_named(asked.plan)
     find: Any = calibrate
@@ -293,7 +293,9 @@ def train(asked: Run) -> None:
             f"`{way} --steps {run.steps}` finds the noise that spends it all"
         )
     elif not from_file and asked.noise is None and float(run.guarantee) < 0.95 * asked.epsilon:
-        lines.append("epsilon jumps at this noise multiplier: a smaller one would exceed the budget")
+        lines.append(
+            "epsilon jumps at this noise multiplier: a smaller multiplier would exceed the budget"
+        )
     if run.stopped == "budget":
         lines.append("stopped early: another step would exceed the budget")
     if watched is not None:
@@ -305,8 +307,8 @@ def train(asked: Run) -> None:
         lines.append("arithmetic: assumed, because truncated noise is drawn in double precision")
     if run.skipped:
         lines.append(
-            f"gradients that were not finite, and were left out: {run.skipped} "
-            "(this number is sensitive and in no published file)"
+            f"records skipped because their gradients were not finite: {run.skipped} "
+            "(sensitive; not in any published file)"
         )
     lines.append(f"weights to publish: {folder / 'model.safetensors'}; ledger and metrics are beside it")
     facts = {"steps": run.steps, "accepted": run.accepted, "stopped": run.stopped, "final": final}
@@ -325,7 +327,7 @@ def tune(
 ) -> None:
     """Tune hyperparameters by private random search; the budget covers all trials.
 
-    Only the best trial is released. The other trials, their number and their run time stay secret.
+    Only the best trial is released. The other trials, their number and their run times are secret.
 
     Example: hush tune --lr 0.3:10 --clip 0.3,1,3 --epochs 10
     """
@@ -361,7 +363,7 @@ def tune(
     if check_count("--held-out", scored, "the score is a mean over them", 0) >= len(labels):
         raise InvalidValue(
             f"--held-out {scored} must be below the {counted(len(labels), 'training record')}: the "
-            f"others train the model. Pass e.g. --held-out {max(1, len(labels) // 10)}."
+            f"other records train the model. Pass e.g. --held-out {max(1, len(labels) // 10)}."
         )
     count = len(labels) - scored
     size = min(256, count) if asked.batch_size is None else asked.batch_size
@@ -426,9 +428,9 @@ def tune(
 
 
 def _public_clipping(clipping: Subspaces, experiment: "experiments.Experiment") -> Subspaces:
-    """The clipping with norms in proportion to those of public gradients.
+    """Clipping with norms in proportion to the norms of public gradients.
 
-    They come from an initial model of a fixed seed, so that a resumed run computes the same norms.
+    The gradients are at the initial weights of a fixed seed, so a resumed run computes the same norms.
     """
     import torch
 
@@ -437,7 +439,7 @@ def _public_clipping(clipping: Subspaces, experiment: "experiments.Experiment") 
     public, bases, subspaces = experiment.public, clipping.bases, len(clipping.ranks) - 1
     assert public is not None
     assert bases is not None
-    if subspaces < 4 and (records := len(public[1])) < 22:  # the smallest of the paper's ranks is 1/13
+    if subspaces < 4 and (records := len(public[1])) < 22:  # the paper's smallest relative rank is 1/13
         print_error(
             f"{counted(records, 'public record')} span {subspaces} of the paper's 4 subspaces. Pass "
             "e.g. --public-records 100."
@@ -453,7 +455,7 @@ def _public_clipping(clipping: Subspaces, experiment: "experiments.Experiment") 
 
 
 def _sizes(plan: Plan, records: str, count: int) -> Iterator[str]:
-    """Noise per block, and expected batch sizes, of a plan in words."""
+    """Lines about the noise per block and the expected batch sizes of a plan."""
     if isinstance(plan.clipping, Subspaces):
         blocks = plan.clipping.sensitivity(None)
         noises = plan.noise.per_block(blocks, plan.clipping.reference_norm)
@@ -479,7 +481,7 @@ def _variance_ratio(blocks: Sequence[SensitivitySet], scales: Sequence[float]) -
 
 
 def _watched(count: int | None, plan: Plan, slots: int) -> "PerInstance | None":
-    """Per-instance costs of the first records; on by default for full batches and bounded noise."""
+    """Accumulator for the first records; by default only for full batches with bounded noise."""
     from hush.training.per_instance import PerInstance
 
     if count is None:
@@ -492,7 +494,7 @@ def _watched(count: int | None, plan: Plan, slots: int) -> "PerInstance | None":
 def _per_instance(
     watched: "PerInstance", plan: Plan, steps: int, delta: float, dimension: int
 ) -> list[str]:
-    """Lines about the per-instance costs, with definitions and the worst case by the same orders."""
+    """Lines about the per-instance costs, with definitions and the worst case."""
     from hush.accounting.epsilon import epsilon
     from hush.accounting.rdp.conversion import rdp_to_epsilon
 

@@ -1,8 +1,8 @@
-"""Clipped sums of physical batches on a GPU by CUDA graphs.
+"""Clipped sums of physical batches, computed by replaying CUDA graphs.
 
-For small models, launching kernels takes longer than running them; a graph launches all of them at once.
-A batch is padded to one of a few sizes with copies of its first record at weight 0, so a few graphs
-cover batches of random size. Computations that synchronise host and GPU cannot be captured.
+For small models, launching kernels takes longer than running them. A CUDA graph launches all kernels at
+once. A batch is padded to one of a few sizes with copies of its first record, which get weight 0, so a
+few graphs cover batches of random size. Computations that synchronise host and GPU cannot be captured.
 """
 
 import gc
@@ -26,14 +26,14 @@ from hush.gradients.tree import Loss, Views, tree_leaves, tree_map
 
 _MOST_GRAPHS = 64
 _MOST_CHANGES = 16
-"""Number of changes of the captured state after which captures are too expensive."""
+"""Maximum number of changes of the captured state; beyond it, repeated captures are too expensive."""
 
 _SIZE_MULTIPLE = 64
 _SIZES_PER_OCTAVE = 16
 """Number of padded sizes per factor of two."""
 
 _WARM_UP = 3
-"""Passes before a capture, in which kernels are loaded and selected."""
+"""Number of warm-up passes before a capture; they load and select kernels."""
 _LONGEST_REASON = 300
 _PLAIN = frozenset((bool, int, float, str))
 
@@ -42,16 +42,16 @@ _replaced_generators = 0
 
 
 class CaptureError(Exception):
-    """Reason why a computation cannot be captured as a graph."""
+    """Raised if a computation cannot be captured as a CUDA graph."""
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedGraph:
-    """Captured computation, replayed on the same memory."""
+    """Captured CUDA graph and its static memory."""
 
     replay: Callable[[], None]
     output: Any
-    """Output, which each replay overwrites."""
+    """Static output; each replay overwrites it."""
     read: list[torch.UntypedStorage]
     """External memory, kept alive because the graph refers to it by address."""
 
@@ -80,16 +80,16 @@ class BatchGraph:
 
 
 class Replay:
-    """Clipped sums of padded batches, by replaying a captured CUDA graph if possible.
+    """Clipped sums of padded batches, computed by replaying a captured CUDA graph if possible.
 
-    **Guarantee.** The layout of a batch (positions and shapes) determines the rounding of kernels and
-    depends on the number of slots alone. Batches without a graph (not capturable, or a gradient is not
-    finite) have the same padding. See docs/guarantees/tape.md, 8.
+    **Guarantee.** The layout of a batch (positions and shapes) determines the rounding of kernels. It
+    depends only on the number of slots. A batch that is computed without a graph (it cannot be captured,
+    or a gradient is not finite) has the same padding. See docs/guarantees/tape.md, 8.
 
-    Graphs are captured anew when a parameter or buffer moves, is frozen or unfrozen, when autocast or an
-    allowed precision changes, or when a number, string or truth value in an attribute of a module does
-    (training mode, a dropout probability). Other changes of forward(), such as a global variable, are
-    not noticed. Random numbers that the model draws on the GPU are fresh in every replay.
+    Graphs are captured again if a parameter or buffer moves or is frozen or unfrozen, if autocast or an
+    allowed precision changes, or if a module attribute that is a number, string or boolean changes
+    (training mode, a dropout probability). Other changes to forward(), such as a global variable, are
+    not detected. Each replay draws fresh random numbers on the GPU.
     """
 
     def __init__(
@@ -102,19 +102,20 @@ class Replay:
         most_records: int | None = None,
         required: bool = True,
     ) -> None:
-        """Replay of a model's clipped sums, without graphs yet.
+        """Create a replay without captured graphs.
 
         Args:
             model, loss, views: As in `record`.
             clipping: Clipping rule with one block.
             most_records: Physical batch size, which limits the padding.
-            required: Raise if a batch cannot be captured; otherwise warn once and compute it.
+            required: Whether to raise if a batch cannot be captured. If False, warn once and compute the
+                batch without a graph.
         """
         self._model = model
         self._loss = loss
         self._clipping = clipping
         self._views = views
-        # as in graphs, materialise each record that may be clamped, so that sums round identically
+        # materialise each record that may be clamped, as graphs do, to round sums identically
         self._materialise = (lambda values: values) if isinstance(clipping, (Linf, L2Linf)) else None
         self._most_records = most_records
         self._required = required
@@ -122,15 +123,15 @@ class Replay:
         self._pool: Any = None  # shared by the graphs, which never run concurrently
         self._given: Any = None
         self._trained: set[tuple[int, int]] = set()
-        """Address and size of the parameters with gradients in the graphs."""
+        """Addresses and sizes of the trained parameters when the graphs were captured."""
         self._unconfirmed = False
-        """Whether graphs were replayed after the last comparison of the captured state."""
+        """Whether graphs were replayed since the last comparison of the captured state."""
         self._stale = False
-        """Whether such a replay used an outdated state."""
+        """Whether a replay since the last call of `failed` used an outdated state."""
         self._changes = 0
         self._explained = False
         self._finite: Tensor | None = None
-        """Whether all gradients in replays after the last `failed` were finite."""
+        """Whether all gradients were finite in the replays since the last call of `failed`."""
 
     def __call__(
         self,
@@ -146,10 +147,11 @@ class Replay:
         Args:
             inputs, targets: As in `record`.
             present: Mask of non-empty slots; None if no slot is empty.
-            randomness: Context that seeds torch's generators; with `host=False` only the GPU's.
-            verify: Compare the captured state before the replay, wait for the GPU, and compute the batch
-                without a graph if the replay is invalid. If False, call `failed` before using the sum;
-                requires `fits(parameters)`.
+            randomness: Context that seeds torch's generators; with `host=False`, only the generator of
+                the GPU.
+            verify: Whether to compare the captured state before the replay, wait for the GPU, and
+                recompute the batch without a graph if the replay is invalid. If False,
+                `fits(parameters)` must be true, and the caller must call `failed` before using the sum.
 
         Returns:
             The clipped sum, possibly in the graph's memory, which the next replay overwrites.
@@ -180,7 +182,7 @@ class Replay:
             if not verify or not self.failed():
                 output: ClippedSum = graph.captured.output
                 return output
-            # with the same positions, shapes and random numbers
+            # recompute with the same positions, shapes and random numbers
             for source, state in zip(shared, before, strict=True):
                 source.set_state(state)
             return self.clip_padded(graph.inputs, graph.targets, graph.present)
@@ -191,7 +193,7 @@ class Replay:
         return any(graph is not None for graph in self._graphs.values())
 
     def fits(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether existing graphs have exactly these parameters."""
+        """Whether the captured graphs train exactly these parameters."""
         return {(value.data_ptr(), value.numel()) for value in parameters} == self._trained
 
     def failed(self) -> bool:
@@ -208,31 +210,31 @@ class Replay:
         return True
 
     def clip_padded(self, inputs: Any, targets: Any, present: Tensor) -> ClippedSum:
-        """The clipped sum of a padded batch, without a graph."""
+        """Compute the clipped sum of a padded batch without a graph."""
         tape = record(self._model, self._loss, inputs, targets, self._views)
         return self._clipping.clip(MaskedTape(tape, present), self._materialise)
 
     def _capture(self, inputs: Any, targets: Any, size: int) -> BatchGraph | None:
-        """Graph for batches of this shape; None if they are computed without a graph."""
+        """Capture a graph for batches of this shape; None if they are computed without a graph."""
         if not self._required and self._changes > _MOST_CHANGES:
             self._explain("attributes of the model that forward() reads change in most steps")
             return None
         if not self._required and len(self._graphs) >= _MOST_GRAPHS:
             return None
-        # memory for the graph
+        # static inputs of the graph
         rows, labels = tree_map((inputs, targets), lambda value: pad(value[:1], size).clone())
         device = next(tree_leaves(inputs)).device
         present = torch.ones(size, device=device, dtype=torch.bool)
         if self._finite is None:
             self._finite = torch.ones((), device=device, dtype=torch.bool)
         all_finite = self._finite
-        before = all_finite.clone()  # from earlier replays of this step
+        before = all_finite.clone()  # result of earlier replays of this step
 
         def work() -> ClippedSum:
             """The clipped sum, or zero if a gradient or the content of an empty slot is not finite."""
             clipped = self.clip_padded(rows, labels, present)
             total = {name: part.contiguous() for name, part in clipped.total.items()}
-            # empty slots are computed, and their content times 0 may not be finite
+            # empty slots have weight 0, but 0 times their gradient may not be finite
             lengths = torch.stack([norm.double() for norm in torch._foreach_norm(list(total.values()))])
             finite = lengths.isfinite().all() & (clipped.skipped == 0)
             all_finite.logical_and_(finite)
@@ -343,8 +345,8 @@ def _cpu_states() -> tuple[Any, ...]:
 def capture_graph(work: Callable[[], Any], pool: Any) -> CapturedGraph:
     """Capture a computation on the current device as a CUDA graph.
 
-    The random states of torch, NumPy and Python are restored: a replay, or a computation without the
-    graph, draws the same numbers as without the capture. After a `CaptureError` the pool is unusable.
+    The random states of torch, NumPy and Python are restored, so the capture does not affect later
+    draws. After a `CaptureError` the pool is unusable.
     """
     device = torch.cuda.current_device()
     shared = torch.cuda.default_generators[device]
@@ -368,7 +370,7 @@ def capture_graph(work: Callable[[], Any], pool: Any) -> CapturedGraph:
                 return CapturedGraph(graph.replay, output, list(memory.external.values()))
         except CaptureError:
             raise
-        except Exception as error:  # from the model, the driver or the allocator
+        except Exception as error:  # raised by the model, the driver or the allocator
             first = str(error).split("\n", maxsplit=1)[0]
             raise CaptureError(shorten(first, _LONGEST_REASON)) from error
         finally:
@@ -378,17 +380,17 @@ def capture_graph(work: Callable[[], Any], pool: Any) -> CapturedGraph:
 def _captured(
     work: Callable[[], Any], pool: Any, shared: torch.Generator
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Graph and output of a computation after its warm-up on the current stream."""
+    """Capture a CUDA graph after a warm-up; return the graph and its static output."""
     global _replaced_generators
     graph = torch.cuda.CUDAGraph()
     fresh = shared.clone_state()
     torch.cuda.synchronize()
-    torch.cuda.empty_cache()  # the graph cannot use memory of the warm-up
+    torch.cuda.empty_cache()  # release the memory of the warm-up, which the graph cannot use
     output, failed, waiting = None, None, torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        # ignores torch's warnings about undetected synchronisation and empty graphs
+        # torch warns about undetected synchronisation and empty graphs
         warnings.simplefilter("ignore")
-        # other threads, e.g. for loading data, are not restricted
+        # do not restrict other threads, such as data loaders
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             torch.cuda.set_sync_debug_mode("error")  # raises on synchronisation
@@ -400,7 +402,7 @@ def _captured(
         try:
             graph.capture_end()
         except RuntimeError as error:  # the driver has stopped the capture
-            # otherwise torch's allocator would use the graph's pool, and its generator would be unusable
+            # detach the allocator from the graph's pool, and replace the unusable state of the generator
             with suppress(RuntimeError):  # the allocator may already have left the pool
                 torch._C._cuda_endAllocateToPool(shared.device.index, pool)
             shared.graphsafe_set_state(fresh)
@@ -412,7 +414,7 @@ def _captured(
 
 
 class _ExternalMemory(TorchDispatchMode):
-    """Collects external memory that a computation reads: weights, buffers, tensors in a closure."""
+    """Collects the external memory that a computation reads: weights, buffers, captured variables."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -438,16 +440,16 @@ def _storages(values: Any) -> Iterator[torch.UntypedStorage]:
 
 @lru_cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    """Stream for all captures on a device, because libraries allocate memory per stream."""
+    """Shared stream for all captures on a device; libraries allocate memory per stream."""
     return torch.cuda.Stream(device)
 
 
 @contextmanager
 def _capturing(generators: list[torch.Generator]) -> Iterator[Callable[[], None]]:
-    """Context without autocast's cache and garbage collection; it restores random states.
+    """Context that disables autocast's cache and garbage collection, and restores random states.
 
-    A graph would keep cached weights, and freeing another graph during a capture breaks it. Yields a
-    function that restores the generators.
+    A graph would keep the cached weights alive, and freeing another graph during a capture would break
+    the capture. Yields a function that restores the generators.
     """
     cached, collecting = torch.is_autocast_cache_enabled(), gc.isenabled()
     states = [generator.get_state() for generator in generators]

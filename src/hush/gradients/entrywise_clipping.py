@@ -1,8 +1,9 @@
-"""Clipping that bounds single entries: per-sample gradients clipped into sensitivity sets and summed.
+"""Entrywise clipping: clips per-sample gradients to sensitivity sets and sums them.
 
-For sets with a cap on entries, or of several blocks, one weight per record is not enough. A chunk of
-records is materialised at once: one pass clips each record, one masks sampled coordinates, and one sums
-the records. In a single set, terms that can be clamped in factored form are not materialised.
+One weight per record is not enough for sets that bound single entries or have several blocks. Records
+are materialised in chunks. The first pass clips each record, the second masks sampled coordinates, and
+the third sums the records. With a single set, terms that can be clamped in factored form are not
+materialised.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,16 +19,16 @@ from hush.gradients.terms import zero_rows
 
 
 class EntrywiseClipping:
-    """Entrywise clipping, for a tape with `norms` and `clamped_weighted_sum`."""
+    """Mixin for entrywise clipping of a tape with `norms` and `clamped_weighted_sum`."""
 
     def clip_entrywise(
         self: Any, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None = None
     ) -> ClippedSum:
         """Sum of the gradients, each clipped to the sensitivity sets and then masked.
 
-        **Guarantee.** A record's addend lies in its set, up to rounding in single precision; a record
-        with a gradient that is not finite adds zero. In a single set with largest entry m, a record of
-        weight w adds w clamp(g, -m / w, m / w).
+        **Guarantee.** The contribution of each record lies in its set, up to rounding in single
+        precision. A record whose gradient is not finite contributes zero. With a single set of largest
+        entry m, a record of weight w contributes w clamp(g, -m / w, m / w).
         """
         if len(sensitivity) > 1:
             return clip_blocks(self, sensitivity, mask)
@@ -42,11 +43,11 @@ class EntrywiseClipping:
 def clip_blocks(
     tape: Any, sensitivity: Sequence[SensitivitySet], mask: CoordinateMask | None
 ) -> ClippedSum:
-    """The sum of the gradients, with each block scaled by its own norm, clamped to its own largest entry
-    and then masked.
+    """Sum of the gradients, with each block clipped to its norm, clamped to its largest entry and
+    masked.
 
-    **Guarantee.** As of `EntrywiseClipping`. A record also adds zero if its coefficients in a public
-    basis overflow.
+    **Guarantee.** Same as `EntrywiseClipping.clip_entrywise`. A record whose coefficients in a public
+    basis overflow also contributes zero.
     """
     sizes = [block.dimension or 0 for block in sensitivity]
     limits = torch.tensor([block.max_entry for block in sensitivity], dtype=torch.float64)
@@ -74,5 +75,5 @@ def clip_blocks(
 
 
 def flat_rows(gradients: Mapping[str, Tensor]) -> Tensor:
-    """The gradients of all parameters, one record a row, in new memory."""
+    """Gradients of all parameters in new memory: (records, entries)."""
     return torch.cat([part.unsqueeze(-1).flatten(1) for part in gradients.values()], 1)

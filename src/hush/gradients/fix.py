@@ -20,23 +20,24 @@ def fix(model: nn.Module) -> tuple[nn.Module, list[str]]:
     |---|---|
     | `BatchNorm2d`, `BatchNorm3d`, `SyncBatchNorm` | `GroupNorm` with up to 32 groups of 4 channels |
     | `BatchNorm1d` | `GroupNorm` with one group, which also normalises vectors |
-    | `InstanceNorm` with running statistics | the same without running statistics |
-    | `Embedding`, `EmbeddingBag` with `max_norm` | the same without `max_norm` |
+    | `InstanceNorm` with running statistics | `InstanceNorm` without running statistics |
+    | `Embedding`, `EmbeddingBag` with `max_norm` | same layer without `max_norm` |
     | activation or dropout with `inplace=True` | `inplace=False`, which is faster in a private step |
 
-    The model is changed in place. A group norm has the weight, the bias and the `eps` of its batch
-    norm, but not the running statistics, so a pretrained model needs further training. A batch norm in
-    `.eval()` mode is not replaced if the model is in training mode, because it is frozen.
+    Modifies the model in place; returns a new object only if the model itself is a batch norm. A group
+    norm keeps the weight, the bias and the `eps` of the batch norm that it replaces, but not the running
+    statistics, so a pretrained model needs further training. If the model is in training mode, batch
+    norms in `.eval()` mode are frozen and are not replaced.
 
     Args:
-        model: Model to change, before its optimizer is made.
+        model: Model to modify, before creating its optimizer.
 
     Returns:
-        The model and one line for each change. The model is another object only if it is itself a batch
-        norm.
+        The model, and one line of text per change.
 
     Raises:
-        Unsupported: A subclass of batch norm, which may compute something else. The model is unchanged.
+        Unsupported: The model contains a subclass of batch norm, which may compute something else. The
+            model is unchanged.
 
     >>> from torch import nn
     >>> layers = nn.Conv2d(3, 256, 3), nn.BatchNorm2d(256), nn.ReLU(inplace=True)
@@ -78,14 +79,14 @@ def fix(model: nn.Module) -> tuple[nn.Module, list[str]]:
 def _group_norm(name: str, module: _BatchNorm) -> nn.GroupNorm:
     """Group norm with the parameters of a batch norm.
 
-    A group of few channels has a constant output on maps of one pixel, and normalises worse (Wu and He,
-    2018, table 3).
+    Groups have at least 4 channels. The output of smaller groups can be constant on feature maps of one
+    pixel, and they normalise worse (Wu and He, 2018, table 3).
     """
     if type(module) not in _BATCH_NORMS:
         raise Unsupported(
             f"{layer_at(name)} is {with_article(type(module).__name__)}, and only torch's own batch "
-            "norms have a known replacement. Use torch.nn.GroupNorm; run a model with Lazy modules once "
-            "on public or synthetic inputs first."
+            "norms have a known replacement. Use torch.nn.GroupNorm. If the model has Lazy modules, run "
+            "it once on public or synthetic inputs first."
         )
     channels = module.num_features
     groups = 1 if isinstance(module, nn.BatchNorm1d) else math.gcd(32, channels)

@@ -1,4 +1,4 @@
-"""Per-sample losses, from losses that reduce over a batch."""
+"""Conversion of losses that reduce over a batch to per-sample losses."""
 
 import copy
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from hush.gradients.tree import Loss
 
 
 def per_sample_loss(loss: Any) -> Loss:
-    """The per-sample version of a loss, without its reduction over the batch."""
+    """Convert a loss to a per-sample loss, without its reduction over the batch."""
     reduction = getattr(loss, "reduction", "none")
     if reduction == "none" and not isinstance(loss, CLASS_LOSSES + _ELEMENTWISE_LOSSES):
         return loss  # type: ignore[no-any-return]
@@ -24,17 +24,17 @@ def per_sample_loss(loss: Any) -> Loss:
 
 
 def criterion_of(loss: Loss) -> Any:
-    """The original loss of `per_sample_loss`, or a copy without reduction."""
+    """Wrapped loss of a `PerSampleLoss`; other losses are returned unchanged."""
     return loss.loss if isinstance(loss, PerSampleLoss) else loss
 
 
 @dataclass(frozen=True)
 class PerSampleLoss:
-    """A loss module without reduction over the batch; reductions within a record are unchanged."""
+    """Loss module without reduction over the batch; reductions within a record are unchanged."""
 
     loss: Any
     record_reduction: str
-    """none, mean or sum; not named `reduction`, which marks a loss that reduces."""
+    """Original reduction (none, mean or sum). The name `reduction` would mark this loss as reducing."""
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         if isinstance(self.loss, CLASS_LOSSES) and getattr(targets, "dtype", None) == torch.uint8:
@@ -48,7 +48,7 @@ class PerSampleLoss:
         if self.record_reduction == "sum":
             return flat.sum(1)
         if isinstance(self.loss, CLASS_LOSSES) and not targets.is_floating_point():
-            # as in torch, the mean over positions that are not ignored
+            # mean over positions that are not ignored, as in torch
             counted: Tensor = (targets != self.loss.ignore_index).reshape(flat.shape).sum(1)
             return flat.sum(1) / counted.clamp(min=1)
         return flat.mean(1)
@@ -58,11 +58,11 @@ CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
 _ELEMENTWISE_LOSSES = (
     *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.HuberLoss, nn.L1Loss, nn.MSELoss, nn.SmoothL1Loss),
 )
-"""Losses with equal shapes of outputs and targets; torch broadcasts some, also over records."""
+"""Losses that need equal shapes of outputs and targets. torch broadcasts some of them over records."""
 
 
 def _check_shapes(loss: Any, outputs: Tensor, targets: Any) -> None:
-    """Raise if an elementwise loss would broadcast, or class numbers do not match the scores."""
+    """Raise if an elementwise loss would broadcast, or if labels and scores have different shapes."""
     shape, labels = tuple(outputs.shape), tuple(getattr(targets, "shape", ()))
     if isinstance(loss, _ELEMENTWISE_LOSSES) and len(shape) != len(labels):
         raise DataError(
@@ -77,6 +77,6 @@ def _check_shapes(loss: Any, outputs: Tensor, targets: Any) -> None:
             way_out = "targets.squeeze(-1)" if labels == (*fitting, 1) else "targets of that shape"
             raise DataError(
                 f"a record has scores of shape {shape[1:]} and labels of shape {labels[1:]}: the loss "
-                f"needs one class number per vector of scores, labels of shape {fitting[1:]}. "
+                f"needs one class index per score vector, i.e. labels of shape {fitting[1:]}. "
                 f"Pass {way_out}."
             )

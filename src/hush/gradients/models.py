@@ -12,21 +12,21 @@ from hush.core.value import with_article
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Currently trainable parameters, by name."""
+    """Parameters that require gradients, by name."""
     return {name: value for name, value in model.named_parameters() if value.requires_grad}
 
 
 class WholeModules:
-    """Modules with unsharded parameters; `sharding.ShardedModules` is for sharded parameters."""
+    """Access to unsharded parameters; see `sharding.ShardedModules` for sharded parameters."""
 
     sharded = False
 
     def trainable(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """Currently trainable parameters of forward passes, by name."""
+        """Trainable parameters that forward passes use, by name."""
         return trainable(model)
 
     def gathering(self) -> AbstractContextManager[None]:
-        """Context that gathers modules one by one, in forward and backward passes."""
+        """Context for forward and backward passes; does nothing without sharding."""
         return nullcontext()
 
     def shards(self, names: Iterable[str]) -> list[nn.Parameter]:
@@ -43,10 +43,10 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def is_frozen_quantized(module: nn.Module) -> bool:
-    """Whether a module is a linear layer of integer weights without trained parameters.
+    """Whether a module is a linear layer with frozen integer weights.
 
-    The classes of bitsandbytes, GPTQ and AWQ all have `in_features`. A threshold for outliers
-    (`Linear8bitLt`) selects columns by the values of all rows, which would mix records.
+    The classes of bitsandbytes, GPTQ and AWQ all have `in_features`. Layers with an outlier threshold
+    (`Linear8bitLt`) are excluded: they select columns by the values of all rows, which mixes records.
     """
     if not hasattr(module, "in_features") or module._modules:
         return False
@@ -60,14 +60,14 @@ def is_frozen_quantized(module: nn.Module) -> bool:
 
 
 def check_model(model: nn.Module, *, sharded: bool = False) -> None:
-    """Raise for modules that mix records or keep state of records."""
+    """Raise if a module mixes records or stores record-dependent state."""
     modules, parameters = dict(model.named_modules()), dict(model.named_parameters())
     for name, module in modules.items():
         _check_layer(name, module, sharded=sharded)
     if lazy := [name for name, value in parameters.items() if is_lazy(value)]:
         raise Unsupported(
             f"{lazy[0]} is not initialised (a Lazy module). Run the model once on public or synthetic "
-            "inputs before making the optimizer and the step."
+            "inputs before creating the optimizer and the step."
         )
     hooked = any(value._backward_hooks for value in parameters.values())
     if hooked or any(m._backward_hooks or m._backward_pre_hooks for m in modules.values()):
@@ -77,8 +77,8 @@ def check_model(model: nn.Module, *, sharded: bool = False) -> None:
         )
     if any(value._post_accumulate_grad_hooks for value in parameters.values()):
         raise Unsupported(
-            "the model has register_post_accumulate_grad_hook hooks, which do not run, because the "
-            "private gradient is not accumulated. Remove them, and run their code after the step."
+            "the model has register_post_accumulate_grad_hook hooks, which do not run because autograd "
+            "does not accumulate the private gradient. Remove them, and run their code after the step."
         )
     trained = trainable(model)
     for name, parameter in trained.items():
@@ -94,24 +94,24 @@ def check_model(model: nn.Module, *, sharded: bool = False) -> None:
 
 
 def layer_at(name: str) -> str:
-    """A layer in words, e.g. "layer '1'"."""
+    """Description of a layer for messages, e.g. "layer '1'"."""
     return f"layer {name!r}" if name else "the model"
 
 
 def uses_batch_statistics(module: nn.modules.batchnorm._BatchNorm) -> bool:
-    """Whether a batch norm normalises by the records of its batch now."""
+    """Whether a batch norm currently normalises with batch statistics."""
     return module.training or not module.track_running_stats
 
 
 def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
-    """Raise for a layer that mixes records, keeps state of records or reveals the rows that they use."""
+    """Raise if a layer mixes records, stores record-dependent state or reveals which rows were used."""
     layer = layer_at(name)
     described = f"{layer} is {with_article(type(module).__name__)}"
     wrapper = _distributed_wrapper(type(module))
     if wrapper == "FSDPModule" and not sharded:
         raise Unsupported(
-            f"{layer} is sharded by fully_shard, and the step runs in one process. Run PrivateStep on "
-            "all ranks of the model: leave out processes."
+            f"{layer} is sharded by fully_shard, but the step runs in one process. Run PrivateStep on "
+            "all ranks of the model, without the argument processes."
         )
     if wrapper not in (None, "FSDPModule"):
         raise Unsupported(
@@ -123,7 +123,7 @@ def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
         raise Unsupported(
             f"{described} in training mode: it mixes the records of a batch, so clipping one record's "
             "gradient does not bound its influence. Call `model, changes = hush.fix(model)` for group "
-            "norm (torch.nn.GroupNorm) before making the optimizer, or freeze it with .eval()."
+            "norm (torch.nn.GroupNorm) before creating the optimizer, or freeze it with .eval()."
         )
     if isinstance(module, nn.modules.instancenorm._InstanceNorm) and (
         module.track_running_stats and module.training
@@ -134,8 +134,8 @@ def _check_layer(name: str, module: nn.Module, *, sharded: bool) -> None:
         )
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None:
         raise Unsupported(
-            f"{described} with max_norm: it rescales the rows that a batch uses, trained or frozen, so "
-            "the weights show which rows those were. Leave max_norm out, or call hush.fix(model)."
+            f"{described} with max_norm: it rescales the rows that a batch uses, even frozen rows, so "
+            "the weights reveal which rows were used. Leave max_norm out, or call hush.fix(model)."
         )
 
 
@@ -149,25 +149,25 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Raise for an optimizer that the private gradient does not support."""
     if isinstance(optimizer, torch.optim.LBFGS):
         raise Unsupported(
-            "LBFGS evaluates the loss several times per step, and one evaluation is charged. Use "
-            "torch.optim.SGD or Adam."
+            "LBFGS evaluates the loss several times per step, but only one evaluation is accounted for. "
+            "Use torch.optim.SGD or Adam."
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise Unsupported(
             "SparseAdam updates only rows with a gradient, but the noise has entries in all rows. Use "
             "torch.optim.Adam."
         )
-    # Accelerate stores it in the optimizer, Lightning in the strategy of the optimizer
+    # Accelerate stores the gradient scaler in the optimizer, Lightning stores it in its strategy
     plugin = getattr(getattr(optimizer, "_strategy", None), "precision_plugin", None)
     if any(getattr(owner, "scaler", None) is not None for owner in (optimizer, plugin)):
         raise Unsupported(
             f"the optimizer is {with_article(type(optimizer).__name__)} with a gradient scaler, which "
-            "would divide the private gradient, although losses are not scaled. Use bfloat16 (bf16), "
+            "would divide the private gradient although the losses are not scaled. Use bfloat16 (bf16), "
             "which needs no scaler, or pass the wrapped optimizer."
         )
     names = {id(parameter): name for name, parameter in trainable(model).items()}
     optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    # Optimizers skip parameters without a gradient, so frozen parameters are allowed.
+    # optimizers skip parameters without a gradient, so frozen parameters are allowed
     uncovered = [
         parameter
         for parameter in optimized
@@ -187,6 +187,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     missing = [name for identity, name in names.items() if identity not in held]
     if missing:
         raise Unsupported(
-            f"the optimizer does not hold {', '.join(missing[:3])}: such parameters would consume the "
-            "clipping norm without updates. Add them, or freeze them with requires_grad_(False)."
+            f"the optimizer does not hold {', '.join(missing[:3])}: these gradients would count towards "
+            "the clipping norm, but the parameters would not be updated. Add them to the optimizer, or "
+            "freeze them with requires_grad_(False)."
         )

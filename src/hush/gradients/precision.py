@@ -1,8 +1,8 @@
 """Norms of per-sample gradients and sums over records, with bounded rounding errors.
 
-Results have at least single precision, because the rounding of a sum to half precision can change by
-many clipping norms if a record is added. Sums over records are accumulated in double precision, from
-products of at most `SUM_BLOCK` records each (docs/guarantees/tape.md, 5 and 6).
+Results have at least single precision: if a sum is rounded to half precision, adding one record can
+change the rounding error by many clipping norms. Sums over records are accumulated in double precision,
+from products of at most `SUM_BLOCK` records each (docs/guarantees/tape.md, 5 and 6).
 """
 
 import math
@@ -18,26 +18,26 @@ SUM_BLOCK = 128
 """Number of records summed in single precision; block sums are accumulated in double precision."""
 
 _TILE = 2**18
-"""Entries of a sum computed at a time on a CPU, to fit its cache."""
+"""Number of entries of a sum computed at a time on a CPU, to fit its cache."""
 
 _PRODUCTS = 2**26
-"""Entries of products materialised at a time on a GPU without Triton kernels."""
+"""Number of entries of products materialised at a time on a GPU without Triton kernels."""
 
 NORM_RUN = 1024
-"""Entries per partial norm in the precision of the gradient."""
+"""Number of entries per partial norm, which is computed in the precision of the gradient."""
 
 _CONVERTED = 2**20
-"""Entries converted to double precision at a time on a CPU, to fit its cache."""
+"""Number of entries converted to double precision at a time on a CPU, to fit its cache."""
 
 
 @contextmanager
 def full_precision(device: torch.device, *, autograd: bool = False) -> Iterator[None]:
-    """Context without autocast, TensorFloat-32 and, on a CPU, bfloat16 in products of floats.
+    """Context that disables autocast, TensorFloat-32 and, on a CPU, bfloat16 products of floats.
 
-    These would add rounding errors. Autograd is disabled unless `autograd` is True.
+    Low precision would add rounding errors. Autograd is disabled unless `autograd` is True.
     """
     cast, cudnn = torch.is_autocast_enabled(device.type), torch.backends.cudnn
-    # for matrix products on all devices, like cuda.matmul.allow_tf32
+    # applies to matrix products on all devices; on a GPU it sets cuda.matmul.allow_tf32
     products = torch.get_float32_matmul_precision()
     convolutions = device.type == "cuda" and cudnn.allow_tf32
     with (
@@ -58,7 +58,7 @@ def full_precision(device: torch.device, *, autograd: bool = False) -> Iterator[
 
 
 def autocast_dtype(values: Tensor) -> torch.dtype:
-    """The dtype of matrix products of these values under autocast."""
+    """Dtype that autocast uses for matrix products of these values."""
     kind, dtype = values.device.type, values.dtype
     if torch.is_autocast_enabled(kind) and dtype in _AUTOCAST_FROM:
         return torch.get_autocast_dtype(kind)
@@ -66,7 +66,7 @@ def autocast_dtype(values: Tensor) -> torch.dtype:
 
 
 def to_autocast_dtype(values: Tensor) -> Tensor:
-    """The values in the dtype of matrix products under autocast."""
+    """Cast the values to the dtype that autocast uses for matrix products."""
     return values.to(autocast_dtype(values))
 
 
@@ -75,25 +75,25 @@ _AUTOCAST_FROM = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def precise_under_autocast(values: Tensor) -> Tensor:
-    """The values in at least single precision if autocast is on, otherwise unchanged."""
+    """Cast half precision values to single precision if autocast is enabled."""
     low = values.dtype in (torch.float16, torch.bfloat16)
     return values.float() if low and torch.is_autocast_enabled(values.device.type) else values
 
 
 def precise(values: Tensor) -> Tensor:
-    """The values in at least single precision."""
+    """Cast the values to at least single precision."""
     return values if values.dtype in _PRECISE else values.to(precise_dtype(values))
 
 
 def precise_dtype(values: Tensor) -> torch.dtype:
-    """The dtype of `precise` values."""
+    """Dtype of `precise(values)`."""
     return torch.promote_types(values.dtype, torch.float32)
 
 
 def double_norms(values: Tensor, order: float) -> Tensor:
-    """The l_order norms over the last dimension, in double precision.
+    """l_order norms over the last dimension, in double precision.
 
-    torch converts all values first, so on a CPU a few rows are processed at a time, to fit its cache.
+    On a CPU, rows are processed in chunks that fit the cache, because torch first converts all values.
     """
     if not values.shape[-1]:  # torch's maximum does not support empty rows
         return values.new_zeros(values.shape[:-1], dtype=torch.float64)
@@ -105,11 +105,11 @@ def double_norms(values: Tensor, order: float) -> Tensor:
 
 
 def vector_norms(values: Tensor, order: float) -> Tensor:
-    """The l_order norm over all dimensions except the first.
+    """l_order norms over all dimensions except the first.
 
-    Over millions of entries, single precision has errors of several per cent. The norm of a long row is
-    therefore computed in double precision from partial norms. For orders other than 1, 2 and infinity,
-    entries are first divided by the largest entry, so that underflow is negligible.
+    In single precision, the norm of millions of entries has an error of several per cent. The norm of a
+    long row is therefore computed in double precision from partial norms. For orders other than 1, 2 and
+    infinity, entries are first divided by the largest entry, which makes underflow negligible.
     """
     rows = values.reshape(values.shape[0], math.prod(values.shape[1:]))
     if rows.shape[1] == 0:
@@ -123,8 +123,8 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
         norms = torch.linalg.vector_norm(rows, ord=order, dim=1)  # one run
     else:
         norms = _norms_in_runs(rows, order)
-    # If a square overflows in single precision, the gradient is clipped to nearly zero; an infinite norm
-    # would drop it.
+    # A square may overflow in single precision although the norm is finite. An infinite norm would drop
+    # the gradient, which should instead be clipped to the clipping norm.
     if rows.dtype != torch.float64 and not capturing_cuda_graph():
         finite = norms.isfinite()
         if not bool(finite.all()):
@@ -135,7 +135,7 @@ def vector_norms(values: Tensor, order: float) -> Tensor:
 
 
 def _norms_in_runs(rows: Tensor, order: float) -> Tensor:
-    """The l_order norms of rows in double precision, from partial norms in the rows' precision."""
+    """l_order norms of rows in double precision, from partial norms in the precision of the rows."""
     count = rows.shape[1] // NORM_RUN
     whole = count * NORM_RUN
     runs = rows[:, :whole].unflatten(1, (count, NORM_RUN)), rows[:, whole:].unsqueeze(1)
@@ -149,7 +149,7 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
     The relative rounding error of a block bounds the error of the sum. On a CPU the result is computed
     by tiles, to use the cache.
     """
-    if left.is_cuda:  # all block products at once, then their sum
+    if left.is_cuda:  # compute all block products at once, then sum them
         whole = len(left) // SUM_BLOCK * SUM_BLOCK
         if not whole:
             return (left.mT @ right).double()
@@ -164,7 +164,7 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
             rows = slice(block, block + SUM_BLOCK)
             torch.mm(left[rows, high].mT, right[rows, wide], out=part)
             if block:
-                # NumPy converts while adding; torch would first write a copy in double precision
+                # NumPy converts while adding; torch would first create a copy in double precision
                 np.add(tile.numpy(), part.numpy(), out=tile.numpy())
             else:
                 tile.copy_(part)
@@ -172,10 +172,11 @@ def blocked_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def record_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum over records of left.T @ right, with a separate product per record.
+    """Weighted sum over records of left.T @ right, with a separate product per record.
 
-    Products and sums of `SUM_BLOCK` products are in the factors' precision; block sums are added in
-    double precision. A record of weight 0 adds exactly zero, even if its factors are not finite.
+    Products, and sums of `SUM_BLOCK` products, are computed in the precision of the factors. Block sums
+    are added in double precision. A record of weight 0 adds exactly zero, even if its factors are not
+    finite.
     """
     shape = left.shape[2], right.shape[2]
     total = torch.zeros(shape, dtype=torch.float64, device=left.device)
@@ -200,7 +201,7 @@ def record_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
 
 
 def _tiles(total: Tensor, like: Tensor) -> Iterator[tuple[Tensor, Tensor, tuple[slice, slice]]]:
-    """Tiles of a sum, buffers for their addends in the precision of `like`, and their positions."""
+    """Tiles of a sum, buffers for their addends in the dtype of `like`, and the slices of each tile."""
     wide = max(1, min(total.shape[1], _TILE))
     high = max(1, _TILE // wide)
     memory = like.new_empty(min(high * wide, total.numel()))
@@ -211,8 +212,9 @@ def _tiles(total: Tensor, like: Tensor) -> Iterator[tuple[Tensor, Tensor, tuple[
 
 
 def capturing_cuda_graph() -> bool:
-    """Whether a CUDA graph is being captured, so that branches must not depend on values.
+    """Whether a CUDA graph is being captured.
 
-    If a norm needs such a branch, it is NaN in the graph, and the batch is computed without the graph.
+    Captured code must not branch on values. A norm that needs a branch is not finite in the graph, and
+    its batch is then computed without the graph.
     """
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

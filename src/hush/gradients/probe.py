@@ -1,7 +1,7 @@
-"""Probe of a model on two synthetic records, before the first draw.
+"""Probe: runs a model on two synthetic records before the first draw.
 
-It detects common mistakes, and properties of the model that a training step needs. Training itself is
-not monitored, because the caller is trusted (docs/guarantees/tape.md).
+The probe detects common mistakes and determines properties of the model that a training step needs.
+Training itself is not monitored, because the caller is trusted (docs/guarantees/tape.md).
 """
 
 import operator
@@ -32,17 +32,16 @@ from hush.gradients.recording import (
 from hush.gradients.tree import Loss, Views, call_model, local_shard, tree_leaves, tree_map
 
 _DRAWS = 20
-"""Number of passes for a model with random branches: a layer that is dropped with probability 1/2 is
+"""Number of passes for a model with random branches. A layer that is dropped with probability 1/2 is
 unused in all passes over two records with probability 1e-12."""
 
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-"""Tolerance for differences of a record's loss (relative to the loss or to 1), because the order of
-additions in kernels may vary."""
+"""Tolerance (absolute and relative) for a record's loss; the order of additions in kernels may vary."""
 
 _USES_STATE = re.compile(
     "escaped from inside a function being vmapped|backward through the graph a second time"
 )
-"""torch's errors for tensors from an earlier forward pass."""
+"""Error messages of torch for tensors from an earlier forward pass."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +54,10 @@ class Probed:
             (`spectral_norm`). A training step restores them after each physical batch.
         one_by_one: Whether the model runs one record at a time, because `torch.vmap` does not support
             it.
-        host_draws: Whether forward passes draw from NumPy's or Python's generator, shared by all records
-            of a physical batch.
-        kept: Names of attributes, lists and dictionaries included, that a forward pass sets or adds to
-            and none reads, such as an attention map.
+        host_draws: Whether forward passes draw from NumPy's or Python's generator. All records of a
+            physical batch share these draws.
+        kept: Names of attributes (including lists and dictionaries) that forward passes write to but do
+            not read, such as an attention map.
     """
 
     unused: tuple[str, ...] = ()
@@ -77,7 +76,7 @@ def probe(
     *,
     modules: WholeModules = WHOLE,
 ) -> Probed:
-    """Determine properties of a model and a loss by passes over two synthetic records.
+    """Determine properties of a model and a loss with passes over two synthetic records.
 
     The model, its buffers, its attributes and all random states are restored.
     """
@@ -117,7 +116,7 @@ def probe(
 def buffers_restored(
     model: nn.Module, names: tuple[str, ...], kept: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """Context for forward passes that restores buffers, and kept attributes with activations."""
+    """Context for forward passes that restores buffers, and attributes that store activations."""
     places = [
         (model.get_submodule(path), last) for path, _, last in (name.rpartition(".") for name in kept)
     ]
@@ -163,7 +162,7 @@ def _probe(
     buffers, after = [], []
     criterion = criterion_of(loss)
     loss_state = _State(criterion) if isinstance(criterion, nn.Module) else None
-    # a running maximum, sum or last value differs after two of these
+    # a running maximum, a running sum and a stored last value differ between two of these batches
     for rows in ([0, 1], [0, 0], [1, 1]):
         with _same_draws(model):
             drawn = host_states()
@@ -176,9 +175,9 @@ def _probe(
             after.append(losses(*one_view))
         if [value._version for value in tree_leaves(one_view)] != written:
             raise Unsupported(
-                "the model writes into its inputs, e.g. by a first layer with inplace=True, so the next "
-                "pass over the same records has other inputs. Call `model, changes = hush.fix(model)`, "
-                "or copy the inputs in forward()."
+                "the model writes into its inputs, e.g. in a first layer with inplace=True, so the next "
+                "pass over the same records has different inputs. Call `model, changes = "
+                "hush.fix(model)`, or copy the inputs in forward()."
             )
         kept = state.kept()
         attributes = () if modules.sharded else tuple(kept)
@@ -209,11 +208,12 @@ def _probe(
 
 @torch.no_grad()
 def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> None:
-    """Raise if the loss of a record in a batch depends on the other record.
+    """Raise if the loss of a record depends on other records of the batch.
 
     A private step processes each record separately. A model that compares records (a contrastive loss,
-    batch statistics) would run but optimise a different objective. The loss of a record must not change
-    if the other record is replaced by a copy of the first, at the same position and with the same draws.
+    batch statistics) would run but optimise a different objective. The check replaces one of two records
+    by a copy of the other, which must not change the loss of the other record at the same position and
+    with the same random draws.
     """
     kind = next(model.parameters()).device.type
     needed = torch.is_autocast_enabled(kind)
@@ -238,11 +238,12 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
         defined = together.isnan().any() or not alone.isnan().any()
         if defined and together.shape == (2,) and _close(together, torch.stack([first[0], second[1]])):
             return
-        # a sum or a mean; each record at both places, which have draws of their own
+        # a sum or a mean: compare each record at both positions, which have different draws
         if defined and together.dim() == 0 and _close(together + swapped, first + second):
             return
     except DataError as error:
-        if "do not fit each other" not in str(error):  # although each record alone fits
+        # single records fit the model, so a shape mismatch means that the loss compares records
+        if "do not fit each other" not in str(error):
             raise
     raise Unsupported(
         "the loss of a record depends on the other records of the batch: clipping one record's gradient "
@@ -256,11 +257,11 @@ def check_independent_losses(model: nn.Module, loss: Loss, inputs: Any, targets:
 def check_padding_ignored(
     model: nn.Module, loss: Loss, pair: tuple[Any, Any], longer: tuple[Any, Any], probed: Probed
 ) -> None:
-    """Raise if additional padding changes the losses of records."""
+    """Raise if more padding changes the losses of records."""
     state = _State(model)
     values = []
     try:
-        model.eval()  # without dropout, which depends on shapes
+        model.eval()  # disables dropout, whose draws depend on shapes
         for inputs, targets in (pair, longer):
             with _same_draws(model):
                 values.append(
@@ -271,9 +272,9 @@ def check_padding_ignored(
     if not _close(*values):
         raise Unsupported(
             "the loss of a record depends on its padding: with padding to the longest record of a "
-            "physical batch, the length of a record would change other gradients. Mask padding in "
-            "forward() and in the loss (targets by pad_value=, e.g. (0, -100)), or pass a public "
-            "length as pad_to=."
+            "physical batch, the length of one record would change the gradients of others. Mask "
+            "padding in forward() and in the loss (targets by pad_value=, e.g. (0, -100)), or pass a "
+            "public length as pad_to=."
         )
 
 
@@ -282,21 +283,21 @@ def _keeps_state(names: list[str]) -> Unsupported:
     way_out = "Compute it anew in every call, or use torch.nn.GroupNorm, which keeps no statistics."
     if any("activation_post_process" in name for name in names):
         way_out = (
-            "Calibrate the ranges of quantization on public records, and freeze them with "
+            "Calibrate the quantization ranges on public records, and freeze them with "
             "model.apply(torch.ao.quantization.disable_observer)."
         )
     return Unsupported(
         f"the model keeps {what} of the records after its forward pass: this state would affect the "
-        f"gradients of other records without clipping, or be released without noise. {way_out}"
+        f"gradients of other records without being clipped, or be released without noise. {way_out}"
     )
 
 
 _TORCHS = frozenset(vars(nn.Module()))
-"""Attributes of every module."""
+"""Names of the attributes of every module."""
 
 
 def _same_parts(first: Any, second: Any) -> bool:
-    """Whether two lists or dictionaries have the same objects."""
+    """Whether two lists or dictionaries contain the same objects."""
     parts = (part.values() if isinstance(part, dict) else part for part in (first, second))
     return len(first) == len(second) and all(map(operator.is_, *parts))
 
@@ -320,7 +321,7 @@ class _State:
                     self._lists.append((value, list(value)))
 
     def changed_buffers(self) -> dict[str, Tensor]:
-        """Original copies of the buffers that were written to or replaced."""
+        """Copies of the buffers that were written to or replaced, with their new values."""
         now = dict(self._model.named_buffers())
         replaced = [name for name, value in now.items() if is_batchedtensor(value)]
         if replaced:
@@ -328,7 +329,8 @@ class _State:
         changed = {}
         for name, value in now.items():
             own, copy, version = self._buffers.get(name, (None, None, 0))
-            # also if the value is equal, or was written through .data
+            # Report in-place writes of equal values. The value comparison also detects writes
+            # through `.data`.
             if value is not own or value._version != version or not _equal(value, copy):
                 changed[name] = value.clone()
         return changed

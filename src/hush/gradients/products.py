@@ -1,11 +1,11 @@
-"""Sums of outer products per record, and upper bounds on their norms.
+"""Per-sample sums of outer products, and upper bounds on their norms.
 
-A record's gradient of a matrix is `sum_t left[t] (x) right[t]` over its positions. Positions may cancel,
-so the rounding error is relative to the *length* of the gradient, the sum over positions of `|left[t]|
-|right[t]|`, and not to its norm. Norms here are upper bounds on the norm of the computed product, so no
-clipped record adds more than the clipping norm, in any precision (docs/guarantees/tape.md, 5). Each
-record has a separate product, so the rounding of one record does not affect others. Factors are
-(records, positions, entries).
+A record's gradient of a matrix is `sum_t left[t] (x) right[t]` over its positions t. Positions may
+cancel, so the rounding error is relative to the *length* of the gradient, not to its norm. The length is
+the sum over positions of `|left[t]| |right[t]|`. The functions here return upper bounds on the norm of
+the computed product. A clipped record therefore contributes at most the clipping norm, in any precision
+(docs/guarantees/tape.md, 5). Each record has a separate product, so the rounding of one record does not
+affect other records. Factors have shape (records, positions, entries).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,43 +21,47 @@ from hush.gradients.precision import SUM_BLOCK, precise, record_products
 _HALF = (torch.bfloat16, torch.float16)
 
 _TENSOR_CORE = 2.0**-22
-"""Truncation error of additions on tensor cores, relative to the sum of absolute values."""
+"""Truncation error of an addition on tensor cores, relative to the sum of absolute values."""
 
 _HALVES = 3 * 2.0**-16
-"""Error of a single precision product by splitting the factors into two bfloat16 numbers."""
+"""Error of a single precision product whose factors are split into two bfloat16 numbers."""
 
 _THREE_TF32 = 2.0**-20
 """Error of a single precision product computed as three TensorFloat-32 products."""
 
 _UNDERFLOW = {torch.float32: 2.0**-53, torch.float64: 2.0**-501}
-"""Root of the underflow error in a Gram matrix of up to 2**19 entries, by precision."""
+"""Square root of the underflow error in a Gram matrix of up to 2**19 entries, by dtype."""
 
 _COPIED = 2**17
-"""Entries of a factor copied at a time."""
+"""Number of entries of a factor copied at a time."""
 
 _GRAM_ENTRIES = 2**26
-"""Entries of Gram matrices in memory at a time."""
+"""Maximum number of entries of Gram matrices in memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class GramSquares:
-    """Squared norms of records from Gram matrices over positions, with bounds on the rounding."""
+    """Squared gradient norms from Gram matrices over positions, with bounds on the rounding error."""
 
     sums: Tensor
-    """(3, records) in double precision: squared norm, with an error of at most `error` times the squared
-    length; length; and sum over positions of the factors' norms."""
+    """Three rows in double precision: squared norms, lengths, and sums over positions of the factors'
+    norms. Shape (3, records)."""
     error: float
+    """Bound on the error of the squared norms, relative to the squared lengths."""
     underflow: float
-    """Bound on the underflow error, relative to the last sum."""
+    """Bound on the underflow error, relative to the last row."""
 
     @property
     def lengths(self) -> Tensor:
-        """Length of each record's gradient: (records,)."""
+        """Lengths of the per-sample gradients: (records,)."""
         return self.sums[1]
 
     def norms(self, sum_error: float) -> Tensor:
-        """Upper bounds on the norms of products that are computed with this error relative to the
-        length."""
+        """Upper bounds on the norms of the computed products.
+
+        Args:
+            sum_error: Rounding error of the products, relative to the length.
+        """
         return norms_of([self], [sum_error])[0]
 
 
@@ -77,18 +81,17 @@ def norms_of(squares: Sequence[GramSquares], sum_errors: Sequence[float]) -> Ten
 
 @lru_cache
 def _on_device(values: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
-    """The numbers in double precision on a device; cached, because CUDA graphs cannot contain such
-    copies."""
+    """Convert numbers to a tensor; cached, because CUDA graphs cannot copy from the host."""
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def uses_kernels(factor: Tensor) -> bool:
-    """Whether products with a factor use the tensor core kernels."""
+    """Whether products with this factor use the tensor core kernels."""
     return factor.is_cuda and factor.dtype != torch.float64 and has_triton()
 
 
 def gram(factor: Tensor) -> Tensor:
-    """The Gram matrix of each record's positions: (records, positions, positions)."""
+    """Gram matrix of each record's positions: (records, positions, positions)."""
     if uses_kernels(factor):
         from hush.gradients.kernels.product_kernel import gram as on_tensor_cores
 
@@ -98,8 +101,7 @@ def gram(factor: Tensor) -> Tensor:
 
 
 def gram_error(factor: Tensor) -> float:
-    """Error of an entry of `gram`, relative to the product of the norms of its two positions; also half
-    the error of a comparison of two entries."""
+    """Error of an entry of `gram`, relative to the product of the norms of its two positions."""
     if not uses_kernels(factor):
         return double_gram_error(*factor.shape[1:])
     from hush.gradients.kernels.product_kernel import GRAM_RUN
@@ -135,7 +137,12 @@ def gram_chunks(records: int, positions: int) -> Iterator[slice]:
 
 
 def compare_grams(pairs: Iterable[tuple[Tensor, Tensor]], error: float) -> GramSquares:
-    """Squared norms from pairs of Gram matrices of consecutive chunks, with the error of both."""
+    """Squared norms from pairs of Gram matrices of consecutive chunks.
+
+    Args:
+        pairs: Gram matrices of the left and right factors, by chunk.
+        error: Sum of the errors of both Gram matrices.
+    """
     parts = []
     for left, right in pairs:
         first, second = (
@@ -165,13 +172,16 @@ def weighted_products(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
 
 
 def record_gradients(left: Tensor, right: Tensor) -> Tensor:
-    """Each record's `sum_t left[t] (x) right[t]` in at least single precision: (records, rows, cols)."""
+    """Per-sample gradients `sum_t left[t] (x) right[t]`: (records, rows, columns).
+
+    They are computed in at least single precision.
+    """
     if left.is_cuda and left.dtype in _HALF and left.dtype == right.dtype:
         return torch.bmm(left.mT, right, out_dtype=torch.float32)
     left, right = precise(left), precise(right)
     if left.is_cuda or left.is_contiguous() or left.mT.is_contiguous():
         return left.mT @ right
-    # strided rows: copying to the cache first halves the time
+    # copying strided rows to the cache first halves the time
     gradients = left.new_empty(len(left), left.shape[2], right.shape[2])
     step = max(1, _COPIED // left[0].numel())
     for part, *factors in zip(*(t.split(step) for t in (gradients, left, right)), strict=True):
@@ -181,8 +191,11 @@ def record_gradients(left: Tensor, right: Tensor) -> Tensor:
 
 
 def gradients_in_runs(left: Tensor, right: Tensor) -> Tensor:
-    """`record_gradients` with an error of at most `product_error`; on a GPU in runs of positions,
-    because the error of tensor cores grows with the number of additions."""
+    """`record_gradients` with an error of at most `product_error`.
+
+    The error of tensor cores grows with the number of additions, so a GPU processes a few positions at a
+    time.
+    """
     if not uses_kernels(left):
         return record_gradients(left, right)
     from hush.gradients.kernels.product_kernel import SUM_RUN

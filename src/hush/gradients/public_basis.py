@@ -1,8 +1,9 @@
 """Projection of per-sample gradients onto a public basis.
 
-A group of parameters has a basis U. A gradient g is represented by U^T g, the coefficients in subspaces,
-and the residual g - U U^T g in ordinary coordinates. Blocks of these numbers are clipped and get noise
-for every U, so a poor basis reduces utility but not privacy: docs/guarantees/public-basis.md.
+Each group of parameters has a basis U. A gradient g is represented by its coefficients U^T g in the
+subspaces, and by the residual g - U U^T g in standard coordinates. Each block of these numbers is
+clipped and gets noise. This holds for every U, so a poor basis reduces utility but not privacy
+(docs/guarantees/public-basis.md).
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ class Group:
 
     names: tuple[str, ...]
     basis: Tensor
-    """(entries of the parameters, directions), in order of the subspaces."""
+    """Basis vectors as columns, in order of the subspaces: (entries of the parameters, directions)."""
     columns: tuple[int, ...]
     """Number of columns of each subspace."""
 
@@ -53,12 +54,12 @@ class PublicBasis:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Name to number of entries of each block of coefficients, in order."""
+        """Number of entries of each block of coefficients, by name and in order."""
         ranks = [sum(ranks) for ranks in zip(*(group.columns for group in self.groups), strict=True)]
         return {**{f"subspace {j}": rank for j, rank in enumerate(ranks)}, "residual": self.dimension}
 
     def blocks(self, gradients: Tensor) -> dict[str, Tensor]:
-        """Coefficients of gradients (rows) by block; the residual overwrites the gradients."""
+        """Coefficients of the gradients (rows), by block; the residual overwrites `gradients`."""
         parts: list[list[Tensor]] = [[] for _ in self.groups[0].columns]
         with full_precision(self.device):
             for group, part in self._by_group(gradients):
@@ -71,8 +72,9 @@ class PublicBasis:
         return {**subspaces, "residual": gradients}
 
     def to_parameters(self, coefficients: Tensor) -> Tensor:
-        """Gradient from noisy coefficients; the part of the residual in the subspaces, pure noise, is
-        removed.
+        """Reconstruct a gradient from noisy coefficients.
+
+        Removes the component of the residual in the subspaces, which is pure noise.
         """
         sizes = list(self.sizes.values())
         *subspaces, residual = coefficients.to(self.groups[0].basis.dtype).split(sizes)
@@ -87,7 +89,7 @@ class PublicBasis:
         return gradient.to(coefficients.dtype)
 
     def _by_group(self, values: Tensor) -> Iterator[tuple[Group, Tensor]]:
-        """Each group with its part of the last dimension, as a view."""
+        """Groups and views of their entries along the last dimension."""
         ends = accumulate(len(group.basis) for group in self.groups)
         for group, end in zip(self.groups, ends, strict=True):
             yield group, values[..., end - len(group.basis) : end]
@@ -133,15 +135,15 @@ class ProjectedTape:
         return clip_blocks(self, sensitivity, mask)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """Coefficients of chunks of records by block; `entries` limits the memory of a chunk."""
+        """Coefficients of the records by block, in chunks of at most `entries` numbers."""
         basis = self.basis
-        # memory for a record's gradient, residual and coefficients
+        # entries of a record's gradient, residual and coefficients
         per_record = sum(basis.sizes.values()) + basis.dimension
         records = max(1, (entries or CHUNK_ENTRIES[basis.device.type]) // per_record)
         for rows, gradients in self.tape.chunks(records * basis.dimension):
             if tuple(gradients) != basis.names:
                 raise InvalidValue(
-                    f"the tape has the parameters {', '.join(gradients)} and the basis is for "
+                    f"the tape has the parameters {', '.join(gradients)}, but the basis is for "
                     f"{', '.join(basis.names)}. Compute the basis for the trained parameters."
                 )
             yield rows, basis.blocks(flat_rows(gradients).to(basis.groups[0].basis.dtype))
@@ -150,8 +152,8 @@ class ProjectedTape:
 def webster_apportionment(total: int, sizes: Sequence[int]) -> list[int]:
     """Apportion `total` in proportion to the sizes, by Webster's method.
 
-    Parts do not decrease if the total increases, and do not exceed their sizes if the total is at most
-    the sum of the sizes.
+    A share does not decrease if the total increases. If the total is at most the sum of the sizes, no
+    share exceeds its size.
     """
     shares = [0] * len(sizes)
     for _ in range(total):

@@ -1,4 +1,4 @@
-"""Per-sample gradients of a batch by one forward and one backward pass, recorded on a gradient tape.
+"""Recording of per-sample gradients on a gradient tape, with one forward and one backward pass.
 
 The model runs under `torch.vmap` with each record in a batch of one, so its loss does not depend on
 other records. `Recording`, a torch function mode, intercepts every torch call. A layer with a rule
@@ -7,11 +7,11 @@ gradients. Other uses of a parameter, or of a value that depends only on paramet
 copy (a view without memory), and autograd computes its gradient. The backward pass does not sum a
 weight's gradient over records.
 
-A model that `torch.vmap` does not support, e.g. because it branches on a value, is computed one record
-at a time by autograd (`one_by_one`, determined by `probe`).
+Some models do not support `torch.vmap`, e.g. because they branch on a value. Autograd then processes one
+record at a time (`one_by_one`, determined by `probe`).
 
-Gradient checkpointing stores the activations instead of recomputing them, because its hooks would run
-outside of `torch.vmap`. Gradients are unchanged, but no memory is saved.
+The hooks of gradient checkpointing would run outside of `torch.vmap`. Checkpointed activations are
+therefore stored instead of recomputed: gradients are unchanged, but no memory is saved.
 """
 
 import random
@@ -54,7 +54,7 @@ from hush.gradients.tree import Loss, Views, call_loss, call_model, tree_leaves,
 
 
 class NotVectorized(Unsupported):
-    """A model or loss that `torch.vmap` does not support."""
+    """Raised if `torch.vmap` does not support a model or loss."""
 
 
 def record(
@@ -67,16 +67,16 @@ def record(
     one_by_one: bool = False,
     modules: WholeModules = WHOLE,
 ) -> GradientTape:
-    """Gradient tape of a batch, with the gradient of each record's loss.
+    """Record the per-sample gradients of a batch on a gradient tape.
 
     Args:
         model: Model; only trainable parameters are recorded.
         loss: Loss with one value per record.
         inputs: A tensor, or a tuple or dictionary of tensors, with records along the first dimension.
         targets: Targets, with records along the first dimension.
-        views: Function that returns augmented views of a record, whose mean loss is used.
-        one_by_one: Compute each record separately by autograd (`Probed.one_by_one`).
-        modules: Modules; their parameters may be sharded over ranks.
+        views: Function that returns augmented views of a record. Its loss is the mean over the views.
+        one_by_one: Whether to process each record separately with autograd (`Probed.one_by_one`).
+        modules: Access to the parameters, which may be sharded over ranks.
     """
     trainable = modules.trainable(model)
     device = next(iter(trainable.values())).device
@@ -133,7 +133,7 @@ def _record_one_by_one(
     trainable: dict[str, nn.Parameter],
     modules: WholeModules,
 ) -> GradientTape:
-    """Tape of materialised gradients, with one forward and one backward pass per record."""
+    """Gradient tape of materialised gradients, from one forward and one backward pass per record."""
     if modules.sharded:
         raise Unsupported(
             "torch.vmap does not support the model (e.g. it branches on a value), and its parameters "
@@ -153,7 +153,7 @@ def _record_one_by_one(
             for name, gradient in zip(trainable, gradients, strict=True):
                 if gradient is not None:
                     used.add(name)
-                    rows[name][row] = gradient.to_dense()  # for a sparse table
+                    rows[name][row] = gradient.to_dense()  # embeddings may have sparse gradients
     terms: dict[str, Term] = {name: Dense(gradients) for name, gradients in rows.items()}
     return GradientTape(terms, device, tuple(name for name in trainable if name not in used))
 
@@ -166,7 +166,7 @@ def _losses_one_by_one(
     views: Views | None,
     device: torch.device,
 ) -> Iterator[Tensor]:
-    """Loss of each record; its random draws do not depend on the draws of other records."""
+    """Loss of each record, with a separate random seed per record."""
     seeds = torch.randint(2**62, (len(next(tree_leaves(inputs))),)).tolist()
     for row, seed in enumerate(seeds):
         x, y = (tree_map(part, lambda value: value[row]) for part in (inputs, targets))  # noqa: B023
@@ -177,7 +177,7 @@ def _losses_one_by_one(
 
 @contextmanager
 def draws_from(seed: int, *devices: torch.device) -> Iterator[None]:
-    """Context with seeded generators of torch, NumPy and Python; restores their states."""
+    """Context that seeds the generators of torch, NumPy and Python, and restores their states."""
     cuda = [device for device in devices if device.type == "cuda"]
     with host_draws_restored(), torch.random.fork_rng(cuda):
         random.seed(seed)
@@ -212,7 +212,7 @@ def _loss_of_record(model: nn.Module, loss: Loss, x: Any, y: Any, views: Views |
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """Context in which modules run without `torch.compile`."""
+    """Context that disables `torch.compile`."""
     if "torch._dynamo" not in sys.modules:  # slow import
         return nullcontext()
     stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
@@ -220,7 +220,7 @@ def uncompiled() -> AbstractContextManager[None]:
 
 
 class Recording(TorchFunctionMode):
-    """Torch function mode for one forward pass that collects the terms of per-sample gradients."""
+    """Torch function mode that collects the terms of per-sample gradients in one forward pass."""
 
     def __init__(
         self,
@@ -234,7 +234,8 @@ class Recording(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.losses_only = losses_only
-        """Apply rules without gradients, because `vmap` does not support some layers."""
+        """Whether to compute losses without gradients. Rules still apply, because `vmap` does not
+        support some layers."""
         self.records = records
         self.device = device
         self.terms: dict[str, list[Term]] = {name: [] for name in trainable}
@@ -245,14 +246,14 @@ class Recording(TorchFunctionMode):
         self._names = {id(parameter): name for name, parameter in trainable.items()}
         self._last_operand: tuple[Tensor, int, Tensor] | None = None
         self._anchor = torch.zeros((), device=device, requires_grad=True)
-        """Additional input of captured layers, so that their backward pass always runs."""
+        """Additional input of captured layers, which ensures that their backward pass always runs."""
         self._copies: dict[int, PerSampleCopy] = {}
         self._hooks = _top_saved_tensors_default_hooks(True)
         self.level = 0
         """Nesting level of the `vmap` over records."""
 
     def losses(self, loss: Loss, inputs: Any, targets: Any, views: Views | None = None) -> Tensor:
-        """Per-sample losses: means over views."""
+        """Per-sample losses, averaged over views."""
 
         if views is None:  # outside of vmap, without interception
             inputs, targets = (tree_map(part, _AS_BATCH_OF_ONE) for part in (inputs, targets))
@@ -275,7 +276,8 @@ class Recording(TorchFunctionMode):
     def _quantized_layers_batched(self) -> Iterator[None]:
         """Context in which frozen quantized layers run for all records at once, outside of `vmap`.
 
-        Inside, bitsandbytes sees no gradient of its input, and calls kernels without a derivative.
+        Inside of `vmap`, the input of a bitsandbytes layer does not require a gradient, and the layer
+        calls kernels that have no derivative.
         """
         layers = [module for module in self._model.modules() if is_frozen_quantized(module)]
         own = [module.__dict__.get("forward") for module in layers]
@@ -294,11 +296,11 @@ class Recording(TorchFunctionMode):
         if args or kwargs or not self.of_records_and_constants(x):
             return forward(x, *args, **kwargs)
 
-        def rows(x: Tensor) -> Tensor:  # kernels may take no more than three dimensions
+        def rows(x: Tensor) -> Tensor:  # kernels may support at most three dimensions
             output: Tensor = forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
             return output
 
-        with _pop_mode_temporarily():  # this mode handles calls inside of vmap
+        with _pop_mode_temporarily():  # this mode is for calls inside of vmap
             return self.run_batched(rows, x)
 
     def release_copies(self) -> None:
@@ -320,7 +322,7 @@ class Recording(TorchFunctionMode):
                     self._hooks = before
         kwargs = kwargs or {}
         rule = RULES.get(func)
-        if rule is None and func.__name__ == "__get__":  # an attribute such as shape
+        if rule is None and func.__name__ == "__get__":  # attributes such as shape
             return func(*args)
         if rule is not None and (self.losses_only or torch.is_grad_enabled()):
             first = (kwargs.pop("input"),) if "input" in kwargs else ()
@@ -333,12 +335,12 @@ class Recording(TorchFunctionMode):
         batched, shared = _of_records_or_shared(args, kwargs)
         output = self._call_under_vmap(func, args, kwargs, per_sample=batched and shared)
         if shared and not batched and any(map(is_batchedtensor, tree_leaves(output))):
-            # draws per record, e.g. dropout of a parameter
+            # the call draws per record, e.g. dropout of a parameter
             return self._call_under_vmap(func, args, kwargs, per_sample=True)
         return output
 
     def _call_under_vmap(self, func: Any, args: Any, kwargs: Any, *, per_sample: bool) -> Any:
-        """Result of a call without a rule, with per-sample copies of shared values."""
+        """Call a function without a rule, on per-sample copies of shared values."""
         if per_sample and torch.is_grad_enabled() and not self.losses_only:
             args, kwargs = tree_map((args, kwargs), self.per_sample)
         if func in _CONVOLUTIONS:
@@ -358,9 +360,10 @@ class Recording(TorchFunctionMode):
             return values.movedim(dim, 0)
 
     def as_weights(self, *values: Tensor | None) -> list[Weight | None] | None:
-        """Arguments of a layer as weights; None if the rule does not apply.
+        """Arguments of a layer as weights, or None if the rule does not apply.
 
-        The rule does not apply if no argument is trained, or one is computed from parameters.
+        The rule does not apply if no argument is a trained parameter, or if an argument is computed from
+        parameters.
         """
         weights: list[Weight | None] = []
         trained = False
@@ -378,9 +381,9 @@ class Recording(TorchFunctionMode):
         return weights if trained else None
 
     def of_records_and_constants(self, x: Tensor, *constants: Tensor | None) -> bool:
-        """Whether x depends on the record and the others are constants (a frozen layer).
+        """Whether x depends on the record and the other arguments are constants, as in a frozen layer.
 
-        Such a layer is computed for all records at once. False inside of the model's own `vmap`.
+        Such a layer is computed for all records at once. Returns False inside of a `vmap` of the model.
         """
         if current_level() != self.level or not is_batchedtensor(x):
             return False
@@ -389,7 +392,7 @@ class Recording(TorchFunctionMode):
         )
 
     def run_batched(self, work: Callable[..., Any], *operands: Tensor) -> Any:
-        """`work(*operands)` outside of `vmap`, on tensors with records along the first dimension."""
+        """Call `work` outside of `vmap`, on tensors with records along the first dimension."""
         batched = [self.by_record(self.per_sample(value)) for value in operands]
         # faster than torch's context `temporarily_pop_interpreter_stack`
         interpreter = pop_dynamic_layer_stack()
@@ -402,7 +405,7 @@ class Recording(TorchFunctionMode):
         return tree_map(output, lambda part: _add_batch_dim(part, 0, self.level))
 
     def operand(self, x: Tensor) -> Tensor:
-        """A contiguous input in autocast's dtype, inside `run_batched`; caches the last one."""
+        """Contiguous copy of an input in autocast's dtype, inside `run_batched`; caches the last."""
         dtype = autocast_dtype(x)
         if x.dtype == dtype and x.is_contiguous():
             return x
@@ -418,13 +421,13 @@ class Recording(TorchFunctionMode):
         return operand
 
     def capture(self, layer: Layer, *inputs: Tensor) -> Any:
-        """Output of the layer, inside `run_batched`; its backward pass appends the terms."""
+        """Run a layer inside `run_batched`; its backward pass appends the terms."""
         if _are_functorch_transforms_active():
             raise NotVectorized("the model applies a torch.func transform to a trained layer")
         return _LayerFunction.apply(layer, self._anchor, *inputs)  # type: ignore[attr-defined]
 
     def per_sample(self, value: Tensor) -> Tensor:
-        """Per-sample copy of a shared value, if it has a gradient."""
+        """Per-sample copy of a shared value that requires a gradient; other values are unchanged."""
         if is_batchedtensor(value) or not value.requires_grad:
             return value
         if id(value) not in self._copies:
@@ -434,10 +437,10 @@ class Recording(TorchFunctionMode):
         return self._copies[id(value)].output
 
     def backward(self, losses: Tensor) -> None:
-        """Run the backward pass; raise if a gradient reaches a parameter without being recorded."""
+        """Run the backward pass; raise if a parameter has a gradient that was not recorded."""
         if not losses.requires_grad:
             return
-        # a gradient of a parameter itself, or of its shard, is summed over records
+        # a gradient of the parameter itself, or of its shard, would be a sum over records
         names, parameters = list(self.terms), list(self._parameters.values())
         parameters += self._modules.shards(names)
         with determinism_restored():
@@ -447,8 +450,8 @@ class Recording(TorchFunctionMode):
         for copy in self._copies.values():
             if copy.value._version != copy.version:
                 raise NotVectorized(
-                    "the model modifies in place a value that it computes from parameters (w = "
-                    "self.weight * 2, then w[0] = 0). Make a new tensor instead."
+                    "the model computes a value from parameters and modifies it in place (w = "
+                    "self.weight * 2, then w[0] = 0). Create a new tensor instead."
                 )
             if self._modules.sharded and id(copy.value) not in self._names:
                 raise Unsupported(
@@ -467,7 +470,7 @@ class Recording(TorchFunctionMode):
 
 
 class _LayerFunction(_SingleLevelFunction):
-    """A `Layer` as an autograd function without dispatch to torch.func transforms."""
+    """Autograd function of a `Layer`, without dispatch to torch.func transforms."""
 
     @staticmethod
     def forward(ctx: Any, layer: Layer, anchor: Tensor, *inputs: Tensor) -> Any:
@@ -480,7 +483,7 @@ class _LayerFunction(_SingleLevelFunction):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad = grads if len(grads) > 1 else grads[0]
-        # detached, so that the tape does not keep the graph
+        # detach, so the tape does not keep the graph alive
         saved = tuple([value.detach() for value in ctx.saved_tensors])
         return None, None, *ctx.layer.backward(grad, saved, ctx.needs_input_grad[2:])
 
@@ -489,7 +492,7 @@ _AS_BATCH_OF_ONE = methodcaller("unsqueeze", 1)
 
 
 def _pack(value: Tensor) -> tuple[Tensor, int]:
-    return value.detach(), value._version  # detached, to avoid a reference cycle with the graph
+    return value.detach(), value._version  # detach, to avoid a reference cycle with the graph
 
 
 def _unpack(packed: tuple[Tensor, int]) -> Tensor:
@@ -500,7 +503,7 @@ def _unpack(packed: tuple[Tensor, int]) -> Tensor:
 
 
 def _of_records_or_shared(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether a call has a per-sample tensor, and a shared tensor with a gradient."""
+    """Whether a call has per-sample tensors, and whether it has shared tensors with gradients."""
     batched = shared = False
     for value in (*args, *kwargs.values()) if kwargs else args:
         for leaf in (value,) if isinstance(value, Tensor) else tree_leaves(value):
@@ -535,7 +538,7 @@ _CONVOLUTIONS = {
 
 @contextmanager
 def vmap_errors_translated(model: nn.Module) -> Iterator[None]:
-    """Context that translates errors of `torch.vmap` to `NotVectorized`, and data errors to
+    """Context that translates errors of `torch.vmap` to `NotVectorized` and errors about data to
     `DataError`."""
     try:
         with data_errors_translated(model):
@@ -559,14 +562,16 @@ _OF_VMAP = re.compile(
 
 @contextmanager
 def data_errors_translated(model: nn.Module) -> Iterator[None]:
-    """Context that translates errors about dtypes, shapes or indices, without showing values of
-    records."""
+    """Context that translates errors about dtypes, shapes or indices to `DataError`.
+
+    The messages do not contain values of records.
+    """
     try:
         yield
     except (IndexError, RuntimeError, ValueError) as error:
         if isinstance(error, HushError):
             raise
-        # Python's errors, and errors about dimensions, come from the code
+        # these errors of Python, and errors about dimensions, are caused by code and not by data
         of_code = re.match("(list|tuple|string|range object|Dimension|pop) .*out of range", str(error))
         if re.search("out of (bounds|range)|not in the valid range", str(error)) and not of_code:
             raise DataError(
@@ -584,8 +589,8 @@ def data_errors_translated(model: nn.Module) -> Iterator[None]:
 
 _MISMATCHES = {
     "same (dtype|datatype)|mixed dtype|expected scalar type|[Ii]nput type": (
-        "the inputs, or class weights of the loss, and the model have different types ({text}). Pass "
-        "inputs.to({kind}), a model of the inputs' type, or loss.to({kind}) for class weights."
+        "the model and the inputs, or the class weights of the loss, have different types ({text}). "
+        "Pass inputs.to({kind}), a model of the inputs' type, or loss.to({kind}) for class weights."
     ),
     "target dtype|Expected dtype int32/int64 for index": (
         "the labels do not have an integer type ({text}). Pass targets.long(), or floating-point "
@@ -598,7 +603,7 @@ _MISMATCHES = {
         "the indices of an embedding do not have an integer type ({text}). Pass inputs.long()."
     ),
     "multi-target not supported|spatial targets": (
-        "the labels of a record have a shape that numbers no class for each vector of scores ({text}). "
+        "the labels of a record do not have one class index per score vector ({text}). "
         "For outputs of shape (records, classes), pass labels of shape (records,): targets.squeeze(1)."
     ),
     "arget size[^s]": (
@@ -607,8 +612,8 @@ _MISMATCHES = {
         "of shape (records, 1)."
     ),
     "cannot be multiplied|Given (groups|normalized_shape)|must match the (existing )?size|Kernel size": (
-        "the shapes of a record's tensors do not fit each other or the model ({text}). Check the "
-        "model's sizes against the data, without the first dimension (records)."
+        "the shapes of a record's tensors do not fit each other or the model ({text}). Compare the "
+        "model's sizes with the shapes of the data, without the first dimension (records)."
     ),
 }
-"""Patterns of torch's errors about dtypes and shapes (which are public), with explanations."""
+"""Explanations of torch's errors about dtypes and shapes, which are public, by pattern."""

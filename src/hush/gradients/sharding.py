@@ -1,8 +1,8 @@
-"""Parameters sharded by `fully_shard`, which are gathered only while their module runs.
+"""Parameters sharded by `fully_shard`, gathered only while their module runs.
 
-FSDP's hooks reduce gradients that are summed over records and do not support `vmap` or per-sample
-clipping. The hooks here replace them: they gather a module's weights before its forward and backward
-pass, and free them afterwards.
+FSDP's hooks reduce gradients that are already summed over records, and do not support `vmap` or
+per-sample clipping. `ShardedModules` replaces these hooks by hooks that gather the weights of a module
+before its forward and backward pass, and free them afterwards.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,17 +22,18 @@ from hush.gradients.models import WholeModules
 
 
 class ShardedModules(WholeModules):
-    """Modules with sharded parameters, which are gathered and freed.
+    """Access to the sharded parameters of a model, gathered and freed by module.
 
-    **Guarantee.** In `gathering`, a module is gathered during its forward pass, and in the backward pass
-    from the gradient of its output until the gradient of another module's output. Autograd runs nodes in
-    the reverse order of their creation, so all nodes that read the module's weights have then run.
+    **Guarantee.** Inside `gathering`, the weights of a module are gathered during its forward pass. In
+    the backward pass they are gathered when the gradient of the module's output is available, and freed
+    when the gradient of another module's output is available. Autograd runs nodes in the reverse order
+    of their creation, so all nodes that read the weights have run before the weights are freed.
     """
 
     sharded = True
 
     def __init__(self, model: nn.Module, guarded: Callable[[str], AbstractContextManager[None]]) -> None:
-        """Sharded modules of a model; every rank must call this at the same time."""
+        """Collect the sharded modules of a model; a collective call on all ranks."""
         self.modules = {
             name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)
         }
@@ -41,7 +42,7 @@ class ShardedModules(WholeModules):
         self._guarded = guarded
         self._gathering = False
         self._hooks: list[tuple[dict[int, Any], int, Any, Any]] = []
-        """Hook dictionary of a module, key of FSDP's hook, the hook, and its replacement."""
+        """Hook dictionary of a module, key of FSDP's hook, original hook, and replacement."""
         module: Any
         for name, module in self.modules.items():
             state = module._get_fsdp_state()
@@ -52,9 +53,9 @@ class ShardedModules(WholeModules):
         self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         """Parameters of the optimizer: this rank's shards."""
         self.module_of: dict[str, str] = {}
-        """Parameter name to the name of its sharded module."""
+        """Name of the sharded module of each parameter, by parameter name."""
         self.gathered: dict[str, nn.Parameter] = {}
-        """Parameters of forward passes, which FSDP fills and frees."""
+        """Parameters that forward passes use; FSDP fills and frees them."""
         for name in self.modules:
             self.enter(name)
             for parameter, value in model.named_parameters():
@@ -89,15 +90,15 @@ class ShardedModules(WholeModules):
             self.release()
 
     def enter(self, name: str, *_: Any) -> None:
-        """Gather a module's parameters, and free other modules that do not contain it.
+        """Gather the parameters of a module, and free modules that do not contain it.
 
-        Hook for the module's forward pass and for the gradient of its output.
+        This is a hook for the forward pass of the module and for the gradient of its output.
         """
         path = [
             other for other in self.modules if not other or name == other or name.startswith(f"{other}.")
         ]
         with (
-            torch._C.DisableTorchFunction(),  # otherwise the recording would intercept these calls
+            torch._C.DisableTorchFunction(),  # the recording must not intercept these calls
             temporarily_clear_interpreter_stack(),
             torch.no_grad(),
             self._guarded("gathering the weights"),
@@ -123,7 +124,7 @@ class ShardedModules(WholeModules):
         for value in _outputs(output, name):
             while is_batchedtensor(value):
                 value = get_unwrapped(value)
-            # an inner module's output may also be this module's output; its hook gathers both
+            # the output of an inner module may also be this module's output; its hook gathers both
             hooks = (value._backward_hooks or {}).values()
             gathers = any(getattr(hook, "func", None) == self.enter for hook in hooks)
             if value.requires_grad and not gathers:
@@ -135,7 +136,7 @@ class ShardedModules(WholeModules):
 
 
 def _outputs(output: Any, name: str) -> Iterator[Tensor]:
-    """Tensors of a module's output; raises for unsupported types."""
+    """Iterate over the tensors of a module's output; raise for unsupported types."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, (list, tuple, dict)):
@@ -143,7 +144,7 @@ def _outputs(output: Any, name: str) -> Iterator[Tensor]:
             yield from _outputs(part, name)
     elif output is not None and not isinstance(output, (bool, int, float, str)):
         raise Unsupported(
-            f"the sharded module {name!r} returns {with_article(type(output).__name__)}: hush cannot "
-            "find the tensors in such an object, whose gradients trigger the gathering of weights. "
-            "Return tensors, or tuples, lists and dictionaries of tensors."
+            f"the sharded module {name!r} returns {with_article(type(output).__name__)}: weights are "
+            "gathered when gradients of the output arrive, and hush cannot find the tensors in such an "
+            "object. Return tensors, or tuples, lists and dictionaries of tensors."
         )

@@ -1,8 +1,8 @@
 """Gradient tape: the per-sample gradients of a batch as factored terms.
 
-`norms` computes the per-sample (ghost) norms. `weighted_sum` computes the clipped sum from weights.
-Per-sample gradients are materialised only by `chunks`, and by terms if that is cheaper. Opacus's ghost
-clipping and fastDP's book-keeping do the same with hooks.
+`norms` computes the per-sample (ghost) norms, and `weighted_sum` computes the clipped sum from clipping
+weights. Only `chunks`, and terms for which it is cheaper, materialise per-sample gradients. Opacus's
+ghost clipping and fastDP's book-keeping implement the same computation with hooks.
 """
 
 import math
@@ -34,7 +34,7 @@ _REGULAR = 2.0**50
 
 @dataclass(frozen=True, eq=False)
 class GradientTape(EntrywiseClipping):
-    """Per-sample gradients of one batch, by parameter name, without materialising all of them."""
+    """Per-sample gradients of one batch, as terms by parameter name."""
 
     terms: dict[str, Term]
     device: torch.device
@@ -47,14 +47,14 @@ class GradientTape(EntrywiseClipping):
         return next(iter(self.terms.values())).records
 
     def rounding_bounded(self, records: int) -> bool:
-        """Whether the rounding of a sum over `records` is at most `ROUNDING` of the clipping norm."""
+        """Whether the rounding error of a sum over `records` is at most `ROUNDING` clipping norms."""
         return all(term.rounding_bounded(records) for term in self.terms.values())
 
     def norms(self, order: float) -> Tensor:
         """Per-sample gradient norms over all parameters.
 
         Args:
-            order: Order of the l_p norm; with 2, factored gradients have ghost norms.
+            order: Order of the l_p norm. For order 2, factored gradients use ghost norms.
 
         Returns:
             Norms of shape (records,); not finite if the gradient is not finite.
@@ -67,9 +67,9 @@ class GradientTape(EntrywiseClipping):
         return vector_norms(torch.stack(list(self.norms_by_parameter(order).values()), dim=1), order)
 
     def _regular_norms(self) -> Tensor | None:
-        """Euclidean norms with one overflow check for all terms; None if a number is near overflow.
+        """Euclidean norms with one overflow check for all terms, or None if a number is near overflow.
 
-        Bitwise equal to the norm of `norms_by_parameter`.
+        The result is bitwise equal to the joint norm of `norms_by_parameter`.
         """
         if capturing_cuda_graph() or not all(map(_is_regular, self.terms.values())):
             return None
@@ -124,7 +124,7 @@ class GradientTape(EntrywiseClipping):
         Args:
             weights: (records,).
             limits: (records,). Largest absolute entry of each record before weighting.
-            mask: Zeroes coordinates at random, for plans that sample coordinates.
+            mask: Function that zeroes random coordinates, for plans that sample coordinates.
 
         Returns:
             Sums in double precision.
@@ -138,7 +138,7 @@ class GradientTape(EntrywiseClipping):
         return sums
 
     def zeros(self) -> dict[str, Tensor]:
-        """Zeros: the sum over an empty batch."""
+        """Zero gradients, the sum over an empty batch."""
         empty = torch.empty(0, device=self.device)
         return {name: term.take(slice(0, 0)).weighted_sum(empty) for name, term in self.terms.items()}
 
@@ -156,11 +156,11 @@ class GradientTape(EntrywiseClipping):
         return replace(self, terms={name: term.take(rows) for name, term in self.terms.items()})
 
     def mask_records(self, keep: Tensor) -> "GradientTape":
-        """Tape with zero gradients for the records that `keep` excludes, at the same positions."""
+        """Tape with zero gradients for the records that `keep` excludes; positions are unchanged."""
         return replace(self, terms={name: term.mask_records(keep) for name, term in self.terms.items()})
 
     def of_units(self, count: int, scale: Tensor) -> "GradientTape":
-        """Tape of users with `count` consecutive records each: see `Term.of_units`."""
+        """Tape of users with `count` consecutive records each; see `Term.of_units`."""
         terms = {name: term.of_units(count, scale) for name, term in self.terms.items()}
         return replace(self, terms=terms)
 
@@ -171,8 +171,8 @@ class GradientTape(EntrywiseClipping):
             entries: Maximum number of entries per chunk; a chunk has at least one record.
 
         Yields:
-            Rows of the chunk, and name -> (rows, *shape). Read-only, because it may be the tape's
-            memory.
+            Rows of the chunk, and gradients by name: (rows, *shape). They may share the memory of the
+            tape, so callers must not modify them.
         """
         size = sum(math.prod(term.shape) for term in self.terms.values())
         step = max(1, (entries or CHUNK_ENTRIES[self.device.type]) // size)
@@ -189,7 +189,7 @@ def tape_of_uses(
     records: int,
     device: torch.device,
 ) -> GradientTape:
-    """Tape from the terms of all uses of each parameter; zeros for unused parameters."""
+    """Tape from the terms of all uses of each parameter, with zero gradients for unused parameters."""
     terms: dict[str, Term] = {}
     unused = []
     for name, parts in uses.items():
@@ -209,7 +209,7 @@ def add_sums(sums: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class MaskedTape(EntrywiseClipping):
-    """Tape of slots that may be empty; an empty slot adds exactly zero to every sum."""
+    """Tape with possibly empty slots; an empty slot adds exactly zero to every sum."""
 
     tape: GradientTape
     present: Tensor
@@ -228,7 +228,7 @@ class MaskedTape(EntrywiseClipping):
         return MaskedTape(self.tape.select(names), self.present)
 
     def norms(self, order: float) -> Tensor:
-        """Per-sample gradient norms, 0 for an empty slot."""
+        """Per-sample gradient norms; 0 for an empty slot."""
         norms = self.tape.norms(order)
         return norms.where(self.present, torch.zeros_like(norms))
 
@@ -243,7 +243,7 @@ class MaskedTape(EntrywiseClipping):
         return self.tape.clamped_weighted_sum(weights * self.present.to(weights.dtype), limits, mask)
 
     def chunks(self, entries: int | None = None) -> Iterator[tuple[Tensor | slice, dict[str, Tensor]]]:
-        """Materialised per-sample gradients, a few records at a time, zero for an empty slot."""
+        """Materialised per-sample gradients, a few records at a time; zero for an empty slot."""
         for rows, gradients in self.tape.chunks(entries):
             present = self.present[rows]
             yield rows, {name: zero_rows(value, present) for name, value in gradients.items()}
@@ -254,7 +254,7 @@ class MaskedTape(EntrywiseClipping):
 
 
 def _is_regular(term: Term) -> bool:
-    """Whether the norm comes from a single position or a short row in single precision."""
+    """Whether the term has one position, or short rows of gradients, in single precision."""
     if isinstance(term, OuterFactors):
         left, right = term.left, term.right
         return left.shape[1] == 1 and left.dtype == right.dtype == torch.float32
@@ -264,13 +264,13 @@ def _is_regular(term: Term) -> bool:
 
 
 _SMALL = 2**14
-"""Maximum size of parameters with concatenated gradients."""
+"""Maximum number of entries of a parameter whose gradients are concatenated with others."""
 
 
 def joint_norms(terms: Sequence[Term]) -> Tensor:
     """Per-sample Euclidean gradient norms over all terms: (records,)."""
     small = [term for term in terms if _is_small(term)]
-    # terms accumulated in single precision: one bound detects overflow
+    # for terms accumulated in single precision, one bound detects overflow
     factored = [
         term
         for term in terms
@@ -291,11 +291,11 @@ def joint_norms(terms: Sequence[Term]) -> Tensor:
 
 
 def positive(weights: Tensor) -> Tensor | None:
-    """Mask of the records with a positive weight, or None if no record has weight 0.
+    """Mask of the records with a positive weight, or None if all weights are positive.
 
-    A gradient of weight 0 may not be finite, so it is masked before a sum. Masked records keep their
-    positions, because rounding depends on positions and shapes. Returns None during the capture of a
-    CUDA graph, because replays with gradients that are not finite are discarded.
+    A gradient of weight 0 may not be finite, so it is masked before the sum. Masked records keep their
+    positions, because rounding depends on positions and shapes. The function returns None during the
+    capture of a CUDA graph, because replays with gradients that are not finite are discarded.
     """
     if weights.is_cpu and weights.numel() and float(weights.min()) > 0:
         return None
@@ -304,7 +304,7 @@ def positive(weights: Tensor) -> Tensor | None:
 
 
 def joint_sums(terms: Mapping[str, Term], keep: Tensor | None, weights: Tensor) -> dict[str, Tensor]:
-    """Weighted sums of the small materialised terms, computed in one concatenation, by name.
+    """Weighted sums of the small materialised terms by name, computed on their concatenation.
 
     Args:
         terms: Terms of all parameters.
@@ -334,11 +334,11 @@ Reduction = Literal["mean", "sum"]
 
 @dataclass(frozen=True, eq=False)
 class UnitTape(EntrywiseClipping):
-    """Gradients of users, with one tape per number of records of a user."""
+    """Gradients of users; users with the same number of records share a tape."""
 
     parts: list[GradientTape]
     present: Tensor | None = None
-    """Whether each unit has a record; None if no slot is empty."""
+    """Mask of users with at least one record; None if no slot is empty."""
 
     @property
     def records(self) -> int:
@@ -381,7 +381,7 @@ class UnitTape(EntrywiseClipping):
         return self.parts[0].zeros()
 
     def rounding_bounded(self, records: int) -> bool:
-        """Whether the rounding of a sum over users with `records` in total is within its bound."""
+        """Whether the rounding error of a sum over users with `records` records is within its bound."""
         return all(part.rounding_bounded(records) for part in self.parts)
 
 
@@ -390,12 +390,13 @@ def unit_tape(
 ) -> UnitTape:
     """Tape of the users in a batch.
 
-    **Guarantee.** The gradient of a user depends on the user's records, their positions and the shapes
-    alone (docs/guarantees/units.md). It is not finite if the gradient of one of the records is not
+    **Guarantee.** The gradient of a user depends only on the user's records, their positions and the
+    shapes (docs/guarantees/units.md). It is not finite if the gradient of any of these records is not
     finite.
 
     Args:
-        tape: Per-sample gradients, with consecutive records of each user, and users sorted by `counts`.
+        tape: Per-sample gradients, with the records of each user consecutive, and users in the order of
+            `counts`.
         counts: Number of records of each user, in ascending order, of shape (users,).
         reduction: Mean or sum of the gradients of a user's records.
         present: Mask of non-empty slots; sums and means exclude empty slots.
@@ -408,7 +409,7 @@ def unit_tape(
     values, units = counts.unique_consecutive(return_counts=True)
     for count, number in zip(values.tolist(), units.tolist(), strict=True):
         rows = slice(start, start + count * number)
-        # weight of each record in the gradient of its user; 0 for an empty slot
+        # weight of each record in its user's gradient; 0 for an empty slot
         held = occupied[rows].unflatten(0, (-1, count))
         size = 1 if reduction == "sum" else held.sum(1, keepdim=True).clamp(min=1)
         own = tape.take(rows)

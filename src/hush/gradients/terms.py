@@ -1,12 +1,13 @@
 """Terms: per-sample gradients of one parameter, materialised or factored.
 
-`Dense` has materialised gradients, like Opacus's `grad_sample`. Layers in `rules` create factored terms:
-Gram matrices give ghost norms, and one matrix product gives the weighted sum, with one backward pass for
-both (book-keeping, Bu et al. 2023).
+`Dense` stores materialised gradients, like Opacus's `grad_sample`. Layers in `rules` create factored
+terms. Their ghost norms come from Gram matrices and their weighted sum from one matrix product. Both use
+the same backward pass (book-keeping, Bu et al. 2023).
 
-Positions of a factored record can cancel: `+B` and `-B` have a small norm and a large rounding error.
-The norm of a factored term therefore includes a bound on the rounding error, relative to the sum over
-positions of the factors' norms (`products`; docs/guarantees/tape.md, 5).
+The positions of a factored record can cancel: the sum of `+B` and `-B` has a small norm but a large
+rounding error. The norm of a factored term therefore includes a bound on the rounding error, which is
+relative to the sum over positions of the products of the factors' norms (`products`;
+docs/guarantees/tape.md, 5).
 """
 
 import math
@@ -21,16 +22,16 @@ from hush.core.parts import CoordinateMask
 from hush.gradients.precision import blocked_product, double_norms, precise, vector_norms
 
 CHUNK_ENTRIES = {"cpu": 2**22, "cuda": 2**28}
-"""Maximum number of entries of a chunk of several records: fits a CPU's cache, occupies a GPU."""
+"""Maximum number of entries per chunk; a chunk fits the cache of a CPU, and occupies a GPU."""
 
 MATERIALISE_CHUNK = {"cpu": 2**20, "cuda": 2**28}
-"""Entries of a parameter's gradients materialised at a time for a clamped sum."""
+"""Number of gradient entries of a parameter that are materialised at a time for a clamped sum."""
 
 _NORM_CHUNK = {"cpu": 2**22, "cuda": 2**26}
-"""Entries of factored gradients materialised at a time for norms."""
+"""Number of entries of factored gradients that are materialised at a time for norms."""
 
 _UNDERFLOW = 2.0**-501
-"""Root of the underflow error in a sum of up to 2**19 squares in double precision."""
+"""Square root of the underflow error in a sum of up to 2**19 squares in double precision."""
 
 ROUNDING = 0.0024
 """Relative rounding slack on the sensitivity of a weighted sum in single precision, for terms with
@@ -38,10 +39,10 @@ bounded rounding: docs/guarantees/tape.md."""
 
 
 class Term:
-    """Per-sample gradients of one parameter, from one or all of its uses.
+    """Per-sample gradients of one parameter, for one use or all uses in a forward pass.
 
-    Subclasses are frozen dataclasses of tensors (records along the first dimension), other terms and
-    public values.
+    Subclasses are frozen dataclasses. Their fields are tensors (records along the first dimension),
+    other terms, and public values.
     """
 
     shape: torch.Size
@@ -82,7 +83,7 @@ class Term:
         return self.map_tensors(lambda value: value[rows])
 
     def mask_records(self, keep: Tensor) -> Self:
-        """Term with zero gradients for the records that `keep` excludes, at the same positions."""
+        """Term with zero gradients for the records that `keep` excludes; positions are unchanged."""
         return self.map_tensors(lambda value: zero_rows(value, keep))
 
     def dense(self) -> Tensor:
@@ -92,7 +93,7 @@ class Term:
     def of_units(self, count: int, scale: Tensor) -> "Term":
         """Term of users with `count` consecutive records each.
 
-        **Guarantee.** The computed gradient of a user depends on the user's records and on shapes alone.
+        **Guarantee.** The computed gradient of a user depends only on the user's records and on shapes.
 
         Args:
             count: Number of records of a user, at least two.
@@ -101,11 +102,11 @@ class Term:
         raise NotImplementedError
 
     def norms(self, order: float) -> Tensor:
-        """l_order norm of each record's gradient.
+        """Per-sample l_order norms: (records,).
 
         Returns:
             Norm of each record's contribution to the computed `weighted_sum`, up to the relative error
-            that `ROUNDING` covers. Not finite if the gradient is not finite or may overflow.
+            that `ROUNDING` covers. The norm is not finite if the gradient is not finite or may overflow.
         """
         raise NotImplementedError
 
@@ -127,9 +128,9 @@ class Term:
         """`weighted_sum` after clamping each entry to +-limit and masking coordinates.
 
         Args:
-            weights: (records,), not negative.
+            weights: Non-negative weights of shape (records,).
             limits: (records,). Largest absolute entry of each record before weighting.
-            mask: Zeroes coordinates at random, for plans that sample coordinates.
+            mask: Function that zeroes random coordinates, for plans that sample coordinates.
 
         Returns:
             Sum in double precision, of the parameter's shape.
@@ -163,23 +164,23 @@ class Dense(Term):
 
 
 def zero_rows(values: Tensor, keep: Tensor) -> Tensor:
-    """Values with zeros in the rows that `keep` excludes, even if they are not finite."""
+    """Replace the rows that `keep` excludes by zeros, even if they are not finite."""
     return values.where(column(keep, values), torch.zeros_like(values[:1]))
 
 
 def column(by_record: Tensor, values: Tensor) -> Tensor:
-    """Numbers per record, reshaped to broadcast over the values."""
+    """Reshape per-record numbers to broadcast over the values."""
     return by_record.view(-1, *[1] * (values.dim() - 1))
 
 
 def scale_rows(values: Tensor, scale: Tensor) -> Tensor:
-    """Values scaled per record, in at least single precision."""
+    """Scale the values of each record, in at least single precision."""
     wide = precise(values)
     return wide * column(scale.to(wide.dtype), wide)
 
 
 def by_unit(positions: Tensor, count: int) -> Tensor:
-    """Concatenated positions of each user's records: (users, count * positions, ...)."""
+    """Concatenate the positions of each user's records: (users, count * positions, ...)."""
     stacked: Tensor = positions.unflatten(0, (-1, count)).flatten(1, 2)
     return stacked
 
@@ -203,7 +204,7 @@ def materialised_clamped_sum(
         rows = slice(start, start + step)
         gradients = term.take(rows).dense()
         values = clamp_rows(gradients.reshape(len(gradients), size), limits[rows], mask)
-        # in double precision, because the selection of records may depend on a record
+        # sum in double precision, because the selection of records may depend on a record
         values.mul_(weights[rows].to(values.dtype)[:, None])
         total += values.sum(0, dtype=torch.float64).view(term.shape)
     return total
@@ -212,21 +213,21 @@ def materialised_clamped_sum(
 def clamp_rows(rows: Tensor, limits: Tensor, mask: CoordinateMask | None) -> Tensor:
     """Copy of the rows, clamped to each row's limit and then masked."""
     limit = limits.to(rows.dtype)[:, None]
-    # twice as fast as clamp()
+    # minimum and maximum are twice as fast as clamp()
     values = torch.maximum(rows, -limit)
     torch.minimum(values, limit, out=values)
     return values if mask is None else mask(values)
 
 
 def product_bound(left: Tensor, right: Tensor, order: float = 2) -> Tensor:
-    """Upper bound on each record's norm: products of the factors' norms, summed over positions.
+    """Upper bounds on the per-sample norms: products of the factors' norms, summed over positions.
 
-    Infinite if the norm of a factor exceeds the square root of the largest number, because the other
-    factor could then underflow.
+    The bound is infinite if the norm of a factor exceeds the square root of the largest number, because
+    the other factor could then underflow.
 
     Args:
-        left: (records, positions, rows).
-        right: (records, positions, columns).
+        left: Left factors of shape (records, positions, rows).
+        right: Right factors of shape (records, positions, columns).
         order: Order of the norm.
     """
     factors = precise(left), precise(right)
@@ -242,6 +243,11 @@ def product_bound(left: Tensor, right: Tensor, order: float = 2) -> Tensor:
 
 
 def finite_norms(norms: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """Norms in the given precision; infinite if the bound exceeds 2^-6 of the largest number, because
-    partial sums may then overflow."""
+    """Cast norms to a dtype; norms whose partial sums may overflow become infinite.
+
+    Args:
+        norms: Norms in double precision.
+        bound: Upper bounds; a norm is infinite if its bound exceeds 2^-6 of the largest number.
+        dtype: Dtype of the result.
+    """
     return norms.to(dtype).where(bound <= torch.finfo(dtype).max / 64, torch.inf)

@@ -9,7 +9,7 @@ __getattr__ = lazy_modules(__name__)
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional library, or name the extra of hush that installs it."""
+    """Import an optional library; raise with the extra of hush that installs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Private steps in another library's training loop."""
+"""Private steps in the training loop of another library."""
 
 import os
 import warnings
@@ -28,24 +28,24 @@ from hush.training.source import CollateFn, Source
 from hush.training.step import PrivateStep
 
 _IN_CHECKPOINT = ("model", "optimizer")
-"""Parts of a step's state that the library's own checkpoint contains."""
+"""Parts of a step's state that checkpoints of the library contain."""
 
 
 class HostLoop:
     """Private step, data and ledger of a training loop of another library.
 
     Checkpoints of a training library are copied, uploaded and published, so they must not contain the
-    key of the noise or the number of skipped records. `save` writes these to a file beside the ledger
-    that only its owner may read, and returns the public name of the state for the library's checkpoint.
+    key of the noise or the number of skipped records. `save` writes these to a secret file beside the
+    ledger, and returns the public name of the state for the library's checkpoint.
     """
 
     def __init__(
         self, ledger: Ledger | str | os.PathLike[str] | None, generator: torch.Generator | None
     ) -> None:
         self.step: PrivateStep | None = None
-        """The private step, once training has begun."""
+        """Private step; None before training begins."""
         self.data: Any = None
-        """Records, from `batch_data`."""
+        """Private data, from `batch_data`."""
         self._ledger, self._generator = ledger, generator
         self._batches: Iterator[Batch] | None = None
         self._end = 0
@@ -64,10 +64,10 @@ class HostLoop:
         physical_batch: int | None,
         resumed: dict[str, Any] | None,
     ) -> None:
-        """Make the step with the current weights and optimizer.
+        """Create the step with the current weights and optimizer.
 
-        `settings` are the optimizer's initial settings; `resumed` is the public name of the state to
-        restore.
+        `settings` are the initial settings of the optimizer. `resumed` is the public name of the state
+        to restore.
         """
         step = PrivateStep(
             BatchLoss(model, loss_of_batch),
@@ -92,7 +92,7 @@ class HostLoop:
         step.ledger.store_delta(delta)
 
     def advance(self) -> bool | None:
-        """Run one step; whether the weights changed, or None if all steps are done."""
+        """Run one step; return whether the weights changed, or None if all steps are done."""
         assert self.step is not None
         if (
             self._batches is None
@@ -102,7 +102,7 @@ class HostLoop:
         return None if self.done else self.step(next(self._batches))
 
     def stop(self) -> None:
-        """Charge all planned steps, if a callback has ended training early."""
+        """Charge all planned steps if a callback has stopped training early."""
         if self.step is not None and self._batches is not None and not self.done:
             self.step.stop()
 
@@ -111,11 +111,11 @@ class HostLoop:
         return self.step is not None and self.step.steps >= self._end
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """Guarantee of all releases on the ledger, at this delta or the run's."""
+        """Guarantee of all releases on the ledger, by default at the delta of the run."""
         if self.step is None:
             raise LedgerError(
                 "no step has been charged yet, so there is no guarantee yet. Train first; for an "
-                "earlier run, hush.Ledger(path, read_only=True).epsilon()."
+                "earlier run, call hush.Ledger(path, read_only=True).epsilon()."
             )
         return self.step.ledger.epsilon(delta)
 
@@ -126,7 +126,7 @@ class HostLoop:
         name = {"run": step.run, "steps": step.steps, "ledger": step.ledger.identity}
         path = step.ledger.path
         here = path is not None and step.reducer.rank == 0
-        shared = step.past_noise is not None and step.reducer.size > 1  # all ranks have a part
+        shared = step.past_noise is not None and step.reducer.size > 1  # each rank has a slice
         if not (here or shared):
             return name
         whole = step.state_dict()
@@ -140,24 +140,24 @@ class HostLoop:
         return name
 
     def _restore(self, step: PrivateStep, name: dict[str, Any]) -> None:
-        """Restore the secret state of that name, with the current weights and optimizer."""
+        """Restore the secret state with this name, and keep the current weights and optimizer."""
         if step.reducer.rank > 0:
             step.load_state_dict({})  # rank 0 broadcasts its state
             return
         path = step.ledger.path
         if path is None or step.ledger.identity != name["ledger"]:
             raise CheckpointError(
-                f"the checkpoint belongs to a run with ledger {name['ledger']}, and this ledger is "
+                f"the checkpoint belongs to a run with ledger {name['ledger']}, but this ledger is "
                 f"{step.ledger.identity}{' in memory' * (path is None)}: it lacks the charges of the "
-                "run. Pass the path of the run's ledger as ledger=, from its first step on."
+                "run. Pass the path of the run's ledger as ledger=, in this run and in later runs."
             )
         file = step_file(path)
         states = checkpoint.load(file) if file.exists() else {}
         kept = states.get(f"{name['run']}/{name['steps']}")
         if kept is None:
             raise CheckpointError(
-                f"{file} has no state of step {name['steps']} of run {name['run']}, with the key of "
-                "the noise. Restore the file, or start a new run on the same ledger."
+                f"{file} has no state of step {name['steps']} of run {name['run']}, which contains the "
+                "key of the noise. Restore the file, or start a new run on the same ledger."
             )
         check_same_origin(kept["origin"], self.data, self._generator)
         here = {"model": step.model.state_dict(), "optimizer": step.optimizer.state_dict()}
@@ -175,9 +175,9 @@ class HostLoop:
 class BatchLoss(nn.Module):
     """Per-sample losses from a function of a batch, which is called with one record at a time.
 
-    The mean over a batch of one record is the loss of that record. A loss that depends on several
-    records (contrastive, or a mean over all tokens of a batch) gets one record only. `loss_of_batch`
-    calls `model` and returns a number, or a dictionary with the number as "loss".
+    The mean over a batch of one record is the loss of that record. A loss that compares or averages over
+    several records (contrastive, or a mean over all tokens of a batch) only gets one record.
+    `loss_of_batch` calls `model` and returns a number, or a dictionary with the number as "loss".
     """
 
     def __init__(self, model: nn.Module, loss_of_batch: Callable[[Any], Any]) -> None:
@@ -212,7 +212,7 @@ def batch_data(
     pad_to: Any = None,
     pad_value: Any = 0,
 ) -> Data:
-    """Data with the whole batch as inputs, for `BatchLoss`.
+    """Convert data so that the inputs contain the whole batch, for `BatchLoss`.
 
     For tensors and for a `Source`, the batch is (inputs, targets). The options are as in `hush.Source`.
     """
@@ -238,5 +238,5 @@ class _WholeBatch:
     collate_fn: CollateFn
 
     def __call__(self, records: list[Any]) -> tuple[Any, Tensor]:
-        batch = map_leaves(self.collate_fn(records), lambda value: value)  # with plain dictionaries
+        batch = map_leaves(self.collate_fn(records), lambda value: value)  # makes dictionaries plain
         return (batch,), torch.zeros(len(records))

@@ -1,4 +1,4 @@
-"""Lightning: private training of a LightningModule in Lightning's own loop. docs/lightning.md."""
+"""Private training of a LightningModule in Lightning's own loop. See docs/lightning.md."""
 
 import inspect
 import os
@@ -47,18 +47,20 @@ _MIX_IN = "class Private(PrivateModule, Mine): pass"
 class PoissonLoader(HostLoop):
     """Replacement for a training `DataLoader`: one item per step, with records drawn by the plan.
 
-    Its length is one epoch, 1 / sampling rate. `spent()` is the guarantee after `fit`.
+    Its length is the number of steps in an epoch, 1 / sampling rate. After `fit`, `spent()` returns the
+    guarantee.
 
     Args:
         data: Records of the batches for `training_step`: a pair of tensors, or a map-style data set.
         plan: Sampling, clipping, noise and release.
-        budget: Limit of the total cost on the ledger. Training stops when it is spent.
+        budget: Maximum privacy cost of all charges on the ledger. Training stops when it is spent.
         ledger: Ledger or path; by default a ledger in memory. Resuming from a checkpoint needs a ledger
             on disk.
-        collate_fn: As for a `DataLoader`; called with one record at a time.
+        collate_fn: Function as in a `DataLoader`, called with one record at a time.
         workers: Number of processes that read ahead.
-        pad_to: Public length of every record, or a tree of them like the batch, as in `hush.Source`.
-        pad_value: Padding value, or a tree of them.
+        pad_to: Public length of every record, or a tree of lengths in the structure of the batch, as in
+            `hush.Source`.
+        pad_value: Padding value, or a tree of padding values.
         physical_batch: Number of records to process at once; by default as many as fit in memory.
         generator: Seed of sampling and noise, for tests; the guarantee then has `randomness: seeded`.
     """
@@ -90,13 +92,13 @@ class PoissonLoader(HostLoop):
         return max(1, round(1 / self.plan.sampling.average_participation))
 
     def __iter__(self) -> Iterator[int]:
-        """Indices of an epoch's steps. The step itself draws the records."""
+        """Indices of the steps of an epoch. The private step draws the records."""
         if (
             self.step is None
         ):  # checked at the first item, because the Trainer creates the iterator before on_train_start
             raise Unsupported(
-                "a PoissonLoader needs a PrivateModule, which makes the private step that draws the "
-                f"batches. Mix it in from the left: {_MIX_IN}."
+                "a PoissonLoader needs a PrivateModule, which creates the private step that draws the "
+                f"batches. Put PrivateModule first in the bases: {_MIX_IN}."
             )
         yield from range(len(self))
 
@@ -106,7 +108,7 @@ class PrivateModule(LightningModule):
 
     Training records come from a `PoissonLoader`. `Mine.training_step` is called with one record at a
     time and returns that record's loss. Optimizer, schedules, validation, loggers, callbacks and
-    checkpoints stay unchanged.
+    checkpoints are unchanged.
 
     **Guarantee.** `loader.spent()` covers the weights, the checkpoints of the `Trainer` and the logged
     `epsilon`. Metrics that `training_step` logs depend on the private records; they are dropped with a
@@ -115,8 +117,8 @@ class PrivateModule(LightningModule):
 
     _recording = False  # whether the loss of a record is being computed
     _checkpoint: dict[str, Any] | None = None  # name of the step's state in the loaded checkpoint
-    _settings: list[dict[str, Any]]  # of the optimizer before any schedule changed them
-    _monitors: dict[int, str]  # metric that a schedule monitors, by the schedule's identity
+    _settings: list[dict[str, Any]]  # settings of the optimizer before any schedule changes them
+    _monitors: dict[int, str]  # metric that a schedule monitors, by the id of the schedule
 
     @property
     def automatic_optimization(self) -> bool:
@@ -147,25 +149,25 @@ class PrivateModule(LightningModule):
                 schedule = schedule.get("scheduler") if isinstance(schedule, dict) else schedule
                 if "monitor" in part:
                     self._monitors[id(schedule)] = part["monitor"]
-                # Lightning ignores them under manual optimization, with a warning
+                # Lightning warns about these and ignores them under manual optimization
                 for name in _MONITORING:
                     part.pop(name, None)
         return configured
 
     def configure_callbacks(self) -> list[Callback]:
-        """The module's own callbacks, and one that closes the ledger. Lightning calls this first."""
+        """Callbacks of the module, and a callback that closes the ledger. Lightning calls this first."""
         _check_trainer(self.trainer)
         own = super().configure_callbacks()
         return [*(own if isinstance(own, (list, tuple)) else [own]), _CloseLedger()]
 
     def on_train_start(self) -> None:
-        """Make the private step, or restore it from a checkpoint."""
+        """Create the private step, or restore it from a checkpoint."""
         super().on_train_start()
         for name in ("training_step", "configure_optimizers"):
             if getattr(type(self), name) is not getattr(PrivateModule, name):
                 raise Unsupported(
                     f"{type(self).__name__} overrides the private {name}: gradients would be neither "
-                    f"clipped nor charged. Mix in from the left: {_MIX_IN}."
+                    f"clipped nor charged. Put PrivateModule first in the bases: {_MIX_IN}."
                 )
         loader = self._loader()
         for held_out in leaves(self.trainer.val_dataloaders):
@@ -174,13 +176,13 @@ class PrivateModule(LightningModule):
         if self.trainer.ckpt_path and resumed is None:
             raise CheckpointError(
                 f"{self.trainer.ckpt_path} is not a checkpoint of a private run: weights that were "
-                "trained on these records without noise stay non-private. Begin with public weights."
+                "trained on these records without noise are not private. Start with public weights."
             )
         wanted = self.trainer.estimated_stepping_batches
         loader.begin(
             self,
             self._loss_of_record,
-            self.optimizers(),  # one, by configure_optimizers
+            self.optimizers(),  # a single optimizer: see configure_optimizers
             loader.plan,
             settings=self._settings,
             budget=loader.budget,
@@ -210,14 +212,14 @@ class PrivateModule(LightningModule):
         self._step_schedules("epoch", self.current_epoch + 1)
 
     def on_train_end(self) -> None:
-        """Charge the planned steps of a run that a callback has stopped, and check the weights."""
+        """Charge all planned steps if a callback has stopped the run, and check the weights."""
         super().on_train_end()
         if (step := self._loader().step) is not None:
             self._loader().stop()
             step.spent()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the public name of the step's state. The state is secret and saved elsewhere."""
+        """Store the public name of the step's state. The secret state is saved beside the ledger."""
         super().on_save_checkpoint(checkpoint)
         if self._loader().step is not None:
             checkpoint[_CHECKPOINT] = self._loader().save()
@@ -234,7 +236,7 @@ class PrivateModule(LightningModule):
         super().log(name, value, *args, **options)
 
     def _loss_of_record(self, batch: Any) -> Any:
-        """Result of the module's own training_step for a batch of one record."""
+        """Call the training_step of the user's module on a batch of one record."""
         own = super().training_step
         loggers = self.trainer.loggers
         self._recording = True
@@ -249,8 +251,8 @@ class PrivateModule(LightningModule):
         loader = self.trainer.train_dataloader
         if not isinstance(loader, PoissonLoader):
             raise Unsupported(
-                f"the training records come from {with_article(type(loader).__name__)}: records in a "
-                "shuffled order are not the sampling that is charged. Pass trainer.fit(module, "
+                f"the training records come from {with_article(type(loader).__name__)}: shuffled "
+                "records are not the sampling that is accounted for. Pass trainer.fit(module, "
                 "hush.integrations.lightning.PoissonLoader(dataset, plan, budget)); with "
                 "hush.RandomAllocation in the plan, each record takes part once per epoch."
             )
@@ -295,8 +297,8 @@ class _NoLogger(DummyLogger):
 
 def _warn_of_log(what: str) -> None:
     warnings.warn(
-        f"training_step logs {what}, a metric of private records that no charge covers: it is dropped. "
-        "Log it in validation_step, for records that need no protection.",
+        f"training_step logs {what}, a metric of private records that the guarantee does not cover: it "
+        "is dropped. Log it in validation_step, for records that need no protection.",
         PrivacyWarning,
         stacklevel=3,
     )
@@ -309,13 +311,13 @@ def _check_trainer(trainer: "Trainer") -> None:
         "gradient_clip_val": clip is not None
         and f"={clip!r} would clip the noisy gradient. Leave it out, and set the plan's clipping.",
         "accumulate_grad_batches": accumulated != 1
-        and f"={accumulated!r} would accumulate noisy gradients, and a private step draws its whole "
-        "batch at once. Raise the plan's rate, and pass physical_batch= to the PoissonLoader.",
+        and f"={accumulated!r} would accumulate noisy gradients, but a private step draws its whole "
+        "batch at once. Increase the rate of the plan, and pass physical_batch= to the PoissonLoader.",
         "precision": trainer.precision not in _PRECISIONS
         and f"={trainer.precision!r} scales losses or converts records. Use one of {_PRECISIONS}.",
         "strategy": strategy not in _STRATEGIES
         and f" {strategy} moves or shards weights and gradients. Use one device or "
-        "strategy='ddp', or fully_shard in a loop of your own (docs/distributed.md).",
+        "strategy='ddp', or fully_shard in your own loop (docs/distributed.md).",
         "launcher": "MultiProcessing" in type(getattr(trainer.strategy, "launcher", None)).__name__
         and " starts processes (ddp_spawn, ddp_fork, ddp_notebook) that end with fit: they return the "
         "weights, but not the ledger. Use strategy='ddp', or one device.",
@@ -333,7 +335,7 @@ def _check_trainer(trainer: "Trainer") -> None:
 
 
 def _parts(configured: Any) -> Iterator[Any]:
-    """The result of configure_optimizers, and all entries of its lists and dictionaries."""
+    """Iterate over the result of configure_optimizers and all entries of its lists and dictionaries."""
     yield configured
     if isinstance(configured, (dict, list, tuple)):
         for part in configured.values() if isinstance(configured, dict) else configured:

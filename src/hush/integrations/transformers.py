@@ -1,4 +1,4 @@
-"""Hugging Face transformers: a Trainer with a private step. docs/transformers.md."""
+"""Hugging Face Trainer with differentially private training. See docs/transformers.md."""
 
 import inspect
 import json
@@ -37,12 +37,12 @@ else:
     get_last_checkpoint = _transformers.trainer_utils.get_last_checkpoint
 
 _NOT_CHARGED = ("loss", "grad_norm", "total_flos")
-"""Metrics of training records that Trainer logs, in addition to those with the prefix "train_"."""
+"""Metrics of training records that Trainer logs without the prefix "train_"."""
 _STEP = ("training_step", "get_train_dataloader", "_get_train_sampler")
 """Methods of a Trainer that draw records and apply gradients."""
 _DEFAULT_NORM, _CLIP_NORM = 1.0, 0.1
-"""Default `max_grad_norm` of TrainingArguments, and the clipping norm in its place: gradients of one
-record of a pretrained model, and of an adapter in particular, are mostly shorter than 1."""
+"""Default `max_grad_norm` of TrainingArguments, and the clipping norm that replaces it. Per-sample
+gradients of pretrained models, and particularly of adapters, mostly have norms below 1."""
 _FUSED_BACKWARD = ("lomo", "adalomo")
 _ATTENTION = "sdpa_vectorized"
 _NAME = "private_step.json"
@@ -52,12 +52,12 @@ _NAME = "private_step.json"
 class PrivateTrainer(Trainer):
     """Trainer with differentially private training: `PrivateTrainer(..., epsilon=3.0)`.
 
-    TrainingArguments keep their meaning. `per_device_train_batch_size` records are processed at once,
-    and that number times `gradient_accumulation_steps` (and processes) is the expected batch size.
-    Epochs or `max_steps`, the optimizer and the learning-rate schedule are unchanged. `max_grad_norm` is
-    the clipping norm of each record's gradient; its default of 1.0 stands for 0.1, which suits
-    pretrained models (pass `plan` to clip at 1). Callbacks, evaluation, logging, checkpoints and
-    adapters are the Trainer's own.
+    TrainingArguments keep their meaning. `per_device_train_batch_size` is the physical batch size, and
+    its product with `gradient_accumulation_steps` and the number of processes is the expected batch
+    size. Epochs or `max_steps`, the optimizer and the learning-rate schedule are unchanged.
+    `max_grad_norm` is the clipping norm of per-sample gradients. Its default of 1.0 is replaced by 0.1,
+    which suits pretrained models; pass `plan` to clip at 1. Callbacks, evaluation, logging, checkpoints
+    and adapters work as in Trainer.
 
     **Guarantee.** `spent()` covers the weights, the checkpoints and the logs:
     `epsilon` replaces training losses and timings. Evaluation records are not protected. The loss of a
@@ -65,17 +65,17 @@ class PrivateTrainer(Trainer):
 
     Args:
         args: Positional arguments of Trainer.
-        epsilon: Limit of the total cost on the ledger. Noise is calibrated to it for the steps of the
-            TrainingArguments, assuming a ledger without other runs. With other runs on the ledger,
-            training stops earlier: pass a plan of `hush.calibrate(..., spent=ledger.counts)` instead.
+        epsilon: Maximum epsilon of all charges on the ledger. Noise is calibrated to it for the steps of
+            the TrainingArguments, assuming a ledger without other runs. With other runs on the ledger,
+            training stops earlier; pass a plan from `hush.calibrate(..., spent=ledger.counts)` instead.
         delta: Delta of the guarantee; by default 0.1 / the (public) number of records.
-        plan: Plan, instead of calibrated noise. Its batch size and norm must agree with the
+        plan: Plan to use instead of calibrated noise. Its batch size and norm must agree with the
             TrainingArguments. With `epsilon`, training stops when the budget is spent.
-        pad_to: Public length to which the data collator's output is padded or cut, or a dictionary of
-            lengths by name. "longest": the longest record of a physical batch, with
+        pad_to: Public length to which the output of the data collator is padded or cut, or a dictionary
+            of lengths by name. "longest": pad to the longest record of a physical batch, with
             `arithmetic: assumed`.
-        ledger: Ledger or path; by default `ledger.jsonl` in `output_dir`. The costs of all runs on a
-            ledger add up.
+        ledger: Ledger or path; by default `ledger.jsonl` in `output_dir`. The privacy costs of all runs
+            on a ledger add up.
         generator: Seed of sampling and noise, for tests; the guarantee then has `randomness: seeded`.
         options: Keyword arguments of Trainer.
     """
@@ -100,7 +100,7 @@ class PrivateTrainer(Trainer):
         )  # before Trainer's error about max_steps for a stream
         super().__init__(*args, **options)
         if plan is None and epsilon is None:
-            way = "Pass PrivateTrainer(..., epsilon=3.0), or plan= with noise of your own."
+            way = "Pass PrivateTrainer(..., epsilon=3.0), or plan= with a noise multiplier."
             raise InvalidValue(f"neither epsilon nor plan was passed: the noise is unknown. {way}")
         self._delta = 0.1 / self._records if delta is None else delta
         self._budget = None if epsilon is None else Budget(epsilon, self._delta)
@@ -114,15 +114,15 @@ class PrivateTrainer(Trainer):
 
     @property
     def private_step(self) -> PrivateStep | None:
-        """The private step, once training has begun."""
+        """Private step; None before training begins."""
         return self._loop.step
 
     def spent(self, delta: float | None = None) -> Guarantee:
-        """Guarantee of all releases on the ledger, at this delta or the run's."""
+        """Guarantee of all releases on the ledger, by default at the delta of the run."""
         return self._loop.spent(delta)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Train privately, as in Trainer. The output has no training loss and timings.
+        """Train privately, as in Trainer. The output contains no training loss and no timings.
 
         A resumed run continues exactly, on the same ledger; repeated steps are not charged again.
         """
@@ -144,7 +144,7 @@ class PrivateTrainer(Trainer):
                 if self.args.load_best_model_at_end:
                     self.private_step.adopt_weights()  # earlier releases, selected on evaluation records
                 self._loop.stop()
-                self.private_step.spent()  # raises if anything else has changed them
+                self.private_step.spent()  # raises if other code has changed the weights
         finally:
             self._loop.close()
         return output._replace(training_loss=math.nan, metrics=_charged(output.metrics))
@@ -168,7 +168,7 @@ class PrivateTrainer(Trainer):
         return DataLoader(range(items), batch_size=1, collate_fn=lambda _: {})  # type: ignore[arg-type]
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
-        """Number of records of a loader. The empty training loader stands for the training data."""
+        """Number of records of a loader; the empty training loader has all training records."""
         if isinstance(dataloader.dataset, range):
             return self._records
         return int(super().num_examples(dataloader))
@@ -178,7 +178,7 @@ class PrivateTrainer(Trainer):
         return 0
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The schedule, as in Trainer, after recording the optimizer's settings without it."""
+        """Create the schedule as in Trainer, after storing the optimizer's initial settings."""
         self._settings = settings_of(optimizer or self.optimizer)  # type: ignore[arg-type]
         return super().create_scheduler(num_training_steps, optimizer)
 
@@ -198,8 +198,8 @@ class PrivateTrainer(Trainer):
         """Log as in Trainer, with epsilon instead of training losses and timings."""
         if self._recording:
             warnings.warn(
-                f"compute_loss logs {', '.join(logs)} of private records, which no charge covers: it is "
-                "dropped. Log metrics of evaluation records, which need no protection.",
+                f"compute_loss logs {', '.join(logs)} of private records, which the guarantee does not "
+                "cover: it is dropped. Log metrics of evaluation records, which need no protection.",
                 PrivacyWarning,
                 stacklevel=2,
             )
@@ -221,10 +221,10 @@ class PrivateTrainer(Trainer):
         return super().predict(test_dataset, *args, **options)
 
     def hyperparameter_search(self, *args: Any, **options: Any) -> Any:
-        """Raise: the choice among several runs depends on the records beyond the charge of each."""
+        """Raise, because the charges of the runs do not cover the selection of the best run."""
         raise Unsupported(
-            "hyperparameter_search releases the best of several runs, and the charge of each run does "
-            "not cover that choice. Use hush.tune, which charges the whole search once."
+            "hyperparameter_search releases the best of several runs, but the charges of the runs do "
+            "not cover this selection. Use hush.tune, which charges the whole search once."
         )
 
     @property
@@ -242,29 +242,30 @@ class PrivateTrainer(Trainer):
         untouched = clip_norm == _DEFAULT_NORM
         if batch > records:
             raise InvalidValue(
-                f"the batch of the TrainingArguments is {batch} and there are {records} records: a rate "
-                "is at most 1. Lower per_device_train_batch_size or gradient_accumulation_steps."
+                f"the batch of the TrainingArguments is {batch}, but there are {records} records: the "
+                "sampling rate is at most 1. Reduce per_device_train_batch_size or "
+                "gradient_accumulation_steps."
             )
         if plan is None:
             if not clip_norm or clip_norm < 0:
                 text = (
                     f"max_grad_norm={clip_norm} must be > 0: it is the clipping norm of each record's "
                 )
-                raise InvalidValue(f"{text}gradient. Leave it out, for 0.1, or pass plan=.")
+                raise InvalidValue(f"{text}gradient. Leave it out to clip at 0.1, or pass plan=.")
             clip_norm = _CLIP_NORM if untouched else clip_norm
             noise = Gaussian(multiplier=1.0)
             return Plan(sampling=Poisson(rate=batch / records), clipping=L2(norm=clip_norm), noise=noise)
         expected = check_kind("plan", plan, Plan).sampling.expected(records)
         if abs(expected - batch) >= 0.5:
             raise InvalidValue(
-                f"the plan draws {expected:g} of {records} records on average, and the batch of the "
+                f"the plan draws {expected:g} of {records} records on average, but the batch of the "
                 f"TrainingArguments is {batch} (per device, times accumulation and processes). Pass "
                 f"sampling=hush.Poisson(rate={batch} / {records}), or other arguments."
             )
         if not untouched and clip_norm not in (None, 0, getattr(plan.clipping, "norm", None)):
             raise InvalidValue(
-                f"max_grad_norm={clip_norm} and the plan clips by {plan.clipping}: a noisy gradient is "
-                "not clipped again. Pass TrainingArguments(max_grad_norm=0), or the plan's norm."
+                f"max_grad_norm={clip_norm}, but the plan clips by {plan.clipping}: noisy gradients are "
+                "not clipped again. Pass TrainingArguments(max_grad_norm=0), or the norm of the plan."
             )
         return plan
 
@@ -280,7 +281,8 @@ class PrivateTrainer(Trainer):
             except (OSError, ValueError) as error:
                 raise CheckpointError(
                     f"{self._resumed} is not a complete checkpoint of a private run ({error}): weights "
-                    f"trained without noise stay non-private. Begin with public ones, or with a {_NAME}."
+                    "trained without noise are not private. Start with public weights, or restore "
+                    f"{_NAME}."
                 ) from None
         Path(str(self.args.output_dir)).mkdir(parents=True, exist_ok=True)
         vectorize_attention(model)  # type: ignore[arg-type]
@@ -309,7 +311,7 @@ class PrivateTrainer(Trainer):
         if changed:
             raise Unsupported(
                 f"compute_loss changes {', '.join(changed[:3])} of the Trainer: a metric of private "
-                "records would be logged or saved without a charge. Store nothing between calls."
+                "records would be logged or saved without a charge. Do not store metrics between calls."
             )
         return loss
 
@@ -326,7 +328,7 @@ class _SaveStep(TrainerCallback):
 
 
 def _contents(trainer: Trainer) -> dict[str, Any]:
-    """Numbers, and sizes of containers, among a Trainer's attributes, to detect stored metrics."""
+    """Numbers and sizes of containers in the attributes of a Trainer, to detect stored metrics."""
     contents: dict[str, Any] = {}
     for name, value in vars(trainer).items():
         if isinstance(value, (list, dict)):
@@ -341,7 +343,7 @@ def _contents(trainer: Trainer) -> dict[str, Any]:
 
 
 def _charged(metrics: dict[str, float]) -> dict[str, float]:
-    """Metrics that may be published: without training losses and timings."""
+    """Remove training losses and timings, which the guarantee does not cover, from metrics."""
     kept = (name for name in metrics if name not in _NOT_CHARGED and not name.startswith("train_"))
     return {name: metrics[name] for name in kept}
 
@@ -353,21 +355,21 @@ def _check_arguments(args: Any) -> None:
         "fp16": args.fp16 and "private gradients are computed without a gradient scaler: use bf16",
         "deepspeed": args.deepspeed and "it computes, splits and applies gradients of the batch itself",
         "fsdp": args.fsdp
-        and "it splits the weights itself: use fully_shard in a loop of your own (docs/distributed.md)",
+        and "it shards the weights itself: use fully_shard in your own loop (docs/distributed.md)",
         "train_sampling_strategy": args.train_sampling_strategy != "random"
         and "it selects records by their length or position, not as independent draws",
         "auto_find_batch_size": args.auto_find_batch_size
         and "it repeats steps with another batch size, which is another plan",
         "include_num_input_tokens_seen": args.include_num_input_tokens_seen != "no"
-        and "the number of tokens in a batch depends on who was drawn",
+        and "the number of tokens in a batch depends on which records were drawn",
         "neftune_noise_alpha": args.neftune_noise_alpha is not None
-        and "its hook draws inside the model, which is untested here",
+        and "its hook draws random numbers inside the model, which is not tested",
         "use_liger_kernel": args.use_liger_kernel
         and "its kernels compute gradients of the batch, not of each record",
         "n_gpu": args.n_gpu > 1
         and "one process with several GPUs averages gradients before they are clipped: use torchrun, or "
         "one GPU (CUDA_VISIBLE_DEVICES)",
-        "optim": fused and "it updates weights in the backward pass, before anything is charged",
+        "optim": fused and "it updates weights in the backward pass, before the step is charged",
     }
     for name, reason in rejected.items():
         if reason:
@@ -402,18 +404,18 @@ def _check_records(train_dataset: Any) -> None:
 
 
 def _check_evaluation(eval_dataset: Any, train_dataset: Any) -> None:
-    """Raise if metrics would be computed on training records, which no charge covers."""
+    """Raise if metrics would be computed on training records."""
     for each in eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]:
         if each is not None and not isinstance(each, str):
             check_held_out(each, train_dataset)
 
 
 def vectorize_attention(model: nn.Module) -> None:
-    """Let transformers models build attention masks without a data-dependent branch.
+    """Replace `sdpa` attention by a variant that builds masks without a data-dependent branch.
 
-    With `sdpa` attention, a model skips a mask that masks no position. `torch.vmap` does not support
-    this test, so a private step would compute one record at a time. This function sets `sdpa` without
-    the test in all transformers models of `model`.
+    With `sdpa` attention, a model omits a mask that masks no position. `torch.vmap` does not support
+    this branch, so a private step would process one record at a time. This function sets a variant of
+    `sdpa` without the branch in all transformers models of `model`.
     """
     from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
     from transformers.masking_utils import sdpa_mask

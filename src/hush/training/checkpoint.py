@@ -1,7 +1,8 @@
-"""Checkpoints of a private step, and resuming a run from a checkpoint.
+"""Save and load checkpoints of a private step.
 
-A checkpoint is one safetensors file of tensors and JSON, without pickle. It is as secret as the records:
-the generator's state determines past and future noise. `save_weights` writes the public file.
+A checkpoint is one safetensors file of tensors and JSON, without pickle. It must be kept as secret as
+the records, because the generator's state determines past and future noise. `save_weights` writes a file
+that may be published.
 """
 
 import copy
@@ -37,7 +38,7 @@ Scheduler = LRScheduler | ReduceLROnPlateau
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write nested plain data and tensors atomically."""
+    """Write nested plain data and tensors to a file, atomically."""
     tensors: dict[str, Tensor] = {}
     plain = json.dumps(_pack(state, "", tensors))
     metadata = {"state": plain, "sha256": _digest(plain, tensors)}
@@ -45,7 +46,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Load the state from the output of `save`, on the CPU; raise if the file is damaged."""
+    """Load a state that `save` has written, on the CPU; raise if the file is damaged."""
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -56,21 +57,21 @@ def load(path: Path) -> dict[str, Any]:
     except (OSError, SafetensorError, KeyError) as error:
         raise CheckpointError(
             f"the checkpoint {path} cannot be used: {error}. Restore it, or delete it and resume with "
-            "reseed=True (--reseed), which starts again on the same ledger."
+            "reseed=True (--reseed), which starts training again on the same ledger."
         ) from None
     state: dict[str, Any] = _unpack(json.loads(plain), tensors)
     return state
 
 
 def save_weights(path: Path, model: nn.Module) -> None:
-    """Write the model's weights alone; they may be published under the guarantee."""
+    """Write only the weights of the model, which may be published under the guarantee."""
     weights: dict[str, Tensor] = {}
     _pack(model.state_dict(), "", weights)
     replace_file(path, safetensors.torch.save({name[1:]: value for name, value in weights.items()}))
 
 
 def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON; tensors are moved to `tensors` under their path in the tree."""
+    """Convert `value` to JSON; tensors are moved to `tensors` under their path in the tree."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -85,8 +86,8 @@ def _pack(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
             items = [_pack(v, f"{place}/{i}", tensors) for i, v in enumerate(value)]
             return {"tuple" if isinstance(value, tuple) else "list": items}
     raise CheckpointError(
-        f"{place} is {with_article(type(value).__name__)}, neither a tensor nor plain data. Use an "
-        "optimizer and a scheduler with a state_dict of tensors and plain data."
+        f"{place} is {with_article(type(value).__name__)}, which is neither a tensor nor plain data. "
+        "Use an optimizer and a scheduler with a state_dict of tensors and plain data."
     )
 
 
@@ -120,7 +121,7 @@ def resume_run(
     *,
     reseed: bool,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Load the last checkpoint, if there is one; return the origin of the run and its metrics."""
+    """Load the last checkpoint, if it exists; return the origin of the run and its metrics."""
     generator = randomness.generator
 
     def read() -> dict[str, Any]:
@@ -147,7 +148,7 @@ def resume_run(
 
 
 def origin_of(data: Data, generator: torch.Generator | None) -> dict[str, Any]:
-    """Kind of the records, and digests of the first ones and of the seed (secret)."""
+    """Shapes and types of a record, and digests of the first records and of the seed (secret)."""
     seed = None if generator is None else str(generator.initial_seed()).encode()
     return {
         "record": describe_record(data),
@@ -161,26 +162,26 @@ def check_same_origin(stored: dict[str, Any], data: Data, generator: torch.Gener
     current = origin_of(data, generator)
     first, other = (stored["first"], current["first"]), ""
     if stored["record"] != current["record"]:
-        kinds = f"{stored['record']} and these are {current['record']}"
-        other = f"the checkpoint is of a run on records of {kinds}"
+        kinds = f"{stored['record']}, and the data has records of {current['record']}"
+        other = f"the checkpoint belongs to a run on records of {kinds}"
     elif None not in first and first[0] != first[1]:
-        other = f"the first {_FIRST} records differ from the run's (they are private and not shown)"
+        other = f"the first {_FIRST} records differ from the run's records (private, not shown)"
     if other:
         raise CheckpointError(
-            f"{other}: a ledger is for one data set. Resume with the same data in the same order, or "
+            f"{other}: each ledger is for one data set. Resume with the same data in the same order, or "
             "start a new run in a new directory."
         )
     if generator is not None and stored["seed"] != current["seed"]:
         began = "the operating system's randomness" if stored["seed"] is None else "another seed"
         raise CheckpointError(
             f"the run began with {began}, not with the seed {generator.initial_seed()}: a resumed run "
-            "continues with the randomness of its checkpoint. Leave the seed out, or start a new run in "
-            "a new directory."
+            "continues the random stream of its checkpoint. Leave the seed out, or start a new run in a "
+            "new directory."
         )
 
 
 def state_of(step: "PrivateStep") -> dict[str, Any]:
-    """State of a step, from which it can continue exactly."""
+    """State of a step; a step that loads it continues exactly."""
     past = {} if step.past_noise is None else {"past_noise": step.past_noise.vectors.clone()}
     return {
         **run_facts(step),
@@ -207,7 +208,7 @@ def state_of(step: "PrivateStep") -> dict[str, Any]:
 def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
     """Load a checkpoint into the step; raise if it belongs to another run or charges are missing.
 
-    A state that cannot be loaded leaves the model and the optimizer unchanged.
+    If loading fails, the model and the optimizer are unchanged.
     """
     _check(step, state)
     before = copy.deepcopy((step.model.state_dict(), step.optimizer.state_dict()))
@@ -231,14 +232,14 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
     step.charged_run, step.secrecy = state["charged_run"], state["randomness"]
     step.accepted, step.earlier = state["accepted"], 0
     step.gradients.replayed = state["replayed"]  # repeated steps must round identically
-    # a torn line may contain a part of its release, so the noise must be the same: ledger.md, 4
+    # a torn line may contain a part of its release's label, so the noise must be equal: ledger.md, 4
     once = step.ledger.counts_repeating(step.plan, step.run, step.steps + 1)
     charged_since = step.ledger.last_step(step.run) > step.steps or once != step.ledger.counts
     ours, ranks = step.reducer.description, state["processes"]
     theirs = f"{ranks} process{'es' * (ranks > 1)}{' with sharded parameters' * state['sharded']}"
     if theirs != ours and charged_since:
         warnings.warn(
-            f"{theirs} charged steps after the checkpoint, and {ours} draw different noise: these "
+            f"{theirs} charged steps after the checkpoint, but {ours} would draw different noise: these "
             f"steps are charged again. Resume with {theirs} to repeat them without a new charge.",
             PrivacyWarning,
             stacklevel=3,
@@ -247,14 +248,14 @@ def load_state(step: "PrivateStep", state: dict[str, Any]) -> None:
 
 
 def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
-    """Raise unless a state belongs to the same run and the ledger has its charges."""
+    """Raise unless a state belongs to the same run and the ledger contains its charges."""
     if missing := state_of(step).keys() - check_kind("state", state, dict).keys():
         raise CheckpointError(
             f"the checkpoint lacks {', '.join(sorted(missing))}. Pass the result of state_dict()."
         )
     facts = [{name: of[name] for name in run_facts(step)} for of in (state, run_facts(step))]
     if facts[0] != facts[1]:
-        for of in facts:  # without the digest of private user ids
+        for of in facts:  # do not show the digest of private user ids
             of.update(units=None, optimizer=of.pop("kind"))
             groups = enumerate(of.pop("settings"))
             of |= {f"{key} of group {n}": value for n, group in groups for key, value in group.items()}
@@ -265,18 +266,18 @@ def _check(step: "PrivateStep", state: dict[str, Any]) -> None:
         )
     step.ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
     fresh = not step.ledger.last_step(state["run"])
-    # the next step repeats its torn charge: ledger.md, 4
+    # a torn charge of the next step is repeated: ledger.md, 4
     counts = step.ledger.counts_repeating(step.plan, state["run"], state["steps"] + 1)
     if fresh and (charges := sum(counts.values()) - state["charges"]) > 0:
         raise CheckpointError(
             f"the state was saved before the first charge of its run, and this ledger has {charges} "
-            "later charges. The same noise may be used twice, which reveals the records' difference. "
-            "Make a new step on this ledger."
+            "later charges. If it used the same noise twice, the difference of two releases would have "
+            "no noise. Create a new step on this ledger."
         )
 
 
 def run_facts(step: "PrivateStep") -> dict[str, Any]:
-    """Settings that must be equal when a run resumes."""
+    """Settings that must not change when a run resumes."""
     views = step.gradients.views
     return {
         "plan": step.plan.digest,
@@ -290,7 +291,7 @@ def run_facts(step: "PrivateStep") -> dict[str, Any]:
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Plain settings of each parameter group, such as the learning rate."""
+    """Non-tensor settings of each parameter group, such as the learning rate."""
     plain = (bool, int, float, str, tuple, type(None))
     return [
         {name: value for name, value in group.items() if isinstance(value, plain)}
@@ -299,7 +300,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def settings_digest(optimizer: torch.optim.Optimizer) -> str:
-    """Hash of the current settings of each parameter group, including tensors."""
+    """Hash of the current settings of all parameter groups, including tensors."""
     values = [value for group in optimizer.param_groups for value in group.values()]
     tensors = [value.cpu() for value in values if isinstance(value, Tensor)]
     text = repr((settings_of(optimizer), fingerprint(tensors)))

@@ -1,7 +1,7 @@
 """Clipped gradient sums of physical batches.
 
-`ClippedGradients` probes the model before the first draw, determines the size of a physical batch,
-decides whether to use CUDA graphs, and accumulates the clipped sums.
+`ClippedGradients` probes the model before the first draw, determines the physical batch size, and
+accumulates the clipped sums, with CUDA graphs if possible.
 """
 
 import warnings
@@ -61,13 +61,13 @@ from hush.training.synthetic import (
 )
 
 _WRITES = attrgetter("_version")
-"""Number of writes to a tensor."""
+"""Get the number of writes to a tensor."""
 
 
 def occupied_tape(
     tape: GradientTape, reduction: Reduction | None, present: Tensor | None, counts: Tensor | None
 ) -> GradientTape | MaskedTape | UnitTape:
-    """Tape of the non-empty slots, or of the users with non-empty slots."""
+    """Tape of the records in non-empty slots, or of their users."""
     if counts is not None and reduction is not None:
         return unit_tape(tape, counts, reduction, present)
     return tape if present is None else MaskedTape(tape, present)
@@ -76,8 +76,8 @@ def occupied_tape(
 class ClippedGradients:
     """Clipped sums of the per-sample gradients of one model.
 
-    **Guarantee.** One record changes a sum by at most (1 + `Layout.rounding`) times the sensitivity set:
-    docs/guarantees/tape.md.
+    **Guarantee.** The contribution of one record to a sum lies in (1 + `Layout.rounding`) times the
+    sensitivity set: docs/guarantees/tape.md.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class ClippedGradients:
         reducer: Local,
         reduction: Reduction | None,
     ) -> None:
-        """Clipped gradients; `probe` must run before the first sum.
+        """Initialise without a probe; `probe` must run before the first sum.
 
         Args:
             model: Module to train.
             loss: Loss module or function of outputs and targets, one value per record.
-            views: Function that returns augmented views of a record; the mean gradient is clipped.
+            views: Function that returns augmented views of a record. Their mean gradient is clipped.
             plan: Plan of the step.
-            execution: Size of physical batches and use of CUDA graphs.
+            execution: Physical batch size and use of CUDA graphs.
             reducer: Reducer over the ranks.
             reduction: Mean or sum of a user's gradients; None for record-level privacy.
         """
@@ -119,46 +119,46 @@ class ClippedGradients:
         parameters = trainable(model).values()
         self.device = next(iter(parameters)).device
         self.dimension = sum(value.numel() for value in parameters)
-        """Number of trained parameters, for plans with a cost that grows with it."""
+        """Number of trained parameters; the privacy cost of some plans grows with it."""
         self.probed = Probed()
-        """Properties of the model and the loss, known after `probe`."""
+        """Properties of the model and the loss, set by `probe`."""
         self.clip_norm: Tensor | None = None
         """Current clipping norm of `Quantile`, a function of earlier releases; None for other rules."""
         if isinstance(plan.clipping, Quantile):
             self.clip_norm = torch.tensor(plan.clipping.norm, dtype=torch.float64, device=self.device)
         self.replay: Replay | None = None
         self.replayed: bool | None = None
-        """Whether CUDA graphs are replayed; None before the decision."""
+        """Whether CUDA graphs are used; None before the decision."""
         self._buffers: dict[str, Tensor] = {}
-        """Buffers that forward passes must not write to, known after `probe`."""
+        """Buffers that forward passes must not write to, set by `probe`."""
         self._verify_later = False
-        """Whether replays are verified after their results are used."""
+        """Whether replays are verified after all physical batches, instead of after each one."""
         self._skipped: int | Tensor = 0
         self._accumulator: Tensor | None = None
         self._structure: list[Any] = []
         self._layout: Layout | None = None
         self._chain: tuple[Loss, list[nn.Module] | None] | None = None
-        """Loss, and the layers if all run without `torch.vmap`."""
+        """Loss, and the layers of the model if it runs without `torch.vmap`."""
         self.laid_out: list[nn.Parameter] = []
         """Trained parameters of the current step."""
 
     @property
     def skipped(self) -> int:
-        """Number of skipped records with a gradient that is not finite, so far (sensitive)."""
-        return int(self._skipped)  # counted on the device, so only this access synchronises
+        """Number of records skipped so far because their gradients are not finite (sensitive)."""
+        return int(self._skipped)  # counted on the device; only this access synchronises
 
     @skipped.setter
     def skipped(self, number: int) -> None:
         self._skipped = number
 
     def to_device(self, value: Tensor) -> Tensor:
-        """Tensor on the device of the model, copied asynchronously."""
+        """Copy a tensor to the device of the model, asynchronously."""
         if value.device == self.device:
             return value
         return value.to(self.device, non_blocking=self.device.type == "cuda")
 
     def structure(self) -> list[Any]:
-        """Current structure of the model; if it changed, cached decisions are dropped."""
+        """Current structure of the model; a change resets cached decisions."""
         now = structure(self.model)
         if now != self._structure:
             self._structure, self._layout, self._chain = now, None, None
@@ -173,8 +173,9 @@ class ClippedGradients:
         size = sum(value.numel() for value in parameters.values())
         if size > self.dimension and grows_with_dimension(plan):
             raise Unsupported(
-                f"{size} parameters are trainable, and the step was made for {self.dimension}: the "
-                f"cost of {plan} depends on their number. Unfreeze all before making the step."
+                f"{size} parameters are trainable, but the step was made for {self.dimension}: the "
+                f"privacy cost of {plan} depends on their number. Unfreeze all parameters before "
+                "creating the step."
             )
         sensitivity = plan.clipping.sensitivity(size)
         sizes = [block.dimension or 0 for block in sensitivity]
@@ -189,7 +190,7 @@ class ClippedGradients:
         return self._layout
 
     def _direct_chain(self, inputs: Any) -> list[nn.Module] | None:
-        """Layers that run on these inputs without `torch.vmap`; None if it is needed."""
+        """Layers that run on these inputs without `torch.vmap`, or None if the model needs it."""
         if self.views is not None or not runs_directly(inputs):
             return None
         if self._chain is None or self._chain[0] is not self.loss:
@@ -197,7 +198,7 @@ class ClippedGradients:
         return self._chain[1]
 
     def record(self, inputs: Any, targets: Any) -> GradientTape:
-        """Gradient tape of a batch of records."""
+        """Record the gradient tape of a batch."""
         return record(
             self.model,
             self.loss,
@@ -222,13 +223,13 @@ class ClippedGradients:
         """Clipped sum of one physical batch on the device of the model (sensitive).
 
         Args:
-            inputs: Inputs of the slots, a row each.
-            targets: Their targets.
-            basis: Public basis of the gradients; None: the basis of the parameters.
-            present: Whether each slot holds a record; None: all do.
-            counts: Number of slots of each unit, one after another; None: one each.
-            masks: Source of dropout, views and coins of the clipping.
-            mask: Mask of the coordinates that take part; None: all do.
+            inputs: Inputs, one row per slot.
+            targets: Targets, one row per slot.
+            basis: Public basis for clipping; None: the standard basis.
+            present: Mask of non-empty slots; None if no slot is empty.
+            counts: Number of consecutive slots of each user; None for record-level privacy.
+            masks: Random source for dropout, views and randomised clipping.
+            mask: Mask for coordinate sampling; None: all coordinates.
         """
         clipping = self.plan.clipping
         if self.replay is not None:
@@ -244,7 +245,7 @@ class ClippedGradients:
                 with data_errors_translated(self.model):
                     raise error
         else:
-            # seeded per batch: a record may draw more numbers, which must not change other draws
+            # seed each batch, because the number of draws may depend on a record
             with own_randomness(masks, self.device):
                 tape = self.record(inputs, targets)
         occupied = occupied_tape(tape, self.reduction, present, counts)
@@ -270,15 +271,15 @@ class ClippedGradients:
         clip: Callable[..., ClippedSum],
         basis: PublicBasis | None,
     ) -> Tensor:
-        """Clipped sum over the physical batches of a batch, in the accumulator (sensitive).
+        """Clipped sum over the physical batches of a batch (sensitive); the next sum overwrites it.
 
         Args:
-            batch: Share of this process.
-            passes: Number of physical batches, padded with empty ones; None for the batch's own number.
+            batch: Slots that this process computes.
+            passes: Number of physical batches, padded with empty batches; None: no padding.
             size: Length of the sum.
-            masks: Source of randomness for data sets with augmentation.
-            clip: Clipped sum of one physical batch.
-            basis: Public basis of the gradients; None: the basis of the parameters.
+            masks: Random source for data sets with augmentation.
+            clip: Function that computes the clipped sum of one physical batch.
+            basis: Public basis for clipping; None: the standard basis.
         """
         if self._accumulator is None or self._accumulator.numel() != size:
             self._accumulator = torch.empty(size, dtype=torch.float64, device=self.device)
@@ -309,14 +310,14 @@ class ClippedGradients:
         return total.zero_() if empty else total
 
     def verified_later(self, replay: Replay, masks: Stream, compute: Callable[[], Tensor]) -> Tensor:
-        """Run a computation with replays that are verified at its end; repeat it if one is invalid.
+        """Run a computation, verify its replays at the end, and repeat it if a replay is invalid.
 
         Host and GPU do not wait for each other until the noise is queued.
 
         Args:
             replay: Graphs of the physical batches.
-            masks: Source of the masks of the step.
-            compute: Noisy mean of a batch.
+            masks: Random source of the computation; it is reset before a repetition.
+            compute: Function that computes the noisy mean of a batch.
         """
         before = masks.get_state(), self._skipped
         self._verify_later = replay.fits(self.layout().parameters.values())
@@ -331,9 +332,9 @@ class ClippedGradients:
         return result
 
     def advance(self, data: Data, masks: Stream) -> None:
-        """Update the buffers that forward passes change by one pass over a synthetic record.
+        """Update the buffers that forward passes change, with one pass over a record of zeros.
 
-        This happens once per step, so the buffers do not depend on the draw.
+        This runs once per step, so the buffers do not depend on the drawn slots.
         """
         if self.probed.changing_buffers:
             inputs, targets = tree_map(zero_record(data), self.to_device)
@@ -345,16 +346,16 @@ class ClippedGradients:
     ) -> tuple[int, bool]:
         """Determine the physical batch size, and whether the rounding of a sum is within its slack.
 
-        The probe uses synthetic records, so the results depend on the model, the loss and public shapes
-        alone (docs/guarantees/tape.md, 10). If the model rejects synthetic records, the first two
-        private records are used.
+        The probe uses synthetic records, so the results depend only on the model, the loss and public
+        shapes (docs/guarantees/tape.md, 10). If the model rejects synthetic records, the probe uses the
+        first two private records.
 
         Args:
             data: Data of this rank; only shapes and types are used, unless the model rejects synthetic
                 records.
-            slots: Number of slots of all ranks.
+            slots: Number of slots, over all ranks.
             per_unit: Maximum number of records of one user per step.
-            also: Additional probe of the model on two records.
+            also: Additional check that is called with two records.
 
         Raises:
             Unsupported: The model cannot be trained privately.
@@ -363,7 +364,7 @@ class ClippedGradients:
         if torch.is_inference_mode_enabled():
             raise Unsupported(
                 "the step runs inside torch.inference_mode(), which disables gradients. Train outside "
-                "of it."
+                "of this context."
             )
         self._check_weights()
         check_some_number(data)
@@ -394,16 +395,16 @@ class ClippedGradients:
             with buffers_restored(self.model, self.probed.changing_buffers, self.probed.kept):
                 one_view = first_views(self.views, *pair)
                 check_labels(self.model, criterion_of(self.loss), one_view[0], data)
-                if self.reducer.modules.sharded:  # the labels of one rank may be invalid
+                if self.reducer.modules.sharded:  # share an error if one rank has invalid labels
                     self.reducer.exchange("the labels")
                 expanded = pair if self.views is None else expand_views(self.views, *pair)
                 physical = self.execution.physical_batch or records_that_fit(
                     self.model, self.loss, *expanded, tape, one_by_one=self.probed.one_by_one
                 )
-        # users are not split, so a physical batch may be larger, or contain a single user
+        # users are not split, so a physical batch may be larger
         together = min(max(physical, per_unit), slots)
         batches = -(-slots // physical) * (2 if per_unit > 1 else 1)
-        if self.reducer.size > 1 or self.reducer.processes:  # a partial batch and a sum per rank
+        if self.reducer.size > 1 or self.reducer.processes:  # each rank adds a partial batch and a sum
             batches += 2 * self.reducer.size
         running = batches * slots * 2.0**-52 <= self.layout().rounding / 8
         bounded = (
@@ -412,24 +413,24 @@ class ClippedGradients:
             and not (self.probed.one_by_one or self.probed.host_draws)
         )
         if self.reduction is not None and per_unit > 1 and tape.records == 2:
-            # users with more records have the same form (materialised or factored) as these
+            # terms of users with more records have the same form (materialised or factored)
             two = unit_tape(tape, torch.tensor([2]), self.reduction, None)
             bounded = bounded and two.rounding_bounded(together)
         return physical, bounded
 
     @torch.no_grad()
     def _check_weights(self) -> None:
-        """Raise if a weight is not finite; weights are released or public."""
+        """Raise if a weight is not finite; the message may name it, because weights are public."""
         for name, value in trainable(self.model).items():
             if not bool(local_shard(value).isfinite().all()):
                 raise Unsupported(
                     f"{name} has a weight that is NaN or infinite: no gradient would be finite, so "
-                    "the budget would be spent on noise alone. Initialise or load it again, or reduce "
-                    "the learning rate."
+                    "the privacy budget would be spent on pure noise. Initialise or load it again, or "
+                    "reduce the learning rate."
                 )
 
     def _probed_tape(self, pair: tuple[Any, Any], also: Callable[[Any, Any], None]) -> GradientTape:
-        """Tape of one or two records, after probing the model on two records."""
+        """Probe the model if there are two records, and return the tape of the records."""
         if len(next(tree_leaves(pair[0]))) == 2:
             modules = self.reducer.modules
             self.probed = probe(self.model, self.loss, *pair, self.views, modules=modules)
@@ -438,8 +439,7 @@ class ClippedGradients:
             return self.record(*pair)
 
     def _warn_of_probe(self) -> None:
-        """Warn about parameters that receive only noise, and about models that run one record at a
-        time."""
+        """Warn about parameters that receive only noise, and if records are processed one at a time."""
         unused: Sequence[str] = self.probed.unused
         if unused:
             more = f" and {len(unused) - 3} others" if len(unused) > 3 else ""
@@ -462,7 +462,7 @@ class ClippedGradients:
 
 
 def _passes(batch: Batch, masks: Stream, passes: int | None) -> Iterator[tuple[Any, ...]]:
-    """Physical batches of a batch, padded with empty ones to a number of passes."""
+    """Physical batches of a batch, padded with empty physical batches to a number of passes."""
     number = 0
     for part in batch.physical_batches(masks):
         yield part

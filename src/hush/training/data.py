@@ -1,4 +1,4 @@
-"""Data as numbered slots of records, and batches of slots."""
+"""Access to data by slot number, and batches of slots."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,45 +18,45 @@ from hush.training.records import MapStyle, check_present, has_leaves, rows_at
 from hush.training.source import Source
 
 Data = tuple[Any, Any] | MapStyle | Source
-"""Inputs and targets with a row per record, a map-style data set, or data for `hush.Source`.
+"""Inputs and targets with one row per record, a map-style data set, or data for `hush.Source`.
 
 Inputs may also be a tuple of tensors, or a dictionary of tensors by the names of the model's arguments.
 """
 
 _SPREAD, _SPREAD_ITEMS = 256, 8
-"""Number of records in a digest, for tensors and for data read one by one."""
+"""Number of records in a digest, for tensors and for data sets that are read item by item."""
 
 
 def prepare(data: Data, present: Tensor | None = None) -> Data:
-    """Tensors in memory unchanged, other data as a `Source`; `present` replaces the mask of slots."""
+    """Convert data other than tensors to a `Source`; `present` replaces its mask of non-empty slots."""
     if not isinstance(data, Source) and pair_of(data) is not None:
         return data
-    source = as_source(data)  # keeps started workers
+    source = as_source(data)  # an existing source keeps its workers
     return source if present is None or present is source.present else replace(source, present=present)
 
 
 def occupied(data: Data, present: Tensor | None) -> Tensor | None:
-    """Mask of the non-empty slots of prepared data."""
+    """Mask of the non-empty slots of data from `prepare`."""
     return data.present if isinstance(data, Source) else check_present(present, count(data))
 
 
 def ragged(data: Data) -> bool:
-    """Whether records are padded to the longest of a physical batch, so shapes depend on the records."""
+    """Whether records are padded to the longest record of a physical batch (`pad_to="longest"`)."""
     return isinstance(data, Source) and data.ragged
 
 
 def count(data: Data) -> int:
-    """Number of records; raise if the data has none or is not map-style."""
+    """Number of records; raise if the data is empty or not map-style."""
     if not (records := len(as_source(data))):
-        raise DataError("the data has no records. Pass at least one.")
+        raise DataError("the data has no records. Pass at least one record.")
     return records
 
 
 def take(data: Data, indices: Tensor, source: "RandomSource | None" = None) -> tuple[Any, Any]:
-    """Inputs and targets of these slots, a row per slot.
+    """Inputs and targets of these slots, one row per slot.
 
-    Data sets with random augmentation get a separate stream of `source` per slot; None for the global
-    generators.
+    Data sets with random augmentation draw from a separate stream of `source` per slot. If `source` is
+    None, they draw from the global generators.
     """
     if (pair := pair_of(data)) is None:
         key = None if source is None else substream(source).key
@@ -70,30 +70,30 @@ def _rows(pair: Sequence[Any], slots: Tensor) -> tuple[Any, Any]:
 
 
 def zero_record(data: Data) -> tuple[Any, Any]:
-    """Inputs and targets of one record of zeros with the data's shapes and types."""
+    """Inputs and targets of one all-zero record, with the shapes and types of the data."""
     first = take(data, torch.arange(1), Stream(torch.device("cpu"), bytes(32)))
     return tree_map(first, torch.zeros_like)  # type: ignore[no-any-return]
 
 
 def as_source(data: Data) -> Source:
-    """The data as a `Source`."""
+    """Convert data to a `Source`."""
     return data if isinstance(data, Source) else Source(data)
 
 
 def describe_record(data: Data) -> str:
-    """Public dtypes and shapes of a record's inputs and targets."""
+    """Dtypes and shapes of a record's inputs and targets, which are public."""
     inputs, targets = (list(tree_leaves(part)) for part in take(data, torch.arange(1)))
     kinds = [f"{str(part.dtype)[6:]} {tuple(part.shape[1:])}" for part in (*inputs, *targets)]
     return f"{', '.join(kinds[: len(inputs)])} -> {', '.join(kinds[len(inputs) :])}"
 
 
 def data_digest(data: Data, slots: int) -> str | None:
-    """Fingerprint of a sample of the first `slots` records; None if two reads differ."""
+    """Fingerprint of evenly spaced records among the first `slots`; None if two reads differ."""
     in_memory = pair_of(data) is not None
     chosen = torch.linspace(0, slots - 1, min(slots, _SPREAD if in_memory else _SPREAD_ITEMS)).long()
     reads = []
     for _ in range(1 if in_memory else 2):
-        # with the same randomness, augmented records are equal on every rank
+        # seed the augmentation, to get equal records on every rank
         values = take(data, chosen, Stream(torch.device("cpu"), bytes(32)))
         parts = [part.cpu() for part in tree_leaves(values) if part.layout == torch.strided]
         reads.append(fingerprint(parts))
@@ -101,7 +101,7 @@ def data_digest(data: Data, slots: int) -> str | None:
 
 
 def pair_of(data: Data) -> Sequence[Any] | None:
-    """Inputs and targets if all are tensors in memory, otherwise None."""
+    """Inputs and targets if all are tensors in memory; otherwise None."""
     pair = data.tensors if isinstance(data, TensorDataset) else data
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         return None
@@ -111,19 +111,19 @@ def pair_of(data: Data) -> Sequence[Any] | None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch:
-    """Slots drawn for one step; their numbers and their count are sensitive.
+    """Slots drawn for one step (sensitive).
 
-    The layout of physical batches depends on the draw alone, so empty slots keep their places.
+    The layout of physical batches depends only on the draw, so empty slots keep their positions.
     """
 
     indices: Tensor
     data: Data
     physical: int
     present: Tensor | None = None
-    """Mask of the non-empty slots of the data; None if none is empty."""
+    """Mask of the non-empty slots of the data; None if no slot is empty."""
     counts: Tensor | None = None
-    """Number of records of each drawn user, in increasing order, consecutive in `indices`; None for
-    record-level privacy."""
+    """Number of records of each drawn user, in increasing order; None for record-level privacy. The
+    records of a user are consecutive in `indices`."""
 
     def __len__(self) -> int:
         """Number of drawn records or users."""
@@ -133,7 +133,7 @@ class Batch:
         return "Batch(private)"
 
     def __getitem__(self, *_: object) -> NoReturn:
-        """Raise, because a batch is opaque: it cannot be indexed, unpacked or iterated."""
+        """Raise: a batch cannot be indexed, unpacked or iterated."""
         raise DataError("a batch is private: pass it to step(batch), which reads its records.")
 
     __iter__ = __getitem__
@@ -149,10 +149,14 @@ class Batch:
     def physical_batches(
         self, source: "RandomSource | None" = None
     ) -> Iterator[tuple[Any, Any, Tensor | None, Tensor | None]]:
-        """Physical batches: inputs, targets, mask of non-empty slots, and number of records per user.
+        """Iterate over physical batches; the records of a user are not split.
 
-        The mask is None if no slot is empty, the number of records for record-level privacy. Users are
-        not split. `source` is the randomness of augmentation; None for the global generators.
+        Args:
+            source: Random source for augmentation; None for the global generators.
+
+        Yields:
+            Inputs, targets, mask of non-empty slots (None if no slot is empty), and number of records
+            per user (None for record-level privacy).
         """
         parts, counts = self._layout()
         rows: Iterable[tuple[Any, Any]]
@@ -165,7 +169,7 @@ class Batch:
             yield inputs, targets, None if self.present is None else self.present[slots.cpu()], several
 
     def _layout(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-        """Slots of each physical batch, and the number of slots of each user."""
+        """Slots of each physical batch, and the number of slots of each user in it."""
         if self.counts is None:
             slots = self.indices.split(self.physical) if self.indices.shape[0] else ()
             return slots, [None] * len(slots)
@@ -181,7 +185,7 @@ class Batch:
 
 
 def same_slots(drawn: Batch, like: Batch) -> Batch:
-    """Batch with the slots of an earlier draw that was not charged, on data of the same length."""
+    """Batch of new data with the slots of an earlier draw that was not charged."""
     if count(drawn.data) != count(like.data):
         raise DataError(
             "a batch was drawn and not used, and the data had another length (which may be private "
@@ -191,14 +195,17 @@ def same_slots(drawn: Batch, like: Batch) -> Batch:
 
 
 def no_randomness(source: Stream, device: torch.device) -> None:
-    """Advance the source as `own_randomness` does, for work without random numbers."""
+    """Advance the source as `own_randomness` does, if a computation draws no random numbers."""
     source.skip(3 if device.type == "cuda" else 2)
 
 
 @contextmanager
 def own_randomness(source: RandomSource, device: torch.device, *, host: bool = True) -> Iterator[None]:
-    """Context with torch's global generators seeded from the source; `host`: always seed the CPU's."""
-    # the GPU's first, so its state does not depend on `host`
+    """Context that seeds torch's global generators from the source.
+
+    `host` also seeds the generator of the CPU if the device is a GPU.
+    """
+    # seed the GPU first, so its state does not depend on `host`
     shared = [torch.cuda.default_generators[device.index or 0]] if device.type == "cuda" else []
     shared += [torch.default_generator] if host or device.type == "cpu" else []
     states = [generator.get_state() for generator in shared]

@@ -1,7 +1,7 @@
-"""Checks for records in several slots or data sets, which catch common mistakes.
+"""Checks that no record is in several slots or in several data sets.
 
-A record is identified by its data set and index, or by the memory address of its input. Copies are not
-detected, except among public records. The checks run before any release.
+A record is identified by its data set and index, or by the memory address of its input. Copies of a
+record are detected only between public and private data. The checks run before any release.
 """
 
 import hashlib
@@ -27,15 +27,15 @@ _AT_ONCE = 512
 _DEPTH = 4
 """Maximum nesting depth of searched data sets."""
 _PROBED, _READS = 4, 6
-"""Number of items to watch, and number of reads per item."""
+"""Number of items that are read by `check_alone`, and number of reads per item."""
 _LIBRARIES = {"torch", "datasets", "pandas", "numpy", "hush"}
 """Packages with data sets that read one record per item."""
 
 _MEMORY = object()
-"""Owner of rows that are identified by memory address."""
+"""Marker for rows that are identified by their memory addresses."""
 
 Rows = tuple[Any, npt.NDArray[np.int64] | None]
-"""Data set or memory, and row numbers (None: all rows)."""
+"""Data set or `_MEMORY`, and row numbers or addresses (None: all rows)."""
 
 
 def check_held_out(evaluation: Data, data: Data) -> None:
@@ -43,21 +43,22 @@ def check_held_out(evaluation: Data, data: Data) -> None:
     if _share_records(evaluation, data):
         raise DataError(
             "the evaluation data shares records with the training data, and evaluation is not "
-            "charged. Pass other records, which need no protection."
+            "accounted for. Pass other records, which need no protection."
         )
 
 
 def check_public(public: Data, private: Data) -> None:
-    """Raise if public and private data share records, or inputs that are equal in single precision."""
+    """Raise if public and private data share records, or inputs (compared in single precision)."""
     problem = ""
     if _share_records(public, private):
         problem = "the public data is the private data, or a part of it"
     elif not set(_input_names(public)).isdisjoint(_input_names(private)):
-        problem = "private records have the same inputs as public ones"
+        problem = "some private records have the same inputs as public ones"
     if problem:
         raise DataError(
-            f"{problem}: functions of public records are released without noise and without a charge. "
-            "Split the records before training, duplicates on the same side, or generate public ones."
+            f"{problem}: functions of public records are released without noise and without a charge to "
+            "the ledger. Split the records before training, with all copies of a record on the same "
+            "side, or generate synthetic public records."
         )
 
 
@@ -69,19 +70,19 @@ def check_distinct(data: Data) -> None:
     if repeated or any(_share_records(*pair) for pair in combinations(parts, 2)):
         raise DataError(
             "a record is in several slots (repeated indices, or overlapping parts of a concatenated "
-            "data set), and each slot is clipped separately: its cost would exceed the charge. Pass "
-            "each record once, and augment it when it is read or by views=; to protect several records "
-            "of one person, pass units=."
+            "data set), and each slot is clipped separately: its privacy cost would exceed the charge. "
+            "Pass each record once, and augment it when it is read or by views=; to protect several "
+            "records of one person, pass units=."
         )
 
 
 def check_alone(source: Source) -> None:
-    """Raise if an item of a data set reads other records: mixup, cutmix, mosaics.
+    """Raise if an item of a data set depends on several records, as in mixup, cutmix or mosaics.
 
-    A few items are read several times with different random numbers, through a copy of the data set in
-    which containers with a row per record report their reads. Containers without the item's own row,
-    such as public images, are ignored. Reads of files and of containers with another length are not
-    detected.
+    The check reads a few items several times with different random seeds. It uses a copy of the data set
+    whose containers (with one row per record) report the rows that are read. Containers from which the
+    row of the item is never read, such as public images, are ignored. Reads of files, and of containers
+    with another length, are not detected.
     """
     for dataset, rows in _holders(source.dataset):
         library = type(dataset).__module__.partition(".")[0] in _LIBRARIES
@@ -93,19 +94,20 @@ def check_alone(source: Source) -> None:
         for place in np.linspace(0, len(numbers) - 1, min(_PROBED, len(numbers))).astype(int):
             reads = _reads(dataset, int(numbers[place]))
             own = {name for name, rows in reads.items() if rows and set.intersection(*rows)}
-            # no container has a row in every read: items are random rows
+            # if no container has a row common to all reads, the data set reads random rows
             counted = reads if own == {"self"} else own
             mixed = [name for name in counted if reads[name] and len(set.union(*reads[name])) > 1]
             if mixed:
                 raise DataError(
                     f"item i of {type(dataset).__name__} reads several rows of {min(mixed)}, as mixup "
                     "and mosaics do: a record would affect the gradients of other records, which "
-                    "clipping does not bound. Mix views of one record, or a record with public ones."
+                    "clipping does not bound. Mix views of one record, or mix a record with public "
+                    "records."
                 )
 
 
 def _reads(dataset: Any, index: int) -> dict[str, list[set[int]]]:
-    """Rows that each read of item `index` accesses, by name of the container."""
+    """Rows that repeated reads of item `index` access, by name of the container."""
     kind, length = type(dataset), len(dataset)
     reads: dict[str, list[set[int]]] = {"self": []}
 
@@ -134,7 +136,7 @@ def _reads(dataset: Any, index: int) -> dict[str, list[set[int]]]:
 
 @Sequence.register
 class _Watched:
-    """Container with a row per record, or indexer of a table, that reports its reads."""
+    """Wrapper of a container with one row per record, or of a table's indexer, that logs its reads."""
 
     def __init__(self, inner: Any, found: list[set[int]], rows: int) -> None:
         self._inner, self._found, self._rows = inner, found, rows
@@ -155,14 +157,14 @@ class _Watched:
 
 
 def _add_reads(found: list[set[int]], index: Any, rows: int) -> None:
-    """Add the rows that an index accesses; a column name accesses none."""
+    """Add the rows that an index accesses; a column name accesses no row."""
     first = index[0] if isinstance(index, tuple) and index else index
     if not isinstance(first, str):
         found[-1].update(np.atleast_1d(np.arange(rows)[first]).tolist())
 
 
 def _input_names(data: Data) -> Iterator[bytes]:
-    """Hash of each record's input; equal inputs have equal hashes."""
+    """Hash of the inputs of each record; equal inputs have equal hashes."""
     for indices in torch.arange(count(data)).split(_AT_ONCE):
         parts = []
         for part in tree_leaves(take(data, indices)[0]):
@@ -176,10 +178,10 @@ def _input_names(data: Data) -> Iterator[bytes]:
 def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
     """The data set, the data sets that it wraps, and the tensors and arrays of its inputs.
 
-    For an unknown wrapper, these are its attributes with the same number of rows.
+    The attributes of an unknown wrapper are searched if they have the same number of rows.
     """
     if not hasattr(data, "__getitem__") or isinstance(data, (str, bytes)):
-        return  # equal values may be the same object
+        return  # strings and plain values do not identify records
     if isinstance(data, (Tensor, np.ndarray)):
         start = stride = 0
         if isinstance(data, np.ndarray):
@@ -188,7 +190,7 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
             start, stride = data.data_ptr(), data.stride(0) * data.element_size()
         if (
             start and 0 not in data.shape and (stride or data.shape[:1] == (1,))
-        ):  # not an expanded single row
+        ):  # excludes an expanded single row
             yield _MEMORY, start + stride * np.arange(len(data))
         return
     yield data, None
@@ -221,13 +223,13 @@ def _holders(data: Any, depth: int = _DEPTH) -> Iterator[Rows]:
 
 
 def _has_rows(value: Any, rows: int) -> bool:
-    """Whether a value is a container with this number of rows."""
+    """Whether a value is a container of this length."""
     sized = hasattr(value, "__len__") and not isinstance(value, (str, type))
     return sized and getattr(value, "shape", None) != () and len(value) == rows
 
 
 def _share_records(first: Any, second: Any) -> bool:
-    """Whether two data sets have a common record."""
+    """Whether two data sets have a record in common."""
     return any(
         ours is theirs and (rows is None or others is None or len(np.intersect1d(rows, others)) > 0)
         for (ours, rows), (theirs, others) in product(_holders(first), _holders(second))

@@ -1,4 +1,4 @@
-"""Last step of a run within a budget."""
+"""Determine the last step of a run within a budget."""
 
 import warnings
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ def last_step(
 ) -> tuple[int, Literal["steps", "budget"]]:
     """Last step of a run, and whether the requested steps or the budget determine it.
 
-    Charged steps after the checkpoint are repeated without a new charge. Warns if the budget covers
-    fewer steps than requested.
+    Steps that were charged after the checkpoint are repeated without a new charge. Warns if the budget
+    covers fewer steps than requested.
     """
     adjacency, plan = step.adjacency, step.plan
     charged = max(step.ledger.last_step(step.run), step.steps)
@@ -32,7 +32,7 @@ def last_step(
         return compose(counts, budget.delta, sizes, adjacency).epsilon.upper
 
     def without_unused(counts: Mapping[Plan, int]) -> dict[Plan, int]:
-        """The charges without the counted steps that this run may still take."""
+        """Charges without the steps that are charged in advance and that this run may still take."""
         unused = step.ledger.unused(step.run)
         return {**counts, plan: counts[plan] - unused} if unused else dict(counts)
 
@@ -40,17 +40,17 @@ def last_step(
     once = without_unused(step.ledger.counts_repeating(plan, step.run, charged + 1))
     continues = requested is None or requested > charged
     if once != before and continues and max_steps(plan, budget, once, sizes, adjacency):
-        before = once  # the next step is charged in addition to the torn one
+        before = once  # the next step is charged in addition to the torn charge
     if (spent := cost(before)) > budget.epsilon:
         raise BudgetExceeded(
-            f"the charges on the ledger cost epsilon={spent:.4g}, more than {limits}. Pass the budget "
+            f"the charges on the ledger have epsilon={spent:.4g}, more than {limits}. Pass the budget "
             "of the whole run."
         )
     if grows_with_dimension(plan):
         sizes[plan] = max(step.dimension, sizes.get(plan, 0))
     paid = before.get(plan, 0)
     if not step.ledger.last_step(step.run):
-        paid += charged % plan.sampling.period  # a new run may begin within a period
+        paid += charged % plan.sampling.period  # a new run may start in the middle of a period
         before = {**before, plan: paid}
     if requested is not None and (
         not continues or cost({**before, plan: paid + requested - charged}) <= budget.epsilon
@@ -63,12 +63,12 @@ def last_step(
             " with the charges on the ledger" * any(before.values()),
         )
         raise BudgetExceeded(
-            f"{limits} is below the cost of one step{together} ({one:.4g}). Add noise (see "
-            "hush.calibrate), reduce the sampling rate, resume the charged run, or raise the budget."
+            f"{limits} is below the cost of one step{together} ({one:.4g}). Increase the noise (see "
+            "hush.calibrate), reduce the sampling rate, resume the charged run, or increase the budget."
         )
     if requested is not None:
         warnings.warn(
-            f"the run ends after {limit} of steps={requested}: another step would exceed "
+            f"the run ends after {limit} of steps={requested}: the next step would exceed "
             f"{limits} ({adjacency}). hush.calibrate computes the noise for all steps (hush train: "
             "leave out --noise).",
             UserWarning,

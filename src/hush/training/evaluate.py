@@ -1,4 +1,4 @@
-"""Loss and accuracy on records that need no protection."""
+"""Evaluation of loss and accuracy on records that need no protection."""
 
 import math
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ _BATCH = 1024
 
 
 def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) -> None:
-    """Raise if the model cannot be evaluated; runs on all records before the first charge.
+    """Raise if the model cannot be evaluated on all evaluation records, before the first charge.
 
-    Messages may describe evaluation records, which have no protection. The caller restores the model.
+    Messages may describe evaluation records, which need no protection. The caller restores the model.
     """
     try:
         evaluate(model, loss, evaluation)
@@ -30,7 +30,7 @@ def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) 
         raise DataError(
             f"the model cannot be evaluated ({reason}): an evaluation record is "
             f"{describe_record(evaluation)}, and a training record is {describe_record(data)}; no step "
-            "was charged. Pass evaluation data with the training data's types, shapes and classes."
+            "was charged. Pass evaluation data with the types, shapes and classes of the training data."
         ) from error
 
 
@@ -38,9 +38,9 @@ def check_evaluation(model: nn.Module, loss: Any, evaluation: Data, data: Data) 
 def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
     """Mean loss, and accuracy if the outputs are class scores; NaN without valid targets.
 
-    A classification loss is averaged as in torch: weighted by class, without targets equal to
-    `ignore_index`, which the accuracy also ignores. Evaluation is not charged: pass public or held-out
-    records, not the training set. The model is unchanged.
+    The mean of a classification loss is weighted by class, as in torch. Loss and accuracy exclude
+    targets equal to `ignore_index`. Evaluation is not accounted for: pass public or held-out records,
+    not the training set. The model is unchanged.
     """
     unreduced = per_sample_loss(loss)
     ignored = getattr(loss, "ignore_index", None)
@@ -67,7 +67,7 @@ def evaluate(model: nn.Module, loss: Any, data: Data) -> dict[str, float]:
 
 
 def _outputs(model: nn.Module, inputs: Any) -> Any:
-    """Outputs of the model; gradients are enabled only if forward() needs them (e.g. a force field)."""
+    """Call the model; gradients are enabled only if forward() needs them (e.g. a force field)."""
     try:
         return call_model(model, inputs)
     except RuntimeError as error:
@@ -79,7 +79,7 @@ def _outputs(model: nn.Module, inputs: Any) -> Any:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Context with the model in evaluation mode; restores the mode of each module."""
+    """Context that sets the model to evaluation mode, and restores the mode of each module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -101,12 +101,12 @@ def _all_buffers_restored(model: nn.Module) -> Iterator[None]:
             buffers[name] = buffer
             if not torch.equal(
                 buffer, value
-            ):  # a write would be detected as a change outside of the step
+            ):  # an unnecessary write would be detected as a change outside of the step
                 buffer.copy_(value)
 
 
 def _summed(unreduced: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
-    """Sum of the losses, and the sum of weights to divide it by."""
+    """Sum of the losses, and the sum of the weights by which the mean divides it."""
     classes = isinstance(unreduced, PerSampleLoss) and isinstance(unreduced.loss, CLASS_LOSSES)
     if not classes or not isinstance(targets, Tensor) or targets.is_floating_point():
         losses, records = unreduced(outputs, targets).double(), len(next(tree_leaves(targets)))
@@ -114,7 +114,7 @@ def _summed(unreduced: Loss, outputs: Any, targets: Any) -> tuple[float, float]:
     assert isinstance(unreduced, PerSampleLoss)
     counted, weight = targets != unreduced.loss.ignore_index, unreduced.loss.weight
     total = float(PerSampleLoss(unreduced.loss, "none")(outputs, targets).double().sum())
-    if unreduced.record_reduction == "sum":  # sum over the positions of a record, mean over records
+    if unreduced.record_reduction == "sum":  # sum over positions, mean over records
         counted = counted.reshape(len(targets), -1).any(1)
     elif weight is not None:
         return total, float((weight.double()[targets.long().where(counted, 0)] * counted).sum())

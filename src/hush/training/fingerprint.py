@@ -1,4 +1,4 @@
-"""Fingerprint of tensors, to identify releases and to compare ranks."""
+"""Fingerprints of tensors, which identify releases and compare ranks."""
 
 from collections.abc import Iterable
 from functools import lru_cache
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 _BLOCK = 4096
 _BLOCKS_AT_ONCE = 2**14
-"""Blocks hashed at once on a GPU."""
+"""Number of blocks hashed at once on a GPU."""
 _STRIDE = -7046029254386353131
 """An odd 64-bit constant (the golden ratio), as a signed integer."""
 
@@ -19,8 +19,8 @@ _STRIDE = -7046029254386353131
 def fingerprint(tensors: Iterable[Tensor]) -> str:
     """64-bit hash of the tensors' bits.
 
-    Wrapping integer arithmetic does not depend on the order of additions, so all devices agree. The
-    hash detects accidents, not forgery.
+    Integer arithmetic modulo 2^64 does not depend on the order of additions, so all devices agree. The
+    hash detects accidental differences, not forgery.
     """
     tensors = list(tensors)
     hashes: list[Any] = list(map(_hash, tensors))
@@ -33,7 +33,7 @@ def fingerprint(tensors: Iterable[Tensor]) -> str:
 
 
 def _hash(tensor: Tensor) -> Any:
-    """Weighted sum of the 64-bit words; a weight depends on the position in a block and on the block."""
+    """Weighted sum of the 64-bit words, with weights by position in a block and by block."""
     flat = tensor.detach().reshape(-1)
     short = -flat.numel() % (8 // flat.element_size())
     words = (functional.pad(flat, (0, short)) if short else flat).view(torch.int64)
@@ -51,7 +51,7 @@ def _hash(tensor: Tensor) -> Any:
 
 @lru_cache
 def _weights(device: torch.device, count: int = _BLOCK) -> Any:
-    """Odd pseudorandom weights of the first positions: a tensor on a GPU, an array on a CPU."""
+    """Odd pseudorandom weights, as a tensor on a GPU or as an array on a CPU."""
     mixed = torch.arange(1, count + 1, device=device) * _STRIDE
     mixed = (mixed ^ (mixed >> 29)) * _STRIDE | 1
     return mixed if mixed.is_cuda else mixed.numpy()

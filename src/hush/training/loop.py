@@ -48,14 +48,14 @@ _HOLDERS = Checkpoints, Logging, Randomness, Distributed, Execution, Units
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Guarantee and metrics of a training run."""
+    """Result of a training run: guarantee and metrics."""
 
     guarantee: Guarantee
     steps: int
     stopped: Literal["steps", "budget", "callback"]
     metrics: list[dict[str, Any]]
     skipped: int = field(repr=False)
-    """Number of skipped records with a gradient that is not finite, over all steps (sensitive)."""
+    """Number of records skipped over all steps because of gradients that are not finite (sensitive)."""
     accepted: int | None = None
     """Number of accepted trials of a selective plan with per-trial accounting; None otherwise."""
     per_instance: PerInstance | None = field(default=None, repr=False)
@@ -81,39 +81,39 @@ def train(
     per_instance: PerInstance | None = None,
     **options: Unpack[StepOptions],
 ) -> Run:
-    """Train with differential privacy until `steps` are done or the budget is used.
+    """Train a model with differential privacy, for a number of steps or until the budget is used.
 
-    **Guarantee.** `Run.guarantee`, never above the budget: the cost of a step is computed before it
-    runs. Loss and accuracy are computed on `evaluation`, which is not protected; no metric of the
-    training records is reported.
+    **Guarantee.** `Run.guarantee`, which never exceeds the budget: the cost of a step is computed before
+    it runs. Loss and accuracy are computed on `evaluation`, which is not protected. No metric of
+    the training records is reported.
 
-    For a selective plan with per-trial accounting, a step is a trial, and the metrics have the number of
-    accepted trials. With per-acceptance accounting, a step is an accepted update.
+    For a selective plan with per-trial accounting, a step is a trial, and the metrics include the number
+    of accepted trials. With per-acceptance accounting, a step is an accepted update.
 
     Args:
-        model: module to train, in place.
-        loss: loss module or function of outputs and targets, with one value per record.
-        optimizer: optimizer of the model's parameters; it receives the noisy gradients.
-        plan: sampling, clipping, noise and release.
-        data: private records: inputs and targets with a row per slot, a data set, or a `hush.Source`:
-            docs/data.md.
-        budget: maximum cost of all charges on the ledger.
-        steps: total number of steps; by default as many as the budget allows.
-        scheduler: learning-rate scheduler. It advances after each step that changed the model, or after
-            each evaluation for `ReduceLROnPlateau`.
-        evaluation: records that need no protection, for loss and accuracy.
-        ledger: shared ledger, or its path, for several runs on the same model or records: the guarantee
-            and the budget cover all its charges. A run with a directory has its own ledger there.
-        checkpoints: folder of the run, and resuming.
-        logging: evaluation interval, callbacks and progress.
-        randomness: source of sampling and noise.
-        distributed: process group that trains together. Rank 0 writes the directory and evaluates;
-            all return the same.
-        per_instance: accumulator of the per-instance costs (sensitive), stored in the secret checkpoint
-            and, at the end, in `private/per_instance.npz` of the directory. Its guard decides which
-            records take part.
+        model: Module to train, in place.
+        loss: Loss module or function of outputs and targets, with one value per record.
+        optimizer: Optimizer of the model's parameters; it receives the noisy gradients.
+        plan: Sampling, clipping, noise and release.
+        data: Private records: inputs and targets with one row per slot, a data set, or a `hush.Source`.
+            See docs/data.md.
+        budget: Maximum privacy cost of all charges on the ledger.
+        steps: Total number of steps; by default as many as the budget allows.
+        scheduler: Learning-rate scheduler. It advances after each step that changes the model;
+            `ReduceLROnPlateau` advances after each evaluation.
+        evaluation: Records that need no protection, for loss and accuracy.
+        ledger: Shared ledger, or its path, for several runs on the same model or records. The guarantee
+            and the budget cover all charges on it. A run with a directory has its own ledger there.
+        checkpoints: Folder of the run, and options for resuming.
+        logging: Evaluation interval, callbacks and progress bar.
+        randomness: Random source for sampling and noise.
+        distributed: Process group whose ranks train together. Rank 0 evaluates and writes the
+            directory; all ranks return the same result.
+        per_instance: Accumulator of per-instance costs (sensitive). They are stored in the secret
+            checkpoint and, at the end, in `private/per_instance.npz` of the directory. The guard of the
+            accumulator decides which records take part.
         **options: `records`, `units`, `neighbours`, `views`, `public` and `execution` of
-            `PrivateStep`. `records` is by default the number of records, except under `ADD_REMOVE`.
+            `PrivateStep`. The default of `records` is the number of records, except under `ADD_REMOVE`.
 
     Returns:
         The guarantee, the stopping reason and the metrics.
@@ -151,7 +151,7 @@ def train(
         if evaluation is not None:
             check_held_out(evaluation, data)
         by_slot = options.get("units") is None and relation is not Neighbours.ADD_REMOVE
-        if by_slot and options.get("records") is None:  # the number is public
+        if by_slot and options.get("records") is None:  # the number of records is public
             options["records"] = ranks.slots(data)
         step = PrivateStep(
             model,
@@ -163,7 +163,7 @@ def train(
             distributed=replace(distributed, processes=ranks.processes),
             **options,
         )
-        step.reducer.check_whole("hush.train")  # only rank 0 evaluates and writes the folder
+        step.reducer.check_whole("hush.train")  # rank 0 needs whole weights to evaluate and save
         check_delta(budget.delta, step.records, step.adjacency.unit)
         origin, metrics = dict[str, Any](), list[dict[str, Any]]()
         if directory is not None:
@@ -172,7 +172,7 @@ def train(
             )
 
         def save() -> None:
-            """Write the checkpoint; all ranks have a part of its state."""
+            """Write the checkpoint; every rank contributes to its state."""
             moving = None if scheduler is None else scheduler.state_dict()
             watched = None if per_instance is None else per_instance.state()
             state = {"step": step.state_dict(), "scheduler": moving, "per_instance": watched}
@@ -184,7 +184,7 @@ def train(
         end, reason = last_step(step, budget, requested)
         stopped: Literal["steps", "budget", "callback"] = reason
         step.rule.check_possible(end)
-        # before the folder exists, so that invalid data do not leave a folder
+        # check the data before creating the folder
         batches = step.batches(data, steps=max(0, end - step.steps))
         if evaluation is not None:
             with rehearsal(step):
@@ -202,10 +202,10 @@ def train(
         callbacks = () if ranks.rank else logging.callbacks
 
         def record(measured: StepMetrics) -> None:
-            """Evaluate, and write the metrics and the checkpoint of this step."""
+            """Evaluate the model, and write metrics and a checkpoint."""
             newest = metrics_of(step.steps, step.spent(), **step.rule.describe())
             if evaluation is not None:
-                # one result for all ranks, or their schedulers would diverge
+                # all ranks use the result of rank 0, so their schedulers agree
                 held_out = partial(evaluate, model, loss, evaluation)
                 scores = ranks.broadcast("evaluating", held_out)
                 step.adopt_weights()  # evaluation on public records may change buffers
@@ -219,7 +219,7 @@ def train(
                 folder.add_metrics(newest)
             if directory is not None:
                 save()
-            # a resumed run does not start before the checkpoint
+            # a resumed run does not repeat steps before the checkpoint
             ledger.compact(step.run, step.steps)
 
         with bar:
@@ -258,14 +258,14 @@ def train(
 
 
 def _ended(verdicts: list[object]) -> bool:
-    """Whether a callback returned True; other objects that callbacks return are ignored."""
+    """Whether a callback returned True; return values of other types are ignored."""
     return any(isinstance(each, bool | np.bool_ | torch.Tensor) and bool(each) for each in verdicts)
 
 
 def _check_arguments(
     options: StepOptions, checkpoints: Checkpoints, ledger: object, scheduler: Any, evaluation: Any
 ) -> None:
-    """Raise for unknown arguments, and for arguments that need another one."""
+    """Raise if an argument is unknown, or needs another argument that was not passed."""
     for name in options.keys() - StepOptions.__annotations__.keys():
         known = [*inspect.signature(train).parameters, *StepOptions.__annotations__]
         holders = [kind.__name__ for kind in _HOLDERS if name in kind.__dataclass_fields__]
@@ -286,8 +286,8 @@ def _check_arguments(
         )
     if ledger is not None and directory is not None:
         raise InvalidValue(
-            "ledger and directory were both passed, and a run with a directory has its own ledger. "
-            "Pass one of them; runs that share a ledger have no directory.",
+            "ledger and directory were both passed, but a run with a directory has its own ledger. "
+            "Pass only one of them; runs that share a ledger have no directory.",
             key="ledger",
         )
     if not isinstance(ledger, str | os.PathLike | None):
@@ -299,6 +299,6 @@ def _check_arguments(
         )
     if isinstance(scheduler, ReduceLROnPlateau) and evaluation is None:
         raise Unsupported(
-            "ReduceLROnPlateau needs a loss, and the training loss is not released. Pass evaluation "
+            "ReduceLROnPlateau needs a loss, but the training loss is not released. Pass evaluation "
             "data."
         )

@@ -1,4 +1,4 @@
-"""Public and charged metrics of one step, for callbacks."""
+"""Metrics of one step for callbacks, which may be published."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -8,14 +8,15 @@ from hush.training.step import PrivateStep
 
 
 class StepMetrics(Mapping[str, float]):
-    """Metrics of the step that was just charged, to be read before the next one; they may be published.
+    """Metrics of the last charged step, which may be published.
 
-    `epsilon` and `delta` of all charges on the ledger, `learning_rate` of the step (`learning_rate/1`
-    and so on of further parameter groups), and `evaluation/...`.
+    The metrics are `epsilon` and `delta` of all charges on the ledger, the `learning_rate` of the step
+    (`learning_rate/1` and so on for further parameter groups), and `evaluation/...`. Read them before
+    the next step.
 
     Args:
         step: Step after it ran.
-        delta: Delta of epsilon; None: the one stored on the ledger.
+        delta: Delta of epsilon; None: the delta stored on the ledger.
     """
 
     def __init__(self, step: PrivateStep, *, delta: float | None = None) -> None:
@@ -25,14 +26,15 @@ class StepMetrics(Mapping[str, float]):
             self._released["learning_rate" + f"/{number}" * (number > 0)] = float(group["lr"])
 
     def add(self, released: Mapping[str, float]) -> None:
-        """Add metrics that are public or charged, by name."""
+        """Add metrics that may be published, by name."""
         self._released.update(released)
 
     def __getitem__(self, name: str) -> float:
         if name not in self._released:
             raise KeyError(
-                f"step {self._number} has no metric {name!r}; it has {', '.join(self)}. Metrics of the "
-                "training records are not charged: pass evaluation records, which need no protection."
+                f"step {self._number} has no metric {name!r}; it has {', '.join(self)}. The guarantee "
+                "does not cover metrics of the training records: pass evaluation records, which need no "
+                "protection."
             )
         if self._released[name] is None:
             if self._step.steps != self._number:
@@ -53,4 +55,4 @@ class StepMetrics(Mapping[str, float]):
 
 
 OnStep = Callable[[int, StepMetrics], object]
-"""Callback `on_step(step, metrics)`, called after each step; True ends the run."""
+"""Callback `on_step(step, metrics)`, called after each step; the run ends if it returns True."""

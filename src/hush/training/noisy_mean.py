@@ -1,4 +1,4 @@
-"""Noisy mean of a clipped sum: layout, noise of each block, division by the batch size."""
+"""Noisy mean of a clipped sum: add noise to each block, and divide by the expected batch size."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ _DOUBLE_ROUNDING = 2.0**-12
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Layout of the flat gradient: trainable parameters in order, in blocks of the clipping."""
+    """Layout of the flat gradient: parameters, clipping blocks and their noise."""
 
     parameters: dict[str, nn.Parameter]
     sensitivity: Sequence[SensitivitySet]
-    """Sensitivity set of each block of the clipping."""
+    """Sensitivity set of each clipping block."""
     block_sizes: list[int]
-    """Number of coordinates in each block of the clipping."""
+    """Number of coordinates in each clipping block."""
     rounding: float
     """Relative rounding slack on the sensitivity of the clipped sum."""
     noises: Sequence[tuple[Noise, float]]
@@ -33,25 +33,26 @@ class Layout:
 
 
 class PastNoise:
-    """Noise of the last steps of a run, which correlated noise continues (secret).
+    """Noise of the last steps of a run, for correlated noise (secret).
 
-    The noise w_t of step t satisfies c_0 w_t + c_1 w_{t-1} + ... = z_t. Noise before the run is zero.
+    The noise w_t of step t satisfies c_0 w_t + c_1 w_{t-1} + ... = z_t, with independent noise z_t. The
+    noise before the first step is zero.
     """
 
     def __init__(self, correlation: Sequence[float]) -> None:
         self.correlation = correlation
         self.vectors = torch.zeros(len(correlation), 0, dtype=torch.float64)
-        """w_t in row t mod (number of coefficients), in units of the clipped sum."""
+        """Ring buffer in units of the clipped sum: row t mod (number of coefficients) is w_t."""
 
     def clear(self) -> None:
-        """Begin a new run: its noise has no common part with past noise."""
+        """Clear past noise, so the noise of a new run is independent of it."""
         self.vectors = self.vectors[:, :0]
 
     def mix(self, total: Tensor, step: int) -> None:
-        """Replace a clipped sum x by c_0 x - c_1 w_{t-1} - ..., to which z_t is added."""
-        if self.vectors.shape[1] != len(total):  # other parameters are trained: a new matrix C begins
+        """Replace a clipped sum x by c_0 x - c_1 w_{t-1} - ..., before z_t is added to it."""
+        if self.vectors.shape[1] != len(total):  # other parameters are trained: restart the correlation
             self.vectors = total.new_zeros(len(self.correlation), len(total))
-        # the row of this step is overwritten if the step is repeated
+        # a repeated step overwrites its row
         torch.neg(total, out=self._row(step))
         self._subtract(total.mul_(self.correlation[0]), step)
 
@@ -65,7 +66,7 @@ class PastNoise:
         return self._subtract(torch.zeros_like(self.vectors[0]), step).neg_()
 
     def settle(self, total: Tensor, step: int) -> None:
-        """Scale the mixed sum with its noise z_t to x + w_t, and store w_t."""
+        """Scale the mixed sum plus z_t to x + w_t, and store w_t."""
         self._row(step).add_(total.div_(self.correlation[0]))
 
     def _row(self, step: int) -> Tensor:
@@ -74,12 +75,12 @@ class PastNoise:
 
 @dataclass(eq=False)
 class NoisyMean:
-    """Noise of one step, and division by the expected batch size."""
+    """Function from the clipped sum of one step to the noisy mean."""
 
     plan: Plan
     layout: Layout
     basis: PublicBasis | None
-    """Public basis of the sums; None for the parameters' own basis."""
+    """Public basis of the sums; None: the standard basis."""
     expected: float
     """Public expected batch size, over all ranks."""
     source: RandomSource
@@ -89,16 +90,15 @@ class NoisyMean:
     """Number of the step, from 0."""
 
     def __call__(self, total: Tensor) -> Tensor:
-        """Noisy mean from a clipped sum, block after block, in place."""
-        # scaling by the rounding slack lets the noise cover it; scaled back unless the result would
-        # leave the noise's support
+        """Compute the noisy mean of a clipped sum, in place."""
+        # scale down by the rounding slack, so the noise covers it; additive noise allows scaling back
         share = 1 - self.layout.rounding
         total.mul_(share)
         if self.past is not None:
             self.past.mix(total, self.step)
         blocks = total.split(self.layout.block_sizes)
         for block, (noise, norm) in zip(blocks, self.layout.noises, strict=True):
-            if block.numel():  # empty on a rank without a part of the block
+            if block.numel():  # a rank may have no part of the block
                 private = noise.privatize(block, norm=norm, generator=self.source)
                 if private is not block:
                     block.copy_(private)
@@ -116,7 +116,7 @@ def rounding_of(parameters: Iterable[Tensor]) -> float:
 
 
 def split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a flat vector in the shapes of the parameters."""
+    """Split a flat vector into views with the shapes of the parameters."""
     parts = vector.split([parameter.numel() for parameter in parameters])
     return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Groups of options of a private step and of a run."""
+"""Options of a private step and of a training run, by topic."""
 
 import os
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Units:
-    """User-level privacy: steps sample users instead of records: docs/guarantees/units.md.
+    """User-level privacy: steps sample users instead of records.
 
-    The record-to-user map is public, except under `ADD_REMOVE`.
+    The record-to-user map is public, except under `ADD_REMOVE`. See docs/guarantees/units.md.
 
     Args:
-        owners: User id of each record: integers or strings, in the order of the records.
-        per_unit: Maximum number of records of one user per step, sampled in each step.
-        gradient: "mean" or "sum" of the gradients of a user's records; the result is clipped.
+        owners: User id of each record (integers or strings), in the order of the records.
+        per_unit: Maximum number of records of one user per step; each step samples them.
+        gradient: Aggregation of the gradients of a user's records, "mean" or "sum", before clipping.
     """
 
     owners: "Owners"
@@ -37,10 +37,10 @@ class Units:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Randomness:
-    """Source of sampling and noise; by default a cryptographic stream with a secret key.
+    """Random source for sampling and noise; by default a cryptographic stream with a secret key.
 
     Args:
-        generator: Seed of the stream, for tests: the seed reveals the noise, and the guarantee has
+        generator: Seed of the stream, for tests. The seed reveals the noise, so the guarantee has
             `randomness: seeded`.
     """
 
@@ -53,8 +53,8 @@ class Execution:
 
     Args:
         physical_batch: Number of records to process at once; by default as many as fit in memory.
-        replay: Use CUDA graphs on a GPU. None: if they are supported and faster, measured on synthetic
-            records; True: raise if they are not supported; False: never.
+        replay: Whether to use CUDA graphs on a GPU. None: use them if they are supported, and faster on
+            synthetic records; True: raise if they are not supported; False: never use them.
     """
 
     physical_batch: int | None = None
@@ -63,18 +63,18 @@ class Execution:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Distributed:
-    """Process group whose ranks run the step together; each reads all data. See docs/distributed.md.
+    """Process group whose ranks run the step together. See docs/distributed.md.
 
     Args:
-        processes: Process group; by default all processes if `torch.distributed` is initialised; False
-            for this process alone.
+        processes: Process group; each rank must be able to read all data. By default all processes if
+            `torch.distributed` is initialised; False for this process alone.
     """
 
     processes: "Group" = None
 
 
 class StepOptions(TypedDict, total=False):
-    """Arguments of `PrivateStep` that `hush.train` passes on."""
+    """Arguments of `hush.train` that it passes to `PrivateStep`."""
 
     records: int | None
     units: Units | None
@@ -86,14 +86,16 @@ class StepOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Folder of a run, and resuming. See docs/resume.md.
+    """Folder of a run, and options for resuming it. See docs/resume.md.
 
     Args:
-        directory: Folder for the run's plan, ledger, metrics, checkpoint and weights; None for no files.
-        resume: Continue from the checkpoint in the directory, with bitwise identical results.
-        reseed: Continue with new randomness; steps after the checkpoint are charged again.
-        settings: Publishable options outside the plan (e.g. the data set), as plain data for
-            settings.json. They must be equal when the run resumes.
+        directory: Folder for the run's plan, ledger, metrics, checkpoint and weights; None to write no
+            files.
+        resume: Whether to continue from the checkpoint in the directory. The results are bitwise equal
+            to an uninterrupted run.
+        reseed: Whether to continue with new randomness. Steps after the checkpoint are charged again.
+        settings: Public options outside the plan (e.g. the name of the data set), as plain data. They
+            are written to settings.json and must be equal when the run resumes.
     """
 
     directory: str | os.PathLike[str] | None = None
@@ -104,15 +106,15 @@ class Checkpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class Logging:
-    """Interval of evaluations and checkpoints, callbacks and progress. See docs/logging.md.
+    """Evaluation interval, callbacks and progress bar. See docs/logging.md.
 
     Args:
-        every: Number of steps between evaluations, each of which also writes metrics and a checkpoint;
-            by default about an epoch.
-        callbacks: Functions `on_step(step, metrics)` with `StepMetrics`, called by rank 0 after each
-            step, also after repeated steps of a resumed run. If one returns True, the run ends, and all
-            planned steps stay charged.
-        progress: Show a progress bar; by default on a terminal.
+        every: Number of steps between evaluations; by default about an epoch. Metrics and a checkpoint
+            are written after each evaluation.
+        callbacks: Functions `on_step(step, metrics)` with `StepMetrics`. Rank 0 calls them after each
+            step, including repeated steps of a resumed run. If a callback returns True, the run ends,
+            and all planned steps are charged.
+        progress: Whether to show a progress bar; by default only on a terminal.
     """
 
     every: int | None = None

@@ -1,4 +1,4 @@
-"""Per-instance Rényi divergences and Fisher information loss of the records of a run (sensitive)."""
+"""Per-instance Rényi divergences and Fisher information loss of the records in a run (sensitive)."""
 
 import dataclasses
 import math
@@ -28,45 +28,44 @@ from hush.gradients.tree import tree_map
 from hush.training.data import Batch
 from hush.training.step import PrivateStep
 
-_ROUNDING = (
-    1e-4  # relative difference of two sums of the same records above which forward passes are random
-)
+_ROUNDING = 1e-4
+"""Tolerance for the relative difference of two sums over the same records."""
 _ORDERS = (1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 256.0)
 _FAILURE = 1e-6  # probability that an eigenvalue exceeds its bound
-_ENTRIES = 2**20  # entries of clipped gradients in memory at a time
+_ENTRIES = 2**20  # maximum number of entries of clipped gradients in memory
 
 
 class PerInstance:
-    """Per-instance costs of records, accumulated over the steps of a full-batch plan (sensitive).
+    """Per-instance privacy costs, accumulated over the steps of a full-batch plan (sensitive).
 
-    `observe` recomputes the clipped sum t of a batch and each record's clipped gradient g_i. For each
-    order a, it adds:
+    `observe` recomputes the clipped sum t of a batch and the clipped gradient g_i of each record. For
+    each order a, it accumulates:
 
-    - to `charges[i]` the larger of D_a(P_t || P_{t - g_i}) and D_a(P_{t - g_i} || P_t): record i is
-      present or absent;
-    - to `any_record`, the bound for any one record that is added or removed, the per-instance RDP "for
-      all" of Algorithm 1 of Hu et al. (2024), with both signs and directions;
-    - to `worst_case`, the divergence for any data set, `hush.rdp`;
-    - to `information[i]`, an upper bound on the largest eigenvalue of J_i^T diag(eta^2) J_i, J_i the
-      Jacobian of g_i with respect to the record's inputs.
+    - `charges[i]`: the larger of D_a(P_t || P_{t - g_i}) and D_a(P_{t - g_i} || P_t), i.e. the cost of
+      record i being present or absent;
+    - `any_record`: a bound for any one record that is added or removed. This is the per-instance RDP
+      "for all" of Algorithm 1 of Hu et al. (2024), with both signs and directions;
+    - `worst_case`: the divergence for any data set, `hush.rdp`;
+    - `information[i]`: an upper bound on the largest eigenvalue of J_i^T diag(eta^2) J_i, where J_i is
+      the Jacobian of g_i with respect to the inputs of record i.
 
-    **Guarantee** (per-instance, for one step given the previous steps). docs/guarantees/bounded.md and
-    fisher.md. A sum over steps is an odometer, not a guarantee; the guarantee of the run is
-    `step.spent`: docs/guarantees/filter.md. All numbers are sensitive.
+    **Guarantee** (per-instance, for one step given the previous steps). See docs/guarantees/bounded.md
+    and fisher.md. A sum over steps is an odometer, not a guarantee. The guarantee of the run is
+    `step.spent` (docs/guarantees/filter.md). All numbers are sensitive.
 
         watched = hush.PerInstance(orders=[2.0, 8.0])
         for batch in step.batches(data, steps=100):
             step(watched.observe(step, batch))
-        print(watched.epsilons(delta=1e-5).max())    # for the holder of the data alone
+        print(watched.epsilons(delta=1e-5).max())    # sensitive
 
     Args:
         orders: Rényi orders, each above 1.
-        slots: Slots to watch, chosen independently of the records; by default all.
-        iterations: Lanczos iterations for the Fisher information, exact from the number of inputs on;
-            0 to skip it. `eigenvalue_error` is the relative error of fewer, which fails with
-            probability 1e-6 for each record and step.
+        slots: Slots to observe, chosen independently of the records; by default all slots.
+        iterations: Number of Lanczos iterations for the Fisher information; 0 to skip it. The result is
+            exact if the number is at least the number of inputs. Otherwise `eigenvalue_error` bounds
+            the relative error, except with probability 1e-6 per record and step.
         guard: Filter with one record per slot. A record takes part while its Gaussian cost fits the
-            filter's budget, so `guarantee` holds for every record.
+            budget of the filter, so `guarantee` holds for every record.
     """
 
     def __init__(
@@ -92,9 +91,9 @@ class PerInstance:
         self.information: Array = np.zeros(0)
 
     def epsilons(self, delta: float) -> Array:
-        """Epsilon of each watched record, present or absent (sensitive; an odometer, not a guarantee).
+        """Per-instance epsilon of each observed record (sensitive; an odometer, not a guarantee).
 
-        At most the epsilon of the observed steps for any records.
+        The values do not exceed the worst-case epsilon of the observed steps.
 
         Args:
             delta: Delta of the conversion from Rényi divergences.
@@ -102,7 +101,7 @@ class PerInstance:
         return self._epsilons(self.charges, delta)
 
     def any_record_epsilon(self, delta: float) -> float:
-        """Epsilon for any one record beside the actual ones, the paper's "for all" (sensitive).
+        """Epsilon for any one record added to or removed from the data, "for all" (sensitive).
 
         Args:
             delta: Delta of the conversion from Rényi divergences.
@@ -110,18 +109,20 @@ class PerInstance:
         return float(self._epsilons(self.any_record[None], delta)[0])
 
     def _epsilons(self, charges: Array, delta: float) -> Array:
-        # an accountant with more orders bounds the cost for any records
+        # the worst-case epsilon uses more orders, so it may be smaller
         plan, size = self._run or (None, 0)
         most = math.inf if plan is None else upper_epsilon({plan: self.steps}, delta, size)
         return np.array([min(most, rdp_to_epsilon(each, self.orders, delta)) for each in charges])
 
     def losses(self) -> Array:
-        """Upper bound on the Fisher information loss of each watched record: the square root of its
-        information (sensitive)."""
+        """Upper bounds on the Fisher information loss of the observed records (sensitive).
+
+        The bound is the square root of `information`.
+        """
         return np.sqrt(self.information)
 
     def numbers(self, delta: float) -> dict[str, npt.ArrayLike]:
-        """The numbers of `private/per_instance.npz` (sensitive), with epsilons at `delta`.
+        """Arrays for `private/per_instance.npz` (sensitive).
 
         Args:
             delta: Delta of the conversion from Rényi divergences.
@@ -137,7 +138,7 @@ class PerInstance:
         }
 
     def guarantee(self, delta: float) -> Guarantee:
-        """Guarantee of the guard's budget, for every record; may be published.
+        """Guarantee for every record by the budget of the guard; it may be published.
 
         Args:
             delta: Delta of the guarantee.
@@ -147,11 +148,11 @@ class PerInstance:
                 "per-instance costs are not a guarantee. Pass guard=hush.RenyiFilter(...), or report "
                 "step.spent(delta)."
             )
-        # the rounding of a sum is relative to the clipping norm, not to the record's gradient
+        # the proved rounding error is relative to the clipping norm, not to the record's gradient
         return dataclasses.replace(self.guard.guarantee(delta), arithmetic="assumed")
 
     def state(self) -> dict[str, Tensor]:
-        """The accumulated numbers (sensitive), for a checkpoint."""
+        """Accumulated costs for a checkpoint (sensitive)."""
         names = ("steps", "orders", "charges", "any_record", "worst_case", "information")
         numbers = {name: getattr(self, name) for name in names} | {
             "slots": np.zeros(0, dtype=np.int64) if self.slots is None else self.slots,
@@ -160,10 +161,10 @@ class PerInstance:
         return {name: torch.from_numpy(np.array(value)) for name, value in numbers.items()}
 
     def restore(self, state: Mapping[str, Tensor] | None, steps: int) -> None:
-        """Restore the numbers of an interrupted run.
+        """Restore the costs of an interrupted run.
 
         Args:
-            state: Output of `state` of an object with the same arguments; None if none was stored.
+            state: Output of `state` of an object with the same arguments; None if no state was stored.
             steps: Number of steps of the run.
         """
         stored = {name: value.numpy() for name, value in (state or {}).items()}
@@ -173,9 +174,9 @@ class PerInstance:
         done = int(stored.get("steps", 0))
         if not same or done != steps or mine["spent"].shape != stored["spent"].shape:
             raise CheckpointError(
-                f"the stored per-instance costs cover {done} steps and the run has {steps}, or orders, "
-                "slots or guard differ. Pass the arguments of the interrupted run, or leave out "
-                "per_instance=."
+                f"the stored per-instance costs cover {done} steps and the run has {steps}, or the "
+                "orders, slots or guard differ. Pass the arguments of the interrupted run, or leave "
+                "out per_instance=."
             )
         self.steps = steps
         for name in ("charges", "any_record", "worst_case", "information"):
@@ -206,8 +207,8 @@ class PerInstance:
             )
         if self.guard is not None and self.guard.records != slots:
             raise InvalidValue(
-                f"guard of {self.guard.records} records must have one for each of the {slots} slots, "
-                "because each record has a separate budget. Pass "
+                f"the guard is for {self.guard.records} records, but must have one record for each of "
+                f"the {slots} slots, because each record has a separate budget. Pass "
                 f"guard=hush.RenyiFilter(orders=..., budget=..., records={slots}).",
                 key="guard",
             )
@@ -216,15 +217,17 @@ class PerInstance:
         """Add the costs of the next step; call it before the step runs.
 
         Args:
-            step: Step of a plan with full batches, `L2`, `Linf` or `L2Linf` clipping, and noise of
-                bounded support or Gaussian; of one process, without units or views.
+            step: Step in one process, without units or views. Its plan must have full batches, `L2`,
+                `Linf` or `L2Linf` clipping, and Gaussian or bounded-support noise.
             batch: Current batch of `step.batches`.
 
         Returns:
-            Batch for the step, without the records that the guard does not admit.
+            Batch for the step, without the records that the guard excludes.
         """
         if batch is not step.pending_batch:
-            raise DataError("this batch is not the next one of the step. Observe it before step(batch).")
+            raise DataError(
+                "this batch is not the next one of the step. Call observe() before step(batch)."
+            )
         plan = step.plan
         self.check(step, len(batch))
         if self.guard is not None:
@@ -288,7 +291,10 @@ class PerInstance:
     def _eigenvalues(self, step: PrivateStep, inputs: Any, targets: Tensor, eta: Tensor) -> Array:
         """Upper bounds on the largest eigenvalue of J^T diag(eta^2) J of each record."""
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-            raise Unsupported("Fisher information is about one floating-point tensor of inputs.")
+            raise Unsupported(
+                "Fisher information needs inputs that are one floating-point tensor. Pass such inputs, "
+                "or iterations=0."
+            )
         model, loss, clipping = step.model, step.gradients.loss, step.plan.clipping
         named = {name: value.detach() for name, value in model.named_parameters()}
         trained = {name: named[name] for name in step.trainable()}
@@ -305,24 +311,24 @@ class PerInstance:
         with full_precision(inputs.device, autograd=True):
             recorded: Any = vjp(lambda values: vmap(clipped)(values, targets), inputs)
             gradients, transposed = recorded
-            # J v as a transpose of the vector-Jacobian product, without forward mode
+            # compute J v as the transpose of the vector-Jacobian product, without forward-mode autograd
             zero = torch.zeros_like(gradients)
             forward: Any = vjp(lambda cotangent: transposed(cotangent)[0], zero)[1]
             vectors = torch.randn_like(inputs).flatten(1)
             size = min(self.iterations, vectors.shape[1])
             basis, images = (vectors.new_zeros(len(vectors), size, vectors.shape[1]) for _ in range(2))
             for k in range(size):
-                for attempt in range(3):  # once more, because the first time rounds
+                for attempt in range(3):  # repeat, because the first orthogonalisation rounds
                     vectors = torch.nn.functional.normalize(vectors, dim=1)
                     shares = basis @ vectors[:, :, None]
                     vectors = vectors - (shares * basis).sum(1)
-                    if not attempt:  # the span is invariant: the rest is rounding, so begin anew
+                    if not attempt:  # an invariant span leaves only rounding errors: draw a new vector
                         rest = vectors.norm(dim=1, keepdim=True)
                         vectors = torch.where(rest < 1e-5, torch.randn_like(vectors), vectors)
                 basis[:, k] = vectors = torch.nn.functional.normalize(vectors, dim=1)
                 products = transposed(eta * forward(vectors.view_as(inputs))[0])[0].flatten(1)
                 images[:, k] = vectors = products
-        # Rayleigh and Ritz: the matrix on the span of the vectors
+        # Rayleigh-Ritz: project the matrix onto the span of the vectors
         projected = (basis @ images.mT).double().cpu()
         largest = torch.linalg.eigvalsh((projected + projected.mT) / 2)[:, -1].clamp(min=0)
         self.eigenvalue_error = lanczos_error(vectors.shape[1], size, _FAILURE)
@@ -330,7 +336,7 @@ class PerInstance:
 
 
 def clip_rows(clipping: Clipping, rows: Tensor) -> Tensor:
-    """Finite gradients (rows) clipped by `L2`, `Linf` or `L2Linf`."""
+    """Clip finite gradients (rows) by `L2`, `Linf` or `L2Linf`."""
     if isinstance(clipping, L2 | L2Linf):
         norm = clipping.norm if isinstance(clipping, L2) else clipping.l2
         rows = rows * (norm / rows.norm(dim=1, keepdim=True).clamp(min=norm))
@@ -341,13 +347,13 @@ def clip_rows(clipping: Clipping, rows: Tensor) -> Tensor:
 
 
 def lanczos_error(dimension: int, iterations: int, failure: float) -> float:
-    """Relative error that `iterations` of Lanczos exceed with probability `failure` (random start)."""
+    """Relative error of Lanczos iterations from a random start, with failure probability `failure`."""
     if iterations >= dimension:
         return 0.0
     low, high = 0.0, 1.0
     while low < (middle := (low + high) / 2) < high:
         degree, root = 2 * (iterations - 1) * math.atanh(math.sqrt(middle)), (1 - middle) / middle
-        # log of 1 / cosh(degree), an upper bound
+        # uses log(2) - degree as an upper bound on log(1 / cosh(degree))
         chance = math.log(2 * dimension / math.pi * root) / 2 + math.log(2) - degree
         low, high = (middle, high) if chance > math.log(failure) else (low, middle)
     return high

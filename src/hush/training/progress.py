@@ -1,4 +1,4 @@
-"""Progress of a long task on standard error: a bar, or plain lines without a terminal."""
+"""Progress of a long task on standard error: a bar on a terminal, otherwise plain lines."""
 
 import sys
 import time
@@ -20,13 +20,13 @@ _SECONDS = 10.0
 class Progress:
     """Context manager that shows the progress of one task: `done` of `total` items, named by `unit`.
 
-    On a terminal it is a bar with the latest metrics and the time left, elsewhere a line every ten
-    seconds. A thread prints the lines, because some tasks are a single call. A task within another one
-    shows nothing, also if the other one is not visible.
+    On a terminal, it shows a bar with the latest metrics and the remaining time. Otherwise it prints a
+    line every ten seconds, in a thread because some tasks are a single call. Nested tasks are not shown,
+    even if the outer task is not visible.
     """
 
     _open = 0
-    """Number of tasks that have begun and not ended."""
+    """Number of running tasks."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Progress:
             self._bar.advance(self._bar.task_ids[0])
 
     def show(self, metrics: dict[str, Any]) -> None:
-        """Show some of the latest metrics beside the bar, or on the next line."""
+        """Show metrics beside the bar, or on the next line."""
         shown = {**metrics, "epsilon": at_most(metrics.get("epsilon", 0.0))}
         self._facts = ", ".join(text.format(**shown) for name, text in _SHOWN.items() if name in metrics)
         if self._bar is not None:

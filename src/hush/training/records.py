@@ -1,7 +1,7 @@
-"""Conversion of data sets, arrays and tables to rows of tensors: structure, columns and padding.
+"""Conversion of data sets, arrays and tables to rows of tensors.
 
-A record becomes a tree of tensors with one row each, independent of other records:
-docs/guarantees/tape.md, 12.
+Each record is converted to a tree of tensors with one row each, independently of other records
+(docs/guarantees/tape.md, 12).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,16 +19,16 @@ from hush.core.errors import DataError
 from hush.core.value import with_article
 
 Columns = str | list[str] | dict[str, Any] | Callable[[Any], Any] | None
-"""Columns to read: a name, a list of names (stacked to a vector), a dictionary from argument names to
+"""Columns to read: a name, a list of names (stacked as a vector), a dictionary from argument names to
 columns, or a function of the record."""
 
 LONGEST = "longest"
-"""`pad_to` for padding to the longest record of a physical batch."""
+"""Value of `pad_to` for padding to the longest record of a physical batch."""
 
 
 @runtime_checkable
 class MapStyle(Protocol):
-    """Map-style data set: item i is record i, independent of earlier reads."""
+    """Map-style data set. Item i is record i and must not depend on earlier reads."""
 
     def __len__(self) -> int: ...
 
@@ -42,10 +42,10 @@ class ArrayRecords:
     inputs: Any
     targets: Any
     order: npt.NDArray[np.int64] | None = None
-    """Row of each slot; None if slot i is row i."""
+    """Row number of each slot; None if slot i is row i."""
 
     def __post_init__(self) -> None:
-        """Raise unless every tensor or array has a row per record."""
+        """Raise unless every tensor or array has one row per record."""
         inputs, targets = list(leaves(self.inputs)), list(leaves(self.targets))
         if not all(value.ndim for value in inputs + targets):
             raise DataError("a tensor of the data has shape (). Pass tensors with a row per record.")
@@ -54,7 +54,7 @@ class ArrayRecords:
             for value in inputs + targets:
                 check_numbers(value)
         elif isinstance(self.inputs, (list, tuple)) and len(self.inputs) == len(self.targets):
-            # their lengths are private
+            # do not show the lengths of the records, which are private
             raise DataError(
                 f"inputs is a {type(self.inputs).__name__} of {len(inputs)} tensors, one per record. "
                 "Pass torch.stack(inputs), or pad records to one public length "
@@ -63,7 +63,7 @@ class ArrayRecords:
         else:
             raise DataError(
                 f"{' and '.join(map(str, counts[0]))} inputs and {counts[1][0]} targets: each record "
-                "needs one of each. Pass tensors with the same number of rows."
+                "needs one input and one target. Pass tensors with the same number of rows."
             )
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class ArrayRecords:
         return map_leaves(self.rows([index]), lambda rows: rows[0])
 
     def rows(self, slots: Sequence[int]) -> tuple[Any, Any]:
-        """Inputs and targets of these slots, a row per slot."""
+        """Inputs and targets of these slots, one row per slot."""
         chosen = torch.as_tensor(slots, dtype=torch.int64)
         if self.order is not None:
             chosen = torch.from_numpy(self.order)[chosen]
@@ -83,7 +83,7 @@ class ArrayRecords:
 
 def rows_at(rows: Any, slots: Tensor) -> Tensor:
     """Rows of a tensor or array by index."""
-    if not isinstance(rows, Tensor):  # native byte order
+    if not isinstance(rows, Tensor):  # convert to native byte order
         chosen = np.asarray(rows[slots.numpy()])
         return torch.from_numpy(np.require(chosen, chosen.dtype.newbyteorder("="), ["C", "W"]))
     if rows.device != slots.device:  # asynchronous copy
@@ -110,7 +110,7 @@ class TableRecords:
 
 
 def numbered(data: Any) -> MapStyle:
-    """The data as a map-style data set; raise if it is not one."""
+    """Convert data to a map-style data set; raise if this is not possible."""
     pair = data.tensors if type(data) is TensorDataset else data
     if isinstance(pair, (tuple, list)) and len(pair) == 2 and has_leaves(pair, Tensor, np.ndarray):
         return ArrayRecords(*pair)
@@ -152,22 +152,22 @@ def base_dataset(data: "Subset[Any]") -> tuple[Any, list[int]]:
 
 
 def check_numbers(rows: Any) -> None:
-    """Raise unless a tensor or array is dense and its rows are not empty."""
+    """Raise unless a tensor or array is dense and numeric, with non-empty rows."""
     if isinstance(rows, Tensor) and (rows.layout != torch.strided or rows.is_quantized or rows.is_meta):
         raise DataError(
-            "the data has a sparse, quantized or meta tensor. Use .to_dense() or .dequantize()."
+            "the data contains a sparse, quantized or meta tensor. Use .to_dense() or .dequantize()."
         )
     if np.ma.is_masked(rows):
         raise DataError(
             "an array has masked entries, whose hidden values would be used. Pass e.g. "
-            "array.filled(0.0), or drop such rows, each independently."
+            "array.filled(0.0), or drop each such row independently."
         )
     if isinstance(rows, np.ndarray) and rows.dtype.kind not in "biufc":
         raise DataError(f"an array of type {rows.dtype} is not numeric. Convert it by a public rule.")
     if 0 in rows.shape[1:]:
         raise DataError(
-            f"a record has an empty tensor of shape {tuple(rows.shape[1:])}. Leave it out, or check how "
-            "its columns were selected."
+            f"a record has an empty tensor of shape {tuple(rows.shape[1:])}. Leave the tensor out, or "
+            "check how its columns were selected."
         )
 
 
@@ -196,15 +196,16 @@ def row_of(
     else:
         if inputs is not None or targets is not None:
             raise DataError(
-                "inputs= and targets= select columns, and these records have no columns. Leave both "
-                "out, or pass a collate_fn of [record] that returns (inputs, targets)."
+                "inputs= and targets= select columns, but these records have no columns. Leave both "
+                "out, or pass a collate_fn that converts [record] to (inputs, targets)."
             )
         try:
             rows = default_collate([record]) if collate_fn is None else rows
         except (TypeError, RuntimeError):
             raise DataError(
                 "a record of this data set does not consist of dense tensors, arrays and numbers "
-                "(private, not shown). Convert it (sparse: .to_dense()) there or in a collate_fn."
+                "(private, not shown). Convert it (sparse: .to_dense()) in the data set or in a "
+                "collate_fn."
             ) from None
     if not isinstance(rows, (tuple, list)) or len(rows) != 2 or not has_leaves(rows, object):
         raise DataError(
@@ -214,13 +215,13 @@ def row_of(
     for value in leaves(rows):
         if not isinstance(value, Tensor):
             raise DataError(
-                f"a record holds {with_article(type(value).__name__)} instead of a tensor. Leave it "
+                f"a record contains {with_article(type(value).__name__)} instead of a tensor. Leave it "
                 "out, or convert it in the data set or in collate_fn."
             )
         if not value.dim() or len(value) != 1:
             raise DataError(
                 "collate_fn returned a tensor with a first dimension other than 1 for one record. "
-                "Return tensors with a row per record."
+                "Return tensors with one row per record."
             )
     return map_leaves(rows[0], lambda value: value), map_leaves(rows[1], lambda value: value)
 
@@ -228,7 +229,7 @@ def row_of(
 def _choose(
     record: Any, convert: Callable[[str, Any], Any], inputs: Columns, targets: Columns
 ) -> tuple[Any, Any]:
-    """Inputs (by default all other columns) and targets by column; `convert` returns tensors."""
+    """Select inputs (by default all other columns) and targets; `convert` returns a column's tensor."""
     names = list(record)
 
     def pick(columns: Any) -> Any:
@@ -245,14 +246,14 @@ def _choose(
         parts = [pick(name) for name in columns]
         if any(part.dim() != 1 for part in parts):
             raise DataError(
-                f"a column of {columns} has several numbers per record, and a list of columns needs one "
-                "number each. Pass a dictionary from argument names to columns."
+                f"a column of {columns} has several numbers per record, but each column in a list must "
+                "have one number. Pass a dictionary from argument names to columns."
             )
         return torch.stack([part.to(torch.get_default_dtype()) for part in parts], 1)
 
     if targets is None:
         raise DataError(
-            f"a record has the columns {', '.join(map(str, names))}, and no target was named. Pass "
+            f"a record has the columns {', '.join(map(str, names))}, but no target was named. Pass e.g. "
             'hush.Source(data, inputs=["age"], targets="income"), or a collate_fn that returns a pair.'
         )
     chosen = pick(targets)
@@ -261,7 +262,7 @@ def _choose(
 
 
 def _number(name: str, value: Any) -> Tensor:
-    """Numbers of a column: integers, booleans, or floats of torch's default precision."""
+    """Convert a column to integers, booleans, or floats in torch's default precision."""
     if isinstance(value, Tensor):
         return value
     try:
@@ -272,9 +273,9 @@ def _number(name: str, value: Any) -> Tensor:
     same = array.dtype.kind == getattr(getattr(value, "dtype", None), "kind", array.dtype.kind)
     if array.dtype.kind not in "biuf" or not same:
         raise DataError(
-            f"column {name!r} is not numeric in every record. Encode words, dates and missing values by "
-            "a public list (not by the observed values), leave the column out, or pass a function of "
-            "the record."
+            f"column {name!r} is not numeric in every record. Encode words, dates and missing values "
+            "with a public list (not with the observed values), leave the column out, or pass a "
+            "function of the record."
         )
     kinds = {"b": np.bool_, "f": np.float64}
     tensor = torch.from_numpy(array.astype(kinds.get(array.dtype.kind, np.int64), "C"))
@@ -306,32 +307,34 @@ def has_leaves(parts: Sequence[Any], *kinds: type) -> bool:
 
 
 def check_alike(row: Any, template: Any, *, any_length: bool) -> None:
-    """Raise unless a row has the structure, types and shapes (or all but the length) of the first
-    row."""
+    """Raise unless a row has the structure, types and shapes of the first row.
+
+    With `any_length`, the first dimension of a record may differ.
+    """
     both = row, template
     kind, first = (
         map_leaves(each, lambda part: (part.dtype, part.dim(), part.shape[2:])) for each in both
     )
     if kind != first:
         raise DataError(
-            "a record differs from the first one in structure, type or shape (private, not shown). "
-            "Fix this in the data set or in collate_fn: only the first dimension is padded."
+            "a record differs from the first record in structure, type or shape (private, not shown). "
+            "Fix this in the data set or in collate_fn; only the first dimension is padded."
         )
     length, expected = (map_leaves(each, lambda part: part.shape[1:2]) for each in both)
     if not any_length and length != expected:
         raise DataError(
-            "a record differs from the first one in length (private, not shown). Pass a public length "
-            f'as pad_to=, or pad_to="{LONGEST}" for a model that ignores padding.'
+            "a record differs from the first record in length (private, not shown). Pass a public "
+            f'length as pad_to=, or pad_to="{LONGEST}" for a model that ignores padding.'
         )
 
 
 def pad(rows: Any, length: Any, value: Any) -> Any:
-    """Pad or cut the second dimension of each tensor to public lengths, if any."""
+    """Pad or cut the second dimension of each tensor to public lengths, if they are given."""
     return rows if length is None or length == LONGEST else _map_with(_padded, rows, length, value)
 
 
 def lengthened(rows: Any, value: Any) -> Any:
-    """Add one position of padding to each tensor that has positions."""
+    """Add one position of padding to each tensor with at least two dimensions."""
     return _map_with(lambda part, fill: _padded(part, (*part.shape, 0)[1] + 1, fill), rows, value)
 
 
@@ -350,9 +353,9 @@ def stack(parts: Sequence[Any], value: Any, *, pinned: bool = False) -> Any:
 
 
 def _map_with(function: Callable[..., Tensor], rows: Any, *choices: Any) -> Any:
-    """Apply a function to each tensor of a tree and the corresponding part of each choice.
+    """Apply a function to each tensor of a tree, with the corresponding parts of other trees.
 
-    A choice is one value for all tensors, or a tree of values; a missing part is None.
+    A choice is one value for all tensors, or a tree of values. A missing part is None.
     """
     if isinstance(rows, Tensor):
         return function(rows, *choices)
@@ -365,7 +368,7 @@ def _map_with(function: Callable[..., Tensor], rows: Any, *choices: Any) -> Any:
 
 
 def _padded(rows: Tensor, length: int | None, value: Any) -> Tensor:
-    """Rows padded or cut to a length; `value` None pads with 0."""
+    """Pad or cut rows to a length; None pads with 0."""
     if length is None or rows.dim() < 2 or rows.shape[1] == length:
         return rows
     if rows.shape[1] > length:

@@ -1,4 +1,4 @@
-"""Reducers: the operations of a step that differ between one process and several.
+"""Reducers: operations of a step that differ between one process and several processes.
 
 `Local` is for one process. `distributed.process_group.ProcessGroup` sums over ranks, and
 `distributed.sharded.Sharded` supports parameters that are sharded over ranks.
@@ -29,36 +29,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepStreams:
-    """Random sources of one rank in one step, other than for drawing slots."""
+    """Random sources of one rank in one step, except the source for drawing slots."""
 
-    masks: Stream  # dropout, views and coins of a clipping
-    coordinates: Stream  # sampling of coordinates
+    masks: Stream  # dropout, views and randomised clipping
+    coordinates: Stream  # coordinate sampling
     noise: Stream
 
 
 class Local:
-    """Reducer of one process; subclasses are for several ranks."""
+    """Reducer for one process; subclasses are for several ranks."""
 
     processes: Any = False
-    """Ranks, as in `hush.Distributed.processes`."""
+    """Process group, as in `hush.Distributed.processes`."""
     rank = 0
     size = 1
     modules = WHOLE
-    """Modules; their parameters may be sharded over ranks."""
+    """Access to the parameters, which may be sharded over ranks."""
     _compared: tuple[Data, int] | None = None
 
     @property
     def description(self) -> str:
-        """Description of the ranks that draw the noise; equal descriptions draw equal noise."""
+        """Number of ranks and sharding; noise is repeatable only if the description is the same."""
         sharded = " with sharded parameters" * self.modules.sharded
         return f"{self.size} process{'es' * (self.size > 1)}{sharded}"
 
     def propagate_errors(self) -> AbstractContextManager[None]:
-        """Context that propagates its errors to all ranks."""
+        """Context that propagates errors to all ranks."""
         return nullcontext()
 
     def exchange(self, phase: str, content: Any = None) -> list[Any]:
-        """Small plain data of each rank, by rank."""
+        """All-gather small plain data; returns a list by rank."""
         return [content]
 
     def agree(self, phase: str, facts: dict[str, Any], content: Any = None) -> list[Any]:
@@ -66,15 +66,15 @@ class Local:
         return [content]
 
     def gather(self, phase: str, content: Any) -> list[Any]:
-        """Any object of each rank, by rank."""
+        """All-gather any object; returns a list by rank."""
         return [content]
 
     def broadcast(self, phase: str, make: Callable[[], Any], *, short: bool = False) -> Any:
-        """Object created by rank 0; `short` plain data save one collective."""
+        """Broadcast the object that rank 0 creates; `short` plain data saves one collective."""
         return make()
 
     def copy_of_first(self, phase: str, tensors: list[Tensor]) -> None:
-        """Overwrite tensors with those of rank 0."""
+        """Overwrite tensors with the tensors of rank 0."""
 
     def joined(self, step: "PrivateStep", generator: "torch.Generator | None") -> "Local":
         """Reducer of a new step, after a handshake of the ranks."""
@@ -85,34 +85,33 @@ class Local:
         return open_ledger(ledger, plan, adjacency)
 
     def shared_source(self, source: Stream) -> Stream:
-        """Source with the same numbers on every rank."""
+        """Random source that draws the same numbers on every rank."""
         return source
 
     def adopt_weights(self) -> None:
-        """Compare the weights of all ranks before the next sum, because they were set outside of the
-        step."""
+        """Compare the weights of all ranks before the next sum, after a change outside of the step."""
 
     def check_whole(self, what: str) -> None:
-        """Raise if `what` needs all weights, and they are sharded."""
+        """Raise if parameters are sharded, because `what` needs whole weights."""
 
     def whole_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The state of a step with whole tensors, for a checkpoint."""
+        """Gather the state of a step into whole tensors, for a checkpoint."""
         return state
 
     def own_state(self, step: "PrivateStep", state: dict[str, Any]) -> dict[str, Any]:
-        """The state of a checkpoint with this rank's shards in place of whole tensors."""
+        """Replace the whole tensors of a checkpoint by this rank's shards."""
         return state
 
     def free_whole_weights(self) -> None:
-        """Free gathered weights after evaluation, except this rank's shards."""
+        """Free gathered weights, except this rank's shards."""
 
     def begin(self, step: "PrivateStep", data: Data, present: Tensor | None, steps: int | None) -> int:
-        """Number of slots, after the ranks have compared weights, data and steps to come."""
+        """Compare weights, data and planned steps of all ranks; return the number of slots."""
         self._compared = None
         return self.slots(data)
 
     def slots(self, data: Data) -> int:
-        """Number of slots; the ranks compare new data."""
+        """Number of slots; the ranks first compare data that is new."""
         if self._compared is None or self._compared[0] is not data:
             self._compared = data, self._compare(data)
         return self._compared[1]
@@ -121,11 +120,11 @@ class Local:
         return count(data)
 
     def share(self, batch: Batch) -> Batch:
-        """Slots of a batch that this rank processes (sensitive)."""
+        """Part of a batch that this rank processes (sensitive)."""
         return batch
 
     def streams(self, source: Stream) -> StepStreams:
-        """Random sources of the next step; the step's source advances equally on every rank."""
+        """Random sources of the next step; the source of the step advances equally on all ranks."""
         return StepStreams(substream(source), source, source)
 
     def own_source(self, source: Stream, use: str) -> Stream:
@@ -133,7 +132,7 @@ class Local:
         return source
 
     def probing(self, data: Data) -> AbstractContextManager[None]:
-        """Context of the probe; it gathers sharded weights."""
+        """Context for the probe; it gathers sharded weights."""
         return nullcontext()
 
     def block_sizes(self, parameters: dict[str, nn.Parameter], sizes: list[int]) -> list[int]:
@@ -141,7 +140,7 @@ class Local:
         return sizes
 
     def tape(self, tape: Any) -> Any:
-        """Tape that returns sums for this rank's parameters."""
+        """Tape whose sums are this rank's shards."""
         return tape
 
     def sum_share(
@@ -155,7 +154,7 @@ class Local:
         return total
 
     def noisy_mean(self, compute: Callable[[], Tensor], mean: NoisyMean) -> Tensor:
-        """Noisy mean of the shares of all ranks."""
+        """Noisy mean of the sum over all ranks, from a function that computes this rank's sum."""
         return mean(compute())
 
     def privatize(self, total: Tensor, mean: NoisyMean) -> Tensor:
@@ -163,7 +162,7 @@ class Local:
         return mean(total)
 
     def charge(self, ledger: Ledger, plan: Plan, **details: Any) -> None:
-        """Charge a step; returns only if every rank has the charged release."""
+        """Charge a step; return only if every rank has the charged release."""
         ledger.charge(plan, **details)
 
     def set_gradients(self, parameters: list[nn.Parameter], update: Tensor) -> None:
@@ -171,9 +170,9 @@ class Local:
         set_gradients(parameters, update)
 
     def release_name(self, update: Tensor) -> str:
-        """Fingerprint of a private gradient, the same on every rank."""
+        """Fingerprint of a private gradient; equal on all ranks."""
         return fingerprint([update])
 
     def trial_name(self, update: Tensor, name: str) -> str:
-        """Label of a trial, from the test records of all ranks."""
+        """Label of a trial, computed from the labels of all ranks."""
         return name

@@ -1,4 +1,4 @@
-"""Snapshots of a model and its optimizer, and private steps without lasting effects."""
+"""Snapshots of a model and its optimizer, and a context that undoes private steps."""
 
 import copy
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class Snapshot:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._parameters = [(value, _copied(value), _copied(value.grad)) for value in model.parameters()]
-        # by name: a forward pass may replace the tensor
+        # by name, because a forward pass may replace the tensor
         self._buffers = [
             (module, name, value, _copied(value))
             for module in model.modules()
@@ -32,7 +32,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore the model and the optimizer; may be called again."""
+        """Restore the model and the optimizer; may be called several times."""
         for parameter, value, gradient in self._parameters:
             parameter.copy_(value)
             parameter.grad = _copied(gradient)
@@ -49,7 +49,7 @@ class Snapshot:
 
 
 def _copied(value: Any) -> Any:
-    """Deep copy, with detached tensors."""
+    """Deep copy with detached tensors."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -59,10 +59,10 @@ def _copied(value: Any) -> Any:
 
 @contextmanager
 def rehearsal(step: "PrivateStep") -> Iterator[None]:
-    """Context for private steps on a ledger in memory; restores all state bit for bit.
+    """Context for private steps on a ledger in memory; restores all state bitwise.
 
-    Attributes of modules remain the same objects. Later steps draw the same noise again: **no result of
-    a step inside may be released**.
+    Attributes of modules remain the same objects. Later steps draw the same noise again, so **no result
+    of a step inside the context may be released**.
     """
     before = Snapshot(step.model, step.optimizer)
     tables = [table for module in step.model.modules() for table in (vars(module), module._buffers)]
@@ -70,7 +70,7 @@ def rehearsal(step: "PrivateStep") -> Iterator[None]:
     contents = [dict(table) for table in tables]
     source, schedule = step.generator, step.basis_schedule
     state = source.get_state()
-    update = None if step.update is None else step.update.clone()  # its memory is reused
+    update = None if step.update is None else step.update.clone()  # steps reuse its memory
     basis = None if schedule is None else schedule.state_dict()
     step.ledger = step.reducer.open_ledger(None, step.plan, step.adjacency)
     step.pending_batch = None

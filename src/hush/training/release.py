@@ -1,7 +1,7 @@
 """Release rules of a step: propose an update, charge it, and apply or revert it.
 
-A release rule in a plan (`hush.core`) names the class that executes it (`Release.runner`), here or in
-`methods/selective.py`.
+The release rule of a plan (`hush.core`) names the class that executes it (`Release.runner`). These
+classes are in this file and in `methods/selective.py`.
 """
 
 from importlib import import_module
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 
 class EveryUpdate:
-    """`hush.Always`: charge and apply every update. Base class of the other rules."""
+    """Charge and apply every update (`hush.Always`); base class of the other rules."""
 
     def __init__(self, step: "PrivateStep") -> None:
         self.step = step
 
     def run(self, batch: Batch) -> bool:
-        """Propose the update of a batch, charge it, and apply or revert it; return whether it was
-        applied."""
+        """Propose an update from a batch, charge it, and apply or revert it.
+
+        Returns:
+            Whether the update was applied.
+        """
         step = self.step
         update = step.private_gradient(batch)
         step.charge(step.reducer.release_name(update))
@@ -31,10 +34,10 @@ class EveryUpdate:
         return True
 
     def probe(self, inputs: Any, targets: Any) -> None:
-        """Raise if the rule does not support the model, tested with two synthetic records."""
+        """Raise if the rule does not support the model, which is run on two synthetic records."""
 
     def check_possible(self, steps: int) -> None:
-        """Raise if a run of this length would most likely release no update."""
+        """Raise if a run with this number of steps would most likely accept no update."""
 
     def describe(self) -> dict[str, int]:
         """Public metrics of the rule."""
@@ -42,17 +45,17 @@ class EveryUpdate:
 
 
 class WholeSelection(EveryUpdate):
-    """Raises for `hush.BestOf`, which is a rule for several runs."""
+    """Raise for `hush.BestOf`, which selects among several runs."""
 
     def __init__(self, step: "PrivateStep") -> None:
         raise Unsupported(
-            "release=BestOf selects among several runs, and this is a step of one run. Call "
+            "release=BestOf selects among several runs, but this is a step of one run. Call "
             "hush.tune, and train each trial with trial.plan."
         )
 
 
 def rule_of(step: "PrivateStep") -> EveryUpdate:
-    """Release rule of a step's plan."""
+    """Create the release rule of a step's plan."""
     module, _, name = step.plan.release.runner.partition(":")
     # the step stores its rule; a proxy avoids a reference cycle that keeps models in memory
     rule: EveryUpdate = getattr(import_module(module), name)(proxy(step))

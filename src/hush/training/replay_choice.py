@@ -1,4 +1,4 @@
-"""Decision whether to use CUDA graphs, from measurements on synthetic records."""
+"""Decide whether to use CUDA graphs, from measurements on synthetic records."""
 
 import time
 from collections.abc import Callable
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from hush.training.step import PrivateStep
 
 _HOST_BOUND = 0.1
-"""Relative time of a batch of two records below which the GPU is not limited by the host."""
-_GAIN = 0.98  # largest relative time of a replay that is worth its memory
-_FEWEST_STEPS = 32  # smallest number of steps for which the measurement, about ten steps long, pays off
-_MEMORY_SHARE = 0.5  # fraction of the free GPU memory that a graph may keep
+"""Threshold on the time of two records relative to a batch; below it, the host is not the bottleneck."""
+_GAIN = 0.98  # maximum relative time of a replay for which a graph is worth its memory
+_FEWEST_STEPS = 32  # minimum number of steps; the measurement takes as long as about ten steps
+_MEMORY_SHARE = 0.5  # maximum fraction of the free GPU memory that a graph may keep
 
 
 def check_replay(step: "PrivateStep") -> None:
-    """Raise if `replay` is True and the plan, units or device do not support it."""
+    """Raise if `replay` is True but the plan, units or device do not support it."""
     if step.gradients.execution.replay and (reason := why_not(step)) is not None:
-        raise Unsupported(f"replay=True uses CUDA graphs, and {reason}")
+        raise Unsupported(f"replay=True uses CUDA graphs, but {reason}")
 
 
 def why_not(step: "PrivateStep") -> str | None:
-    """Reason, independent of the model, why a step does not support CUDA graphs; None if it does."""
+    """Reason why a plan, units or device do not support CUDA graphs; None if they do."""
     if step.plan.sampling.coordinate_participation < 1:
         return "the sampled coordinates would be the same in each replay. Leave out replay."
     if step.gradients.clip_norm is not None:
@@ -39,16 +39,22 @@ def why_not(step: "PrivateStep") -> str | None:
     if step.units is not None:
         return "users have different numbers of records. Leave out replay."
     if step.device.type != "cuda":
-        return "the model is not on a GPU. Move it there, or leave out replay."
+        return "the model is not on a GPU. Move it to a GPU, or leave out replay."
     if len(step.plan.clipping.sensitivity(step.dimension)) > 1:
         return "clipping in several blocks is not supported. Leave out replay."
     return None
 
 
 def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | None) -> Replay | None:
-    """Replay of the step's physical batches for this number of steps (None: many), or None.
+    """Replay of the step's physical batches, or None if CUDA graphs are not used.
 
     The step stores the decision for later calls and checkpoints.
+
+    Args:
+        step: Step to run.
+        data: Data of the step.
+        physical: Physical batch size.
+        steps: Number of steps; None: no limit.
     """
     gradients = step.gradients
     required, changing = gradients.execution.replay, gradients.probed.changing_buffers
@@ -65,17 +71,17 @@ def choose_replay(step: "PrivateStep", data: Data, physical: int, steps: int | N
     if required:
         gradients.replayed = True
     elif gradients.replayed is None and (steps is None or steps >= _FEWEST_STEPS):
-        # a graph has the kernels of forward(), but not the Python code of hooks
+        # a graph repeats the kernels of forward(), but not the Python code of hooks
         hooked = any(each._forward_hooks or each._forward_pre_hooks for each in step.model.modules())
         gradients.replayed = not hooked and _pays(step, replay, data, physical)
     if gradients.replayed is not None:
-        # all ranks and the checkpoint have the same decision, so that repeated steps round identically
+        # ranks and resumed runs must share the decision, so that repeated steps round identically
         gradients.replayed = all(step.reducer.exchange("the choice of replays", gradients.replayed))
     return replay if gradients.replayed else None
 
 
 def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> bool:
-    """Whether replays are faster and use little memory, measured on synthetic records."""
+    """Whether replays are faster and use little memory, from measurements on synthetic records."""
     size = max(2, min(physical, int(step.plan.sampling.expected(step.records))))
     records = tree_map(take(data, torch.arange(min(2, count(data)))), step.gradients.to_device)
     cuda = step.device.type == "cuda"
@@ -113,7 +119,7 @@ def _pays(step: "PrivateStep", replay: Replay, data: Data, physical: int) -> boo
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Time of the work including the GPU: the minimum of three runs after a warm-up."""
+    """Run time of a function in seconds, including the GPU: minimum of three runs after a warm-up."""
     work()
     spans = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Files of a run, and their consistency with the ledger; imports without torch."""
+"""Files of a run, and checks that they are consistent with the ledger; imports without torch."""
 
 import json
 import math
@@ -34,16 +34,17 @@ _PATE = "a PATE run has no checkpoint to compare the ledger with, so the newest 
 
 
 def step_file(ledger: Path) -> Path:
-    """File of secret step states for other libraries' checkpoints; its name is excluded from uploads."""
+    """File of secret step states for checkpoints of other libraries, which do not upload this name."""
     return ledger.with_name(f"_{ledger.name}.secret")
 
 
 class RunFolder:
-    """The files of one run; raises if the run cannot start or continue there.
+    """Folder with the files of one run; raises if the run cannot start or continue in it.
 
     `plan.toml`, `settings.json` (options outside the plan), `ledger.jsonl`, `anchor.json` (identity of
-    the run's ledger), `metrics.jsonl` and `model.safetensors` may be published. The folder `private`,
-    for the owner alone, has `checkpoint.safetensors` (with the generator) and `per_instance.npz`.
+    the run's ledger), `metrics.jsonl` and `model.safetensors` may be published. The folder `private` is
+    secret. It contains `checkpoint.safetensors` (with the state of the generator) and
+    `per_instance.npz`.
     """
 
     def __init__(
@@ -73,34 +74,34 @@ class RunFolder:
         stored = read_plan(self._plan)
         if stored != plan:
             raise InvalidPlan(
-                f"{self._plan} differs from the plan to resume with "
+                f"{self._plan} differs from the current plan "
                 f"({differing_settings(stored.to_plain(), plan.to_plain())}): a run has one plan, and "
-                "calibrated noise depends on the budget and the steps. Resume with that plan file "
+                "calibrated noise depends on the budget and the steps. Resume with the stored plan "
                 f"(--plan {self._plan}), or use another directory."
             )
         if not self.ledger.exists():
             raise LedgerError(
                 f"{path} contains a run without its ledger: its privacy cost is unknown. Restore "
-                "ledger.jsonl: a new run would not count it."
+                "ledger.jsonl, because a new ledger would not include this cost."
             )
 
     def check_ledger(self, ledger: Ledger, *, reseed: bool = False) -> None:
-        """Raise if the ledger was replaced, or the checkpoint of its charges is missing.
+        """Raise if the ledger was replaced, or if it has charges but the checkpoint is missing.
 
-        With `reseed` a run may start again without its checkpoint, with new noise and new charges.
+        With `reseed`, a run may start again without its checkpoint, with new noise and new charges.
         """
         if self._plan.exists():
             check_anchor(self._anchor, ledger.identity)
         if ledger.counts and not self.checkpoint.exists() and not reseed:
             raise CheckpointError(
-                f"{self.ledger} has charges of {sum(ledger.counts.values())} steps, and "
-                f"{self.checkpoint.name} is missing: repeated steps would need its noise. Restore it, "
-                "or pass reseed=True (--reseed) to start again with new noise and additional charges."
+                f"{self.ledger} has charges of {sum(ledger.counts.values())} steps, but "
+                f"{self.checkpoint.name} is missing: repeated steps must have the same noise. Restore "
+                "it, or pass reseed=True (--reseed) to start again with new noise and more charges."
             )
 
     @contextmanager
     def cleanup_on_failure(self) -> Iterator[None]:
-        """Remove the empty ledger if a run fails before its plan is written."""
+        """Context that removes the empty ledger if a run fails before its plan is written."""
         try:
             yield
         except BaseException:
@@ -113,37 +114,36 @@ class RunFolder:
             raise
 
     def begin(self, plan: Plan, ledger: Ledger) -> None:
-        """Write the anchor, the settings and, last, the plan, which marks a run."""
-        self._metrics.unlink(
-            missing_ok=True
-        )  # metrics of steps that are repeated after a lost checkpoint
+        """Write the anchor, the settings and, last, the plan, which marks the folder of a run."""
+        # after the loss of a checkpoint, remove the metrics of steps that will be repeated
+        self._metrics.unlink(missing_ok=True)
         replace_file(self._anchor, (json.dumps({"ledger": ledger.identity}) + "\n").encode())
         if self._chosen is not None:
             replace_file(self._settings, (json.dumps(self._chosen) + "\n").encode())
         write_plan(plan, self._plan)
 
     def metrics(self, up_to: int) -> list[dict[str, Any]]:
-        """Metrics up to a step; later metrics are removed from the file."""
+        """Read the metrics up to a step, and remove later metrics from the file."""
         stored = [entry for entry in read_metrics(self._metrics) if entry["step"] <= up_to]
         if self._metrics.exists():
             replace_file(self._metrics, "".join(map(metrics_line, stored)).encode())
         return stored
 
     def write_per_instance(self, numbers: Mapping[str, npt.ArrayLike]) -> None:
-        """Write the per-instance costs of the records, readable by the file's owner only."""
+        """Write the per-instance costs of the records, with read access only for the file's owner."""
         content = BytesIO()
         np.savez(content, allow_pickle=False, **{name: np.asarray(numbers[name]) for name in numbers})
         replace_file(self.path / _PER_INSTANCE, content.getvalue(), secret=True)
 
     def add_metrics(self, entry: dict[str, Any]) -> None:
-        """Append one line."""
+        """Append an entry to the metrics."""
         torn = "its last line may be incomplete, and a resumed run writes it again"
         with file_named(self._metrics, torn), self._metrics.open("a") as file:
             file.write(metrics_line(entry))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Metrics in a file, without an incomplete last line; empty if there is no file."""
+    """Metrics in a file, without an incomplete last line; empty if the file does not exist."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     try:
         entries = [json.loads(line) for line in lines]
@@ -155,7 +155,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def metrics_of(step: int, guarantee: Guarantee, **measured: Any) -> dict[str, Any]:
-    """Entry of `metrics.jsonl`: epsilon with its context, and public metrics."""
+    """Entry of `metrics.jsonl`: the guarantee and public metrics."""
     return {
         "step": step,
         "epsilon": guarantee.epsilon.upper,
@@ -167,7 +167,7 @@ def metrics_of(step: int, guarantee: Guarantee, **measured: Any) -> dict[str, An
 
 
 def metrics_line(entry: dict[str, Any]) -> str:
-    """One line of metrics; numbers that are not finite are written as null and read as NaN."""
+    """Line of `metrics.jsonl`; numbers that are not finite are written as null, and read as NaN."""
     return json.dumps(finite_or_none(entry)) + "\n"
 
 
@@ -183,15 +183,15 @@ def check_settings(folder: Path, requested: dict[str, Any]) -> None:
     if stored != requested:
         raise CheckpointError(
             f"the run in {path} has other settings ({differing_settings(stored, requested)}). Resume "
-            "with the same settings, or use another directory. If a setting of an earlier version no "
-            "longer exists, and the run does not depend on it, delete it from the file."
+            "with the same settings, or use another directory. If a setting was removed in a newer "
+            "version and does not affect the run, delete it from the file."
         )
 
 
 def differing_settings(stored: Any, present: Any, place: str = "") -> str:
     """Settings that differ between a stored run and the current one, with both values."""
     if not isinstance(stored, dict) or not isinstance(present, dict):
-        return "" if stored == present else f"{place} is {stored} there and {present} here"
+        return "" if stored == present else f"{place} was {stored} and is now {present}"
     pairs = {
         name: (stored.get(name, "not set"), present.get(name, "not set")) for name in stored | present
     }
@@ -200,7 +200,7 @@ def differing_settings(stored: Any, present: Any, place: str = "") -> str:
 
 
 def check_anchor(anchor: Path, identity: str) -> None:
-    """Raise unless this is the identity of the run's original ledger."""
+    """Raise unless the identity is the identity of the run's original ledger."""
     try:
         began_with = json.loads(anchor.read_bytes())["ledger"]
     except (OSError, ValueError, KeyError) as error:
@@ -211,14 +211,21 @@ def check_anchor(anchor: Path, identity: str) -> None:
     if began_with != identity:
         raise LedgerError(
             f"the ledger beside {anchor} has the identity {identity} instead of {began_with}: it was "
-            "replaced, and does not have the charges of the run. Restore ledger.jsonl."
+            "replaced, and does not contain the charges of the run. Restore ledger.jsonl."
         )
 
 
 def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
-    """Ledger of a run, read-only, and notes from comparing it with the other files of the run.
+    """Open the ledger of a run read-only, and compare it with the other files of the run.
 
-    `path` is a folder or a ledger file. Raises if the ledger is missing or inconsistent.
+    Args:
+        path: Folder of a run, or ledger file.
+
+    Returns:
+        The ledger, and notes on the comparison.
+
+    Raises:
+        LedgerError: The ledger is missing, or inconsistent with the other files.
     """
     folder, file = (path, path / _LEDGER) if path.is_dir() else (path.parent, path)
     if not file.is_file():
@@ -229,7 +236,7 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
         )
     if path.is_dir() and not any((folder / each).exists() for each in (*_OF_TRAINING, SETTINGS)):
         raise LedgerError(
-            f"{folder} has a {_LEDGER} and no other files of hush.train: the newest charges may be "
+            f"{folder} has a {_LEDGER}, but no other files of hush.train: the newest charges may be "
             f"missing. Restore the files; for the ledger of your own loop, pass --ledger {file}"
         )
     ledger = Ledger(file, read_only=True)
@@ -245,7 +252,7 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
         with safetensors.safe_open(stored, framework="numpy") as tensors:
             state = dict(dict(json.loads(tensors.metadata()["state"])["dict"])["step"]["dict"])
         if state["plan"] != plan.digest:
-            raise LedgerError(f"{stored} has another plan than plan.toml, {plan}. Restore it.")
+            raise LedgerError(f"{stored} has a different plan than plan.toml, {plan}. Restore it.")
         ledger.check_charged(state["charged_run"], state["steps"], state["ledger"])
         if state["steps"] and plan not in ledger.counts:
             raise LedgerError(f"{file} has no charge of plan.toml, {plan}. Restore plan.toml.")
@@ -260,14 +267,14 @@ def checked_ledger(path: Path) -> tuple[Ledger, list[str]]:
         ]
     except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError) as error:
         raise LedgerError(
-            f"{stored} is damaged ({error}), so the newest charges may be missing. Restore it, or move "
-            "it away to account for the ledger alone."
+            f"{stored} is damaged ({error}), so the newest charges may be missing. Restore it, or "
+            "remove it to account for the ledger alone."
         ) from None
     return ledger, [f"fits its plan, anchor and checkpoint (of step {state['steps']})"]
 
 
 def holds_pate(folder: Path) -> bool:
-    """Whether a folder has a PATE run, which has no plan, anchor or checkpoint."""
+    """Whether a folder contains a PATE run, which has no plan, anchor or checkpoint."""
     if any((folder / name).exists() for name in _OF_TRAINING) or not (folder / SETTINGS).exists():
         return False
     return {"teachers", "query"} <= set(json.loads((folder / SETTINGS).read_bytes()))
@@ -276,7 +283,7 @@ def holds_pate(folder: Path) -> bool:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, adjacency: Adjacency
 ) -> Ledger:
-    """Ledger to charge under this adjacency; a ledger opened by path must have no other plan."""
+    """Open a ledger for charges under this adjacency; raise if a ledger at a path has another plan."""
     opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
     charged = [] if opened is ledger else [each for each in opened.counts if each != plan]
     try:

@@ -1,4 +1,4 @@
-"""Stored private records, read one physical batch at a time."""
+"""Private data sets, read one physical batch at a time."""
 
 import copy
 import hashlib
@@ -41,45 +41,46 @@ from hush.training.records import (
 from hush.training.tables import EncodedTable, open_table
 
 CollateFn = Callable[[list[Any]], Any]
-"""Function of a list of records that returns a batch, as for a DataLoader."""
+"""Function from a list of records to a batch, as in a DataLoader."""
 
 _LIBRARIES = "site-packages", "dist-packages", get_paths()["stdlib"], str(Path(__file__).parent)
-"""Parts of paths of files that are not the user's."""
+"""Parts of paths that identify library files."""
 
 Rows = tuple[Any, Any]
-"""Inputs and targets with a row a slot."""
+"""Inputs and targets, one row per slot."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Source:
-    """Stored private records, and their conversion to inputs and targets.
+    """Private data set, and options to convert its records to inputs and targets.
 
-    Memory contains only the current physical batch and two per worker.
+    Memory contains only the current physical batch, and two physical batches per worker.
 
-    **Guarantee.** A record's row depends on the record, public options and separate random numbers
-    alone, because each record is read and collated separately. This assumes that item i of the data set
-    does not depend on earlier reads: docs/guarantees/tape.md, 12. `pad_to="longest"` also assumes that
-    the model ignores padding, and gives `arithmetic: assumed`.
+    **Guarantee.** Each record is read and collated separately, so its row depends only on the record,
+    public options and separate random numbers. This assumes that item i of the data set does not depend
+    on earlier reads: docs/guarantees/tape.md, 12. `pad_to="longest"` also assumes that the model ignores
+    padding, and the guarantee has `arithmetic: assumed`.
 
     Args:
-        dataset: map-style data set (of torch, or of Hugging Face), pandas DataFrame, or a pair of
-            arrays (also numpy.memmap) or tensors.
-        collate_fn: function from a list of records to a batch, as for a DataLoader; called with one
+        dataset: Map-style data set (of torch or Hugging Face), pandas DataFrame, or a pair of arrays
+            (including numpy.memmap) or tensors.
+        collate_fn: Function from a list of records to a batch, as in a DataLoader; it is called with one
             record at a time.
-        workers: number of worker processes; 0 to read in this process.
-        inputs: input columns, for records that are dictionaries or table rows: a name, a list of names
-            (stacked to a vector), a dictionary from argument names to columns, or a function of the
-            record. By default all other columns, as arguments by name.
-        targets: target columns, likewise. With `collate_fn`, columns are those of its result.
-        pad_to: public length to which the first dimension of a record is padded or cut; or a tuple
+        workers: Number of worker processes; 0 to read in this process.
+        inputs: Input columns, for records that are dictionaries or table rows: a name, a list of names
+            (stacked as a vector), a dictionary from argument names to columns, or a function of the
+            record. By default, all other columns are passed as keyword arguments.
+        targets: Target columns, in the same form. With `collate_fn`, columns are selected from its
+            result.
+        pad_to: Public length to which the first dimension of a record is padded or cut; or a tuple
             (inputs, targets) or dictionaries of lengths (None: unchanged). "longest": pad to the longest
             record of a physical batch, for a model and a loss that ignore padding (tested on synthetic
-            records). By default all records have the same length.
-        pad_value: padding value, with the same structure.
-        present: mask of non-empty slots, as in `step.batches`; empty slots are not read.
-        schema: public declaration of the columns of a DataFrame, or of the path of a file (CSV, JSON
-            lines, Parquet, `.npz`, a folder of images): `hush.schema`. Rows are encoded when they are
-            read; `targets` names the target columns, and all other columns are inputs.
+            records). By default, all records must have the same length.
+        pad_value: Padding value, or padding values in the same structure.
+        present: Mask of non-empty slots, as in `step.batches`; empty slots are not read.
+        schema: Public declaration of the columns (`hush.schema`) of a DataFrame, or of a file given by
+            its path (CSV, JSON lines, Parquet, `.npz`, a folder of images). Rows are encoded when they
+            are read. `targets` names the target columns, and all other columns are inputs.
 
     Example:
         source = hush.Source(dataset, collate_fn=pad_and_mask, pad_to=128, workers=4)
@@ -118,7 +119,7 @@ class Source:
             if length is not None and not self.ragged:
                 check_count("pad_to", length, "it is the padded length of every record", at_least=1)
         present = check_present(self.present, len(self))
-        # forked workers must not use a GPU
+        # move the mask to the CPU, because forked workers must not use a GPU
         object.__setattr__(self, "present", None if present is None else present.cpu())
 
     @cached_property
@@ -130,7 +131,7 @@ class Source:
         return len(self._records)
 
     def __getitem__(self, slot: int) -> tuple[Any, Any]:
-        """Inputs and targets of one slot, with the global generators."""
+        """Inputs and targets of one slot, read without seeding the global generators."""
         inputs, targets = map_leaves(self.take([slot]), lambda rows: rows[0])
         return inputs, targets
 
@@ -143,24 +144,24 @@ class Source:
         """Inputs and targets of these slots.
 
         Args:
-            slots: slot numbers.
-            key: key of the records' random numbers; None for the global generators.
+            slots: Slot numbers.
+            key: Key of the random numbers of each record; None for the global generators.
         """
         return _checked(self._read(slots, self._key(key), self._template))
 
     def batches(self, parts: Sequence[Tensor], key: bytes | None) -> Iterator[Rows]:
-        """Inputs and targets of physical batches, read ahead by the workers.
+        """Iterate over physical batches of inputs and targets; workers read ahead.
 
         Args:
-            parts: slots of each physical batch.
-            key: as for `take`.
+            parts: Slots of each physical batch.
+            key: Key of the random numbers of each record; None for the global generators.
         """
-        if parts:  # a rank may have no record
+        if parts:  # a rank may have no records
             yield from self.loader.read(parts, self._key(key))
 
     @cached_property
     def _arrays(self) -> ArrayRecords | EncodedTable | None:
-        """Arrays or table columns that need no user code, read together; None if records are read
+        """Arrays or table columns that are read without user code; None if records are read
         separately."""
         records = self._records
         if isinstance(records, EncodedTable):
@@ -174,7 +175,7 @@ class Source:
 
     @cached_property
     def _template(self) -> Rows | None:
-        """Row of the first non-empty slot: structure, types and shapes of all rows."""
+        """Row of the first non-empty slot, which determines structure, types and shapes."""
         if self._arrays is not None:
             return None
         filled = [] if self.present is None else self.present.nonzero().flatten().tolist()
@@ -189,17 +190,20 @@ class Source:
         return SlotLoader(self)
 
     def _key(self, key: bytes | None) -> bytes | None:
-        """The key, or a key from the global generator, which advances independently of the records'
-        draws."""
+        """The key, or by default a key that is drawn from the global generator.
+
+        The global generator then advances independently of the number of draws per record.
+        """
         if key is not None or self._arrays is not None:
             return key
         return bytes(torch.randint(256, (32,)).tolist())
 
     def _read(self, slots: list[int], key: bytes | None, template: Rows | None) -> Rows | str:
-        """Rows of these slots, read separately with separate random numbers, or the reason of a failure.
+        """Read the rows of these slots, separately and with separate random numbers.
 
-        The reason does not show the record. It is returned because workers do not preserve error
-        messages.
+        Returns:
+            The rows, or the reason of a failure, which does not show the record. It is returned because
+            worker processes do not preserve error messages.
         """
         try:
             if self._arrays is not None:
@@ -236,8 +240,8 @@ class Source:
 
 @contextmanager
 def global_randomness() -> Iterator[Callable[[bytes], None]]:
-    """Context that restores the generators of torch (CPU), NumPy and Python; yields a seeding
-    function."""
+    """Context that restores the generators of torch (CPU), NumPy and Python; yields a function that
+    seeds them."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
     def seed(key: bytes) -> None:
@@ -259,7 +263,7 @@ def _subkey(key: bytes, use: str) -> bytes:
 
 
 def _checked(rows: Rows | str) -> Rows:
-    """The rows, or raise the reason of the failure."""
+    """Return the rows; raise if there is the reason of a failure instead."""
     if isinstance(rows, str):
         raise DataError(rows)
     inputs, targets = rows
@@ -268,35 +272,34 @@ def _checked(rows: Rows | str) -> Rows:
 
 
 class SlotLoader:
-    """Reader of physical batches, with workers of a `DataLoader` that read ahead."""
+    """Reader of physical batches; the workers of a `DataLoader` read ahead."""
 
     def __init__(self, source: Source) -> None:
         self._slots = _Slots(source)
         self._workers, self._pad_value = source.workers, source.pad_value
         self._pin_memory = torch.cuda.is_initialized()  # the model may be on a GPU
         self._at_rest = False
-        """Whether all requests of the loader were read."""
+        """Whether the loader has no pending request."""
         self._kept: list[DataLoader[Any]] = []
-        """The loader, outside of reference cycles: if garbage collection closes a worker's queues first,
-        torch waits 5 seconds for the worker."""
+        """The loader, stored outside of reference cycles. Otherwise garbage collection could close the
+        queues of a worker first, and torch would wait 5 seconds for the worker."""
         weakref.finalize(self, self._kept.clear).atexit = False  # torch stops the workers at exit
 
     def start(self) -> None:
-        """Start the workers now, because forks of a process with busy threads may inherit a held
-        lock."""
+        """Start the workers before other threads run, because a fork may inherit a locked lock."""
         if self._workers and not self._at_rest:
-            next(iter(self._renewed()), None)  # without requests
+            next(iter(self._renewed()), None)  # starts the workers; there are no requests
             self._at_rest = True
 
     def stop(self) -> None:
-        """Stop the workers now, before garbage collection."""
+        """Stop the workers, without waiting for garbage collection."""
         self._at_rest = False
         self._kept.clear()
 
     def read(self, parts: Sequence[Tensor], key: bytes | None) -> Iterator[Rows]:
-        """Rows of each physical batch, at least one."""
+        """Read the rows of each physical batch; `parts` must not be empty."""
         number = max(1, -(-self._workers // len(parts)))  # enough requests for all workers
-        # replace an unfinished loader
+        # replace a loader with pending requests
         loader = self._kept[0] if self._at_rest else self._renewed()
         self._at_rest = False
         requests = [[(piece.tolist(), key) for piece in part.chunk(number)] for part in parts]
@@ -307,18 +310,18 @@ class SlotLoader:
                 rows = [_checked(next(batches)) for _ in pieces]
             except (
                 RuntimeError
-            ) as error:  # from the loader; errors of a data set are returned as reasons
+            ) as error:  # raised by the loader; errors of a data set are returned as reasons
                 raise DataError(
-                    f"records could not be read, as a worker process failed ({error}); the step was not "
-                    "charged. If memory ran out, pass fewer workers, or workers=0."
+                    f"records could not be read, because a worker process failed ({error}). The step "
+                    "was not charged. If memory ran out, pass fewer workers, or workers=0."
                 ) from None
             yield rows[0] if len(rows) == 1 else stack(rows, self._pad_value, pinned=self._pin_memory)
-        next(batches, None)  # exhaust the loader; its workers wait for new requests
+        next(batches, None)  # exhaust the loader; its workers then wait for new requests
         self._kept[:] = [loader]  # another read may have replaced it
         self._at_rest = True
 
     def _renewed(self) -> "DataLoader[Any]":
-        """New loader with new workers."""
+        """Create a loader with new workers."""
         loader: DataLoader[Any] = DataLoader(
             self._slots,  # type: ignore[arg-type]
             batch_sampler=[],
@@ -327,7 +330,7 @@ class SlotLoader:
             persistent_workers=self._workers > 0,
             prefetch_factor=2 if self._workers else None,
             pin_memory=self._pin_memory,
-            generator=torch.Generator(),  # the global generator does not advance
+            generator=torch.Generator(),  # keeps the state of the global generator
         )
         self._kept[:] = [loader]
         return loader
@@ -337,9 +340,9 @@ class _Slots:
     """Data set of a `DataLoader` that reads the requests of the current step."""
 
     def __init__(self, source: Source) -> None:
-        # read once here; the loader itself cannot be sent to workers
+        # read the template once, and copy the source without its loader, which cannot be pickled
         self._template, self._source = source._template, copy.copy(source)
 
     def __getitems__(self, request: tuple[list[int], bytes | None]) -> Rows | str:
-        """Rows of a request; the name is part of the protocol of `DataLoader`."""
+        """Rows of a request; `DataLoader` calls this method by its name."""
         return self._source._read(*request, self._template)

@@ -48,17 +48,18 @@ _RANDOMNESS, _EXECUTION, _DISTRIBUTED = Randomness(), Execution(), Distributed()
 
 
 class PrivateStep:
-    """Trains a model by private steps of a plan and charges each step to a ledger.
+    """Trains a model with private steps, and charges each step to a ledger.
 
     **Guarantee.** All releases on the ledger (the weights, the optimizer state, the ledger itself)
     satisfy `spent(delta)` under zero-out adjacency: one record is replaced by an empty slot, and
     `records`, the number of slots, is public. See docs/guarantees/neighbours.md for other relations and
     units.md for user-level privacy. The guarantee assumes that the model, the loss, the plan and the
-    number of steps do not depend on the data, and that a kernel's result for a record depends on that
-    record and on shapes alone (docs/guarantees/tape.md). Noise is exact, from a cryptographic stream,
-    and covers the rounding of sums (docs/guarantees/sampling.md); otherwise the guarantee has
-    `arithmetic: assumed`. Proofs: docs/guarantees/poisson-gaussian.md and ledger.md. All steps on one
-    model must share a ledger; weights from a run on another ledger give a `PrivacyWarning`.
+    number of steps do not depend on the data. It also assumes that the result of a kernel for a record
+    depends only on that record and on shapes (docs/guarantees/tape.md). Noise is exact, comes from a
+    cryptographic stream, and covers the rounding of sums (docs/guarantees/sampling.md); otherwise the
+    guarantee has `arithmetic: assumed`. docs/guarantees/poisson-gaussian.md and ledger.md have the
+    proofs. All steps on one model must share a ledger; weights from a run on another ledger raise a
+    `PrivacyWarning`.
 
     A step has five phases, which can be called and overridden: `draw`, `clipped_sum` (with
     `clip_physical_batch`), `privatize`, `charge` and `apply`.
@@ -86,37 +87,38 @@ class PrivateStep:
         execution: Execution = _EXECUTION,
         distributed: Distributed = _DISTRIBUTED,
     ) -> None:
-        """Make a step; the model is probed before the first draw.
+        """Create a step; `batches` probes the model before the first draw.
 
         Args:
             model: Module to train, in place; parameters may be frozen between steps.
-            loss: Loss module or function of outputs and targets, one value per record.
+            loss: Loss module or function of outputs and targets, with one value per record.
             optimizer: Optimizer of exactly the model's parameters; it receives the noisy gradients.
             plan: Sampling, clipping, noise and release.
             records: Public number of slots, by which the update is divided; a public estimate under
-                `ADD_REMOVE`. With `units`, the number of users, by default the number of distinct user
-                ids.
+                `ADD_REMOVE`. With `units`, this is the number of users, and by default the number of
+                distinct user ids.
             units: User ids of the records, for user-level privacy; None for record-level privacy.
-            neighbours: Adjacency relation: docs/guarantees/neighbours.md.
-            ledger: Ledger to charge, or the path of a ledger for this plan alone; by default a ledger in
-                memory. Earlier charges on a path give a `PrivacyWarning`, unless a checkpoint is loaded.
+            neighbours: Adjacency relation; see docs/guarantees/neighbours.md.
+            ledger: Ledger, or the path of a ledger for this plan alone; by default a ledger in memory.
+                Earlier charges at a path raise a `PrivacyWarning`, unless a checkpoint is loaded.
             views: Function that returns several augmented views of a record's inputs, along a new first
                 dimension. Their mean gradient is clipped.
-            public: Public records for `Subspaces(bases=Principal(...))`, disjoint from the private ones.
-            randomness: Source of sampling and noise.
-            execution: Size of physical batches and use of CUDA graphs.
+            public: Public records for `Subspaces(bases=Principal(...))`, disjoint from the private
+                records.
+            randomness: Random source for sampling and noise.
+            execution: Physical batch size and use of CUDA graphs.
             distributed: Process group that runs the step.
         """
         check_kind("model", model, nn.Module)
         check_kind("distributed", distributed, Distributed)
         self.reducer: Local = reducer_of(distributed, sharded=is_sharded(model))
-        """Sums and noise over one or several ranks."""
+        """Operations that differ between one and several ranks, such as sums and noise."""
         with self.reducer.propagate_errors():
             self.plan = check_kind("plan", plan, Plan)
             generator = check_kind("randomness", randomness, Randomness).generator
             relation = Neighbours(neighbours)
             self.units = units_of(units, relation)
-            """Table of users and their records; None for record-level privacy."""
+            """Users and their records; None for record-level privacy."""
             reduction = None if self.units is None else self.units.reduction
             self.gradients = ClippedGradients(
                 model, loss, views, plan, execution, self.reducer, reduction
@@ -126,7 +128,7 @@ class PrivateStep:
             self.optimizer = check_kind("optimizer", optimizer, torch.optim.Optimizer)
             check_optimizer(optimizer, model)
             self.optimizer_settings = settings_of(optimizer)
-            """Initial settings of the optimizer; they must be equal when a run resumes."""
+            """Initial settings of the optimizer, which must be equal when a run resumes."""
             self.adjacency = adjacency_of(self.units, relation)
             self.records = public_count(records, self.units, relation)
             """Public number of records or users, or a public estimate."""
@@ -137,16 +139,16 @@ class PrivateStep:
             plan.sampling.check_slots(self.records)
             self.rule = rule_of(self)
             self.basis_schedule = basis_schedule(model, self.gradients.loss, public, plan.clipping)
-            """Public bases for clipping; None for the parameters' own basis."""
+            """Public bases for clipping; None: the standard basis."""
             self.generator = source_for(self.device, generator)
             check_replay(self)
             self.reducer = self.gradients.reducer = self.reducer.joined(self, generator)
             self.ledger = self.reducer.open_ledger(ledger, plan, self.adjacency)
             self.earlier = 0 if isinstance(ledger, Ledger) else sum(self.ledger.counts.values())
-            """Number of earlier charges on a ledger passed as a path, until the warning about them."""
+            """Number of earlier charges on a ledger passed as a path; 0 after the warning about them."""
             self.generator = derive_source(self.generator, self.ledger.stream_label())
             self.secrecy: Secrecy = "secret" if generator is None else "seeded"
-            """`seeded` if the key of the stream came from a given seed."""
+            """`seeded` if the random stream has a given seed."""
             self.run = self._share_randomness()
             self.charged_run = self.run
             """Run of the last charge, which differs from `run` after `reseed`."""
@@ -158,7 +160,7 @@ class PrivateStep:
             self.steps = 0
             """Number of charged steps."""
             self.planned: int | None = None
-            """Last step of the current `batches`; None without a limit."""
+            """Last step of the current call of `batches`; None without a limit."""
             self.accepted = 0
             """Number of accepted updates."""
             self.update: Tensor | None = None
@@ -166,7 +168,7 @@ class PrivateStep:
             self.pending_batch: Batch | None = None
             """Drawn batch that was not yet used (sensitive)."""
             self.rounding_bounded = False
-            """Whether rounding is within its slack for the public shapes, known after `probe`."""
+            """Whether rounding errors are within their slack for the public shapes, set by `probe`."""
             self._streams: StepStreams | None = None
             self._checked: tuple[Any, ...] | None = None
             gradients = self.gradients  # a reference to the step would keep it in memory
@@ -182,17 +184,17 @@ class PrivateStep:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        """`proved` if all steps so far had exact noise and rounding within the slack."""
+        """`proved` if noise is exact and rounding errors are within their slack; else `assumed`."""
         if self.pending_batch is not None and ragged(self.pending_batch.data):
             return "assumed"
         exact = self.rounding_bounded and self.plan.noise.exact
-        # removing a record moves others to other positions, where they may round differently
+        # removing a record changes the positions of other records, which may then round differently
         placed = self.adjacency.neighbours is not Neighbours.ADD_REMOVE
         return "proved" if exact and placed else "assumed"
 
     @property
     def clip_norm(self) -> float | None:
-        """Current clipping norm of `Quantile`, which is public; None for other clippings."""
+        """Current clipping norm of `Quantile`, which is public; None for other clipping rules."""
         current = self.gradients.clip_norm
         return None if current is None else float(current)
 
@@ -203,16 +205,16 @@ class PrivateStep:
 
     @property
     def skipped(self) -> int:
-        """Number of skipped records with a gradient that is not finite, so far (sensitive)."""
+        """Number of records skipped so far because their gradients are not finite (sensitive)."""
         return self.gradients.skipped
 
     @property
     def size(self) -> int:
-        """Current number of trainable parameters (entries)."""
+        """Current number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.trainable().values())
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Current trainable parameters by name."""
+        """Currently trainable parameters, by name."""
         return trainable(self.model)
 
     def spent(
@@ -221,9 +223,9 @@ class PrivateStep:
         """(epsilon, delta) guarantee of all charges on the ledger.
 
         Args:
-            delta: Delta of the guarantee; by default the one that `train` stored on the ledger.
+            delta: Delta of the guarantee; by default the delta stored on the ledger by `train`.
             group: Group size, for group privacy.
-            neighbours: Adjacency relation; by default the charged one.
+            neighbours: Adjacency relation; by default the relation of the charges.
 
         Raises:
             LedgerError: Weights or buffers were changed outside of the step.
@@ -242,20 +244,19 @@ class PrivateStep:
         self._guard.check(self.ledger)
 
     def adopt_weights(self) -> None:
-        """Declare that weights or buffers were changed outside of the step, independently of the
-        records.
+        """Accept weights or buffers that were changed outside of the step, independently of the records.
 
-        Call it after loading, averaging or clamping weights, as functions of earlier releases or public
-        data. It applies to all steps on the model that share the ledger.
+        Call this method after loading, averaging or clamping weights as a function of earlier releases
+        or public data. It applies to all steps on the model that share the ledger.
         """
         self.reducer.free_whole_weights()
         self._guard.adopt(self.ledger)
         self.reducer.adopt_weights()
 
     def reseed(self) -> None:
-        """Draw new randomness from now on; repeated steps are charged again.
+        """Replace the random source; repeated steps are then charged again.
 
-        In a process group, all ranks must call it.
+        In a process group, all ranks must call this method.
 
         Raises:
             DataError: A batch is pending. It was drawn from the old randomness, and a second release of
@@ -275,16 +276,16 @@ class PrivateStep:
             self.past_noise.clear()
 
     def _share_randomness(self) -> str:
-        """Give all ranks the shared random source of rank 0; return the name of the new run."""
+        """Share the random source of rank 0 with all ranks; return the name of the new run."""
         self.generator = self.reducer.shared_source(self.generator)
         run: str = self.reducer.broadcast("the name of the run", partial(secrets.token_hex, 8))
         return run
 
     def state_dict(self) -> dict[str, Any]:
-        """Checkpoint to continue from exactly (secret).
+        """State of the step for a checkpoint (secret); a step that loads it continues exactly.
 
-        Of sharded parameters rank 0 has the whole state, and the other ranks have an empty one.
-        With correlated noise, or sharded parameters, all ranks must call it.
+        With correlated noise or sharded parameters, all ranks must call this method. With sharded
+        parameters, rank 0 returns the whole state, and the other ranks return an empty state.
         """
         with self.reducer.propagate_errors():
             self.check_nothing_pending()
@@ -295,8 +296,8 @@ class PrivateStep:
         """Continue from a checkpoint, with the ledger of its run.
 
         Args:
-            state: Output of `state_dict` for the same plan, data, optimizer, views and source of
-                randomness. In a process group, all ranks load the state of rank 0.
+            state: Output of `state_dict` of a step with the same plan, data, optimizer, views and random
+                source. In a process group, all ranks load the state of rank 0.
         """
         with self.reducer.propagate_errors():
             self.check_nothing_pending()
@@ -327,10 +328,11 @@ class PrivateStep:
     # before the first draw
 
     def probe(self, data: Data) -> int:
-        """Probe the model on synthetic records and return the physical batch size.
+        """Probe the model on synthetic records, and return the physical batch size.
 
         Args:
-            data: Only shapes and types are used, unless the model rejects synthetic records.
+            data: Data of the step. Only its shapes and types are used, unless the model rejects
+                synthetic records.
 
         Raises:
             Unsupported: The model cannot be trained privately.
@@ -341,7 +343,7 @@ class PrivateStep:
             slots = self.reducer.slots(data)
             physical, bounded = self.gradients.probe(data, slots, per_unit, self.rule.probe)
             self.rounding_bounded = all(self.reducer.exchange("the probe", bounded))
-        if unchanged:  # the probe has restored all values
+        if unchanged:  # the probe restores all values
             self._guard.accept_writes(self.ledger)
         return physical
 
@@ -355,17 +357,18 @@ class PrivateStep:
     ) -> Iterator[Batch]:
         """Draw batches; pass each batch to this step once.
 
-        Invalid data raise an error before the first draw. A pending batch (of a step that raised or did
-        not run) comes first, with the current content of its slots.
+        Invalid data raises an error before the first draw. If a step raised or did not run, its batch
+        comes first, with the current content of its slots.
 
         Args:
-            data: Inputs and targets with a row per slot, a map-style data set of pairs, or a
-                `hush.Source`: docs/data.md.
-            steps: Number of batches, including a pending one; by default as many as the budget allows,
-                or unlimited.
+            data: Inputs and targets with one row per slot, a map-style data set of pairs, or a
+                `hush.Source`. See docs/data.md.
+            steps: Number of batches, including a pending batch; by default as many as the budget allows,
+                or unlimited without a budget.
             present: Mask of non-empty slots; the content of empty slots is ignored.
-            budget: Maximum cost of all charges on the ledger. Batches end before a step that would
-                exceed it; `planned` is the last step. Its delta is stored for `spent()`.
+            budget: Maximum privacy cost of all charges on the ledger. The iterator ends before a step
+                that would exceed it. `planned` is the number of the last step. The delta of the budget
+                is stored for `spent()`.
 
         Returns:
             Iterator over batches of subsampled slots (sensitive); no batch may be skipped.
@@ -412,25 +415,26 @@ class PrivateStep:
         return self._draw_until(last, Batch(torch.arange(0), data, physical_batch, filled))
 
     def stop(self) -> None:
-        """Charge all planned steps of `batches`, before leaving its loop because of results.
+        """Charge all planned steps of `batches`; call it before stopping early because of results.
 
-        **Guarantee.** `spent()` then covers a stop that depends on releases in any way, e.g. on the
-        accuracy of the weights: docs/guarantees/ledger.md, 13. Further steps use up this charge.
+        **Guarantee.** `spent()` then covers any stopping rule that depends on releases, e.g. on the
+        accuracy of the weights: docs/guarantees/ledger.md, 13. Further steps are not charged again until
+        the planned number is reached.
 
         Raises:
             InvalidValue: `batches` has neither `steps` nor a budget, so no number of steps was planned.
         """
         if self.planned is None:
             raise InvalidValue(
-                "the run has no planned number of steps: a stop that depends on results has no finite "
-                "cost. Pass steps= or budget= to step.batches."
+                "the run has no planned number of steps: stopping because of results has no finite "
+                "privacy cost. Pass steps= or budget= to step.batches."
             )
         self.ledger.charge_planned(self.plan, self.run, self.planned)
 
     def _draw_until(self, last: int | None, empty: Batch) -> Iterator[Batch]:
         if self.pending_batch is not None and (last is None or self.steps < last):
             with self.reducer.propagate_errors():
-                # the same slots; otherwise the draw would depend on the invalid record
+                # keep the drawn slots, so the draw does not depend on the invalid record
                 self.pending_batch = same_slots(self.pending_batch, empty)
             yield self.pending_batch
         while last is None or self.steps < last:
@@ -440,7 +444,7 @@ class PrivateStep:
             yield self.pending_batch
 
     def _check_model(self) -> None:
-        """Check the model and the optimizer if modules, modes or trainable parameters have changed."""
+        """Check the model and the optimizer again if modules, modes or parameters have changed."""
         groups: list[int] = []
         for group in self.optimizer.param_groups:
             groups += map(id, group["params"])
@@ -456,11 +460,12 @@ class PrivateStep:
         """Run one step on the current batch of `batches`.
 
         Args:
-            batch: Current batch. A step that raised is not charged; `batches` returns its batch again.
+            batch: Current batch. If the step raises an error, it is not charged, and `batches` returns
+                its batch again.
 
         Returns:
             Whether the update was applied: False if a selective plan rejected it. Advance a
-            learning-rate scheduler only if True.
+            learning-rate scheduler only after applied updates.
         """
         with self.reducer.propagate_errors():
             if batch is None or batch is not self.pending_batch:
@@ -471,7 +476,7 @@ class PrivateStep:
                     f"{what}: each step needs a new draw. Loop `for batch in step.batches(data): "
                     "step(batch)`."
                 )
-            self.update = None  # its memory has the clipped sum without noise during the step
+            self.update = None  # during the step, its memory contains the sum without noise
             self.reducer.free_whole_weights()
             self._check_model()
             self._guard.check(self.ledger)
@@ -493,7 +498,7 @@ class PrivateStep:
 
         Args:
             like: Batch of the same data.
-            sampling: Sampling; by default the plan's.
+            sampling: Sampling rule; by default the sampling rule of the plan.
         """
         slots = self.reducer.slots(like.data) if self.units is None else len(self.units)
         indices = (sampling or self.plan.sampling).draw(slots, self.generator, self.steps)
@@ -505,27 +510,28 @@ class PrivateStep:
     def clipped_sum(self, batch: Batch) -> Tensor:
         """Sum of the clipped per-sample gradients of a batch (sensitive).
 
-        One record changes it by at most (1 + `rounding`) times the sensitivity set. An override must
-        preserve this bound.
+        The contribution of one record lies in (1 + `rounding`) times the sensitivity set. An override
+        must preserve this bound.
 
         Args:
             batch: Slots drawn under the plan.
 
         Returns:
-            Flat vector in double precision, block after block; the next sum overwrites it. In a process
-            group it is the sum over all ranks; with sharded parameters, it has this rank's shards.
+            Flat vector in double precision, in the order of the blocks. The next sum overwrites it. In a
+            process group, it is the sum over all ranks; with sharded parameters, it contains this rank's
+            shards.
         """
         with self.reducer.propagate_errors():
             return self.reducer.whole_sum(self._share_sum(batch, self._mean(begin=True)))
 
     def _mean(self, *, begin: bool = False) -> NoisyMean:
-        """Noise of a step; `begin` creates its random sources."""
+        """Noisy mean of the current step; `begin` creates the random sources of a new step."""
         schedule, basis = self.basis_schedule, None
         if schedule is not None:
             before = schedule.current
             basis = schedule.at(self.steps, self.generator)
             if basis is not before:
-                # other kernels may round the basis differently, and weights would diverge
+                # ranks may round the basis differently, and their weights would diverge
                 self.reducer.copy_of_first("the public basis", [group.basis for group in basis.groups])
         if begin or (self.reducer.processes and self._streams is None):
             self._streams = self.reducer.streams(self.generator)
@@ -557,14 +563,14 @@ class PrivateStep:
     ) -> ClippedSum:
         """Clipped sum of one physical batch, on the model's device (sensitive).
 
-        A subclass may override it, as the audit does to insert canaries. The contribution of a slot (or
-        of all slots of a user) must depend on these slots, the weights and independent randomness alone,
-        lie in the plan's sensitivity set, and be exactly zero if the slots are empty.
+        A subclass may override this method; the audit does so to insert canaries. The contribution of a
+        slot (or of all slots of a user) must depend only on these slots, the weights and independent
+        randomness. It must lie in the sensitivity set of the plan, and be exactly zero for empty slots.
 
         Args:
-            inputs: Inputs, a row per drawn slot.
-            targets: Targets, a row per drawn slot.
-            basis: Public basis for clipping; None for the parameters' own basis.
+            inputs: Inputs, one row per drawn slot.
+            targets: Targets, one row per drawn slot.
+            basis: Public basis for clipping; None: the standard basis.
             present: Mask of non-empty slots; None if no slot is empty.
             counts: Number of consecutive slots of each user; None for record-level privacy.
 
@@ -576,7 +582,7 @@ class PrivateStep:
         return self.gradients.clip(*parts, masks=self._streams.masks, mask=self.coordinate_mask())
 
     def coordinate_mask(self) -> CoordinateMask | None:
-        """New mask for coordinate sampling; None without coordinate sampling."""
+        """Draw a mask for coordinate sampling; None without coordinate sampling."""
         if not self._coordinates:
             return None
         local = self._streams is None or not self.reducer.processes
@@ -586,14 +592,14 @@ class PrivateStep:
     def private_gradient(self, batch: Batch) -> Tensor:
         """Noisy mean of the clipped per-sample gradients of a batch; charge it before using it.
 
-        It equals `privatize(clipped_sum(batch))`. An override must release no more.
+        The result equals `privatize(clipped_sum(batch))`. An override must not release anything else.
 
         Args:
             batch: Slots drawn under the plan.
 
         Returns:
-            Flat vector in double precision, the trainable parameters one after another; of sharded
-            parameters, this rank's shards.
+            Flat vector of the trainable parameters in order, in double precision. With sharded
+            parameters, it contains this rank's shards.
         """
         if self.overrides("clipped_sum", "privatize"):
             return self.privatize(self.clipped_sum(batch))
@@ -606,20 +612,20 @@ class PrivateStep:
         return self.gradients.verified_later(replay, self._streams.masks, compute)
 
     def privatize(self, total: Tensor) -> Tensor:
-        """Noisy mean from a clipped sum; charge it before using it.
+        """Noisy mean of a clipped sum; charge it before using it.
 
         Args:
             total: Output of `clipped_sum`, which is overwritten.
 
         Returns:
-            Flat vector in double precision, the trainable parameters one after another.
+            Flat vector of the trainable parameters in order, in double precision.
         """
         return self.reducer.privatize(total, self._mean())
 
     def charge(self, release: str) -> None:
         """Charge the step to the ledger; its release may be used only afterwards.
 
-        Called once per step, after the draws and before the release. Do not override it.
+        The method is called once per step, after the draws and before the release. Do not override it.
 
         Args:
             release: Label or fingerprint of the release; it must be a function of the release.
@@ -643,8 +649,8 @@ class PrivateStep:
     def apply(self, update: Tensor) -> None:
         """Update the model by an optimizer step with a charged private gradient.
 
-        Gradients are cleared afterwards, so a further optimizer step does not apply them again. An
-        override may use released values only.
+        Gradients are cleared afterwards, so another optimizer step does not apply them again. An
+        override may use only released values.
 
         Args:
             update: Output of `private_gradient` or `privatize`.
@@ -664,7 +670,7 @@ class PrivateStep:
         """Update the buffers that forward passes change, once per step and independently of the draw.
 
         Args:
-            data: Data of the step, for the shapes and types of the synthetic record.
+            data: Data of the step; only its shapes and types are used.
         """
         if self._streams is not None:
             self.gradients.advance(data, self._streams.masks)

@@ -1,4 +1,4 @@
-"""Synthetic records, checks of the private records, and the size of physical batches."""
+"""Synthetic records, checks of private records, and the physical batch size."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,14 +16,14 @@ from hush.training.data import Data, pair_of
 
 _ROWS = 4096
 _HOST_MEMORY = 2**27
-"""Memory of a physical batch on the CPU, above the cache sizes: docs/results/step.md."""
+"""Memory of a physical batch on a CPU in bytes; docs/results/step.md has measurements."""
 
 
 def synthetic_records(inputs: Any, targets: Any) -> tuple[Any, Any]:
-    """Synthetic inputs and targets of the shapes and types of a few records.
+    """Synthetic inputs and targets with the shapes and types of a few records.
 
-    Inputs are normal and targets uniform on [0, 1). Integers are 0 and 1, which most vocabularies and
-    classes contain. Consecutive rows differ.
+    Inputs are normally distributed, and targets are uniform on [0, 1). Integers are 0 and 1, which most
+    vocabularies and classes contain. Consecutive rows differ.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -39,7 +39,7 @@ def synthetic_records(inputs: Any, targets: Any) -> tuple[Any, Any]:
 
 
 def check_labels(model: nn.Module, loss: Any, inputs: Any, data: Data) -> None:
-    """Raise if a label is not a class, for data in memory; torch's error would show the label."""
+    """Raise if a label in memory is not a class, because the error of torch would show the label."""
     pair = pair_of(data)
     if pair is None or not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         return
@@ -53,13 +53,13 @@ def check_labels(model: nn.Module, loss: Any, inputs: Any, data: Data) -> None:
         if bool((((part < 0) | (part >= classes)) & (part != loss.ignore_index)).any()):
             raise DataError(
                 f"some labels are not classes of the model, 0 to {classes - 1} (they are private and "
-                "not shown). Number labels from 0, or use a model with more outputs."
+                "not shown). Number the labels from 0, or use a model with more outputs."
             )
 
 
 @torch.no_grad()
 def check_some_number(data: Data) -> None:
-    """Raise if an entry of the inputs or targets is not finite in any record, for data in memory."""
+    """Raise if an entry of the inputs or targets in memory is not finite in all records."""
     for part in tree_leaves(pair_of(data) or ()):
         if not part.is_floating_point():
             continue
@@ -79,9 +79,9 @@ def check_some_number(data: Data) -> None:
 def records_that_fit(
     model: nn.Module, loss: Loss, inputs: Any, targets: Any, tape: GradientTape, *, one_by_one: bool
 ) -> int:
-    """Physical batch size, from the memory of a few records between forward and backward pass."""
+    """Physical batch size, from the memory that a few records need between forward and backward pass."""
     device, limit = next(model.parameters()).device, _HOST_MEMORY
-    if device.type == "cuda":  # a quarter of the free memory
+    if device.type == "cuda":  # use a quarter of the free memory
         free, total = torch.cuda.mem_get_info(device)
         share = total * torch.cuda.get_per_process_memory_fraction(device)
         limit = max(0, int(min(free, share - torch.cuda.memory_reserved(device)))) // 4
@@ -101,7 +101,7 @@ def records_that_fit(
 
 
 class _SavedTensors(TorchFunctionMode):
-    """Torch function mode that records the tensors saved by autograd, also in checkpointed segments."""
+    """Torch function mode that records the tensors saved by autograd, even in checkpointed segments."""
 
     def __init__(self, note: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -24,12 +24,12 @@ from hush.schema import Categorical, Column, Ignored, Image, Numeric, missing_in
 Cells = dict[str, npt.NDArray[Any]]
 _AT_ONCE = 4096
 _FEW = 50
-"""Most different values of a column that a draft declares as categories."""
+"""Maximum number of distinct values of a column that a draft schema declares as categories."""
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff"}
 
 
 class Table(ABC):
-    """Named columns, of which any rows can be read."""
+    """Table with named columns, whose rows can be read by number."""
 
     names: list[str]
 
@@ -38,17 +38,17 @@ class Table(ABC):
 
     @abstractmethod
     def cells(self, slots: Sequence[int]) -> Cells:
-        """Columns of these rows."""
+        """Read rows, as arrays by column name."""
 
     def parts(self) -> Iterator[Cells]:
-        """Columns of all rows, part by part."""
+        """Read all rows, in parts."""
         return map(self.cells, parts_of(len(self)))
 
 
 class TextTable(Table):
-    """CSV with a heading, or JSON lines, in UTF-8.
+    """CSV file with a heading, or JSON lines, in UTF-8.
 
-    One pass finds the offset of each row, which a temporary file stores. Afterwards, only the requested
+    The constructor stores the offsets of all rows in a temporary file. Afterwards, only the requested
     rows are read, so neither the file nor its index is in memory.
     """
 
@@ -64,7 +64,7 @@ class TextTable(Table):
             except UnicodeDecodeError:
                 raise DataError(f"{path} is not in UTF-8. Convert it: iconv -t utf-8.") from None
         if len(set(self.names)) < len(self.names):
-            raise DataError(f"{path} has two columns of one name: {short_repr(self.names)}.")
+            raise DataError(f"{path} has two columns with the same name: {short_repr(self.names)}.")
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -83,7 +83,7 @@ class TextTable(Table):
         return {name: _column([row.get(name) for row in rows]) for name in self.names}
 
     def _index(self, file: Any) -> npt.NDArray[np.int64]:
-        """Start and end of each row; verifies that every row has the columns of the first one."""
+        """Start and end of each row; raise unless every row has the columns of the first row."""
         start = end = line = 0
 
         def lines() -> Iterator[str]:
@@ -113,24 +113,26 @@ class TextTable(Table):
                 if isinstance(error, UnicodeDecodeError):
                     raise
                 raise DataError(
-                    f"{self._path}, line {line}: {error}. A CSV has a heading, and quotes around "
-                    "cells with commas or line breaks; JSON lines have objects with the same keys."
+                    f"{self._path}, line {line}: {error}. A CSV file needs a heading, and quotes around "
+                    "cells with commas or line breaks; JSON lines need objects with the same keys."
                 ) from None
             found.tofile(index)
             index.flush()
             if not index.tell():
-                raise DataError(f"{self._path} has no records. A CSV begins with a heading of names.")
+                raise DataError(f"{self._path} has no records. A CSV file begins with the column names.")
             return np.memmap(index, np.int64, "r", shape=(index.tell() // 16, 2))
 
 
 class ArrayTable(Table):
-    """Columns of a data frame or of a NumPy archive, in memory."""
+    """Table of a data frame or of a NumPy archive, in memory."""
 
     def __init__(self, columns: Mapping[str, npt.NDArray[Any]], what: str) -> None:
         self._columns, self.names = columns, list(map(str, columns))
         lengths = {len(cells) if cells.ndim else 0 for cells in columns.values()}
         if len(lengths) != 1 or 0 in lengths:
-            raise DataError(f"{what} has columns of {sorted(lengths)} rows. Store one row per record.")
+            raise DataError(
+                f"{what} has columns with {sorted(lengths)} rows. Store one row per record in each."
+            )
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
@@ -140,7 +142,7 @@ class ArrayTable(Table):
 
 
 class ParquetTable(Table):
-    """Columns of a Parquet file, mapped into memory by pyarrow."""
+    """Table of a Parquet file, mapped into memory by pyarrow."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -161,18 +163,18 @@ class ParquetTable(Table):
 
 
 def open_table(data: Any) -> Table:
-    """The table of a data frame, or of the path of a file or of a folder of images by class."""
+    """Open a table: a data frame, or the path of a file or of a folder of images by class."""
     if isinstance(data, Table):
         return data
     if hasattr(data, "iloc") and hasattr(data, "columns"):
         return ArrayTable({str(name): np.asarray(data[name]) for name in data.columns}, "the data frame")
     path = Path(data)
     if not path.exists():
-        raise DataError(f"{path} does not exist. Pass a file, or a folder with a folder of each class.")
+        raise DataError(f"{path} does not exist. Pass a file, or a folder with one folder per class.")
     if path.is_dir():
         files = sorted(each for each in path.glob("*/*") if each.suffix.lower() in _IMAGES)
         if not files:
-            raise DataError(f"{path} has no images in folders by class, such as {path}/cat/1.png.")
+            raise DataError(f"{path} has no images in folders named by class, such as {path}/cat/1.png.")
         classes = _column([each.parent.name for each in files])
         return ArrayTable({"image": _column(files), "class": classes}, str(path))
     kinds: dict[str, Callable[[Path], Table]] = {
@@ -187,15 +189,16 @@ def open_table(data: Any) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class EncodedTable:
-    """Rows of a table as inputs and targets, encoded by a public schema when they are read.
+    """Inputs and targets from a table, encoded by a public schema when they are read.
 
-    **Guarantee.** A row is a function of one record and the schema: each cell is encoded alone.
+    **Guarantee.** Each cell is encoded separately, so a row depends only on one record and the schema.
 
     Args:
-        table: Table with the columns of the schema, and no others unless the records are new.
+        table: Table with exactly the columns of the schema.
         schema: Declaration of each column.
         targets: Names of the target columns.
-        new: Whether the records are to be predicted: they may lack the targets and have more columns.
+        new: Whether the records are for prediction. Then the table may lack the targets and have other
+            columns.
     """
 
     table: Table
@@ -237,8 +240,8 @@ class EncodedTable:
             )
         if len(self) < (self.classes or 0) and not self.new:
             raise DataError(
-                f"the data has {len(self)} rows and the schema declares {self.classes} classes: too few "
-                "to train. Pass more records, or declare fewer classes."
+                f"the data has {len(self)} rows and the schema declares {self.classes} classes. Pass "
+                "at least one record per class, or declare fewer classes."
             )
 
     @cached_property
@@ -254,17 +257,17 @@ class EncodedTable:
 
     @property
     def numeric(self) -> bool:
-        """Whether the targets are numbers; otherwise they are classes, or several labels."""
+        """Whether the targets are numbers, and not classes or several labels."""
         return all(isinstance(self.schema[name], Numeric) for name in self.targets)
 
     @property
     def outputs(self) -> int:
-        """Number of outputs of a model: one per class, label or number."""
+        """Number of model outputs: one per class, label or number."""
         return self.classes or len(self.targets)
 
     @property
     def classes(self) -> int | None:
-        """Number of classes of one categorical target; None for numbers or several labels."""
+        """Number of classes of a single categorical target; None for numbers or several labels."""
         first = self.schema[self.targets[0]] if len(self.targets) == 1 else None
         return len(first.values) if isinstance(first, Categorical) else None
 
@@ -285,7 +288,7 @@ class EncodedTable:
         return torch.from_numpy(rows).to(torch.float32), self._targets(cells, len(rows))
 
     def whole(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of all rows, in memory."""
+        """Read inputs and targets of all rows into memory."""
         inputs, targets = zip(*map(self.rows, parts_of(len(self))), strict=True)
         return torch.cat(inputs), torch.cat(targets)
 
@@ -304,14 +307,14 @@ class EncodedTable:
 
 
 def parts_of(rows: int) -> Iterator[range]:
-    """Numbers of all rows, part by part."""
+    """Row numbers of all rows, in parts."""
     return (range(start, min(start + _AT_ONCE, rows)) for start in range(0, rows, _AT_ONCE))
 
 
 def draft_schema(table: Table, targets: Sequence[str] = ()) -> dict[str, Column]:
-    """Schema with the bounds and categories that occur in the records.
+    """Draft a schema with the bounds and categories that occur in the records.
 
-    It is not private: use it for public records, or replace its values by public knowledge.
+    The draft is not private. Use it only for public records, or replace its values by public knowledge.
     """
     found = {name: _Seen() for name in table.names}
     for cells in table.parts():
@@ -323,14 +326,14 @@ def draft_schema(table: Table, targets: Sequence[str] = ()) -> dict[str, Column]
             raise DataError(f"the data has no target column {name!r}: its columns are {known}.")
         if len(found[name].values) < 2:
             raise DataError(
-                f"the target column {name!r} has one value only. Classes are public knowledge and come "
-                "from the schema, not from the records: draft it from records of every class."
+                f"the target column {name!r} has only one value. Classes must be public and come from "
+                "the schema, not from the records: draft the schema from records of every class."
             )
     return {name: seen.column(target=name in targets) for name, seen in found.items()}
 
 
 class _Seen:
-    """Values of a column that have been read."""
+    """Summary of the values of a column, for a draft schema."""
 
     def __init__(self) -> None:
         self.values: dict[Any, None] = {}
@@ -379,7 +382,7 @@ class _Seen:
 
 
 def _outward(number: float, rounded: Callable[[float], int]) -> float:
-    """The number, rounded to one digit away from the other values."""
+    """Round a bound outwards to one significant digit."""
     unit = 10.0 ** math.floor(math.log10(abs(number))) if number else 1.0
     return rounded(number / unit) * unit
 
@@ -399,7 +402,7 @@ def _column(cells: Sequence[Any]) -> npt.NDArray[Any]:
 
 
 def _keys(line: str) -> list[str]:
-    """Names of the columns of a line of JSON."""
+    """Column names of a line of JSON."""
     row = json.loads(line) if line.strip() else {}
     if not isinstance(row, dict):
         raise ValueError("is not an object")

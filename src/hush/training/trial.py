@@ -1,4 +1,4 @@
-"""Trials of a private selection: search spaces of hyperparameters, plan, ledger and outcome."""
+"""Trials of private hyperparameter tuning: search spaces, trials and their outcomes."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniformly distributed numbers, for a search space of `hush.tune`.
+    """Uniform distribution, for a search space of `hush.tune`.
 
     Args:
         low: Smallest number.
@@ -59,7 +59,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LogUniform(Uniform):
-    """Log-uniformly distributed numbers, for learning rates and norms.
+    """Log-uniform distribution, e.g. for learning rates and clipping norms.
 
     Args:
         low: Smallest number, above 0.
@@ -75,7 +75,7 @@ class LogUniform(Uniform):
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several values with equal probability.
+    """Uniform distribution over several values.
 
     Args:
         values: Numbers or strings.
@@ -104,8 +104,8 @@ def check_space(space: object) -> Mapping[str, Dimension]:
     """Validate a search space."""
     if not isinstance(space, Mapping) or not space:
         raise InvalidValue(
-            f"space={short_repr(space)} must be a dictionary of ranges: the proof is for independent "
-            "trials, and not for adaptive searches (Bayesian optimisation, successive halving, "
+            f"space={short_repr(space)} must be a dictionary of ranges: the proof covers independent "
+            "trials, but not adaptive searches (Bayesian optimisation, successive halving, "
             'Optuna). Pass e.g. space={"learning_rate": hush.LogUniform(0.1, 10.0)}.',
             key="space",
         )
@@ -126,7 +126,7 @@ def draw_settings(space: Mapping[str, Dimension], pick: Random) -> Settings:
 
 @dataclass(kw_only=True, eq=False)
 class TuningTrial:
-    """Trial of a private selection, passed to the training function with its hyperparameters.
+    """Trial of private hyperparameter tuning, passed to the training function.
 
     Args:
         plan: Plan with the calibrated noise.
@@ -135,7 +135,7 @@ class TuningTrial:
         ledger: New ledger for the training steps of this trial.
         score_noise: Noise multiplier of the score on held-out records; None for scores on public
             records.
-        generator: Seed for scores, and for training if passed on; for tests.
+        generator: Seed of the scores, for tests. Pass it to `hush.train` to also seed the training.
     """
 
     plan: Plan
@@ -148,20 +148,21 @@ class TuningTrial:
     """Result of `score`; None before the call."""
 
     def score(self, values: npt.ArrayLike) -> float:
-        """Noisy mean of a number in [0, 1] per held-out private record (0 for an empty slot).
+        """Noisy mean of values in [0, 1], one per held-out private record (0 for an empty slot).
 
-        Call it once per trial and return the result with the model. Held-out records must not take part
-        in training.
+        Call this method once per trial, and return the result with the model. The held-out records must
+        not be used for training.
         """
         if self.score_noise is None:
             raise InvalidValue(
-                "trial.score needs score_noise, because held-out private records are charged. Pass "
-                "score_noise= to hush.tune, or return a score on records that need no protection.",
+                "trial.score needs score_noise, because scores on held-out private records have a "
+                "privacy cost. Pass score_noise= to hush.tune, or return a score on records that need "
+                "no protection.",
                 key="score",
             )
         if self.noisy_score is not None:
             raise LedgerError(
-                "trial.score was called twice, and a trial is charged for one score. Score only the "
+                "trial.score was called twice, but a trial is charged for one score. Score only the "
                 "final model."
             )
         rows = torch.as_tensor(values).detach().double().flatten()
@@ -170,7 +171,7 @@ class TuningTrial:
                 "values of trial.score must be numbers in [0, 1], one for each held-out record. Pass "
                 "e.g. (predicted == labels)."
             )
-        # the sum has sensitivity 1; a different seed, so that scores and training have different noise
+        # use a different seed, so scores and training have different noise
         seed = None if self.generator is None else self.generator.initial_seed() ^ 1
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         noise = Gaussian(multiplier=self.score_noise)
@@ -182,18 +183,18 @@ class TuningTrial:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """Result of one trial (sensitive unless it is the best)."""
+    """Result of one trial (sensitive unless it is the best trial)."""
 
     settings: Settings
     model: Any
     score: float
     """Score, with NaN replaced by minus infinity."""
     charged: dict[str, Any]
-    """Arguments of the selection's charge that come from the trial's ledger."""
+    """Arguments for the charge of the selection, from the trial's ledger."""
 
 
 def outcome(settings: Settings, trial: TuningTrial, returned: tuple[Any, float]) -> Outcome:
-    """Outcome of a trial; raise if the selection's charge does not cover it."""
+    """Outcome of a trial; raise if the charge of the selection does not cover the trial."""
     (model, score), ledger, counts = returned, trial.ledger, trial.ledger.counts
     if trial.score_noise is not None and (trial.noisy_score is None or score != trial.noisy_score):
         raise LedgerError(
@@ -219,16 +220,16 @@ def outcome(settings: Settings, trial: TuningTrial, returned: tuple[Any, float])
             )
     if (taken := sum(counts.values())) > trial.steps:
         raise LedgerError(
-            f"a trial took {taken} steps and is charged for {trial.steps}. Take trial.steps steps."
+            f"a trial ran {taken} steps, but is charged for {trial.steps}. Run trial.steps steps."
         )
     if ledger.adjacency.slots > 1:
         raise Unproved(
-            f"the adjacency of a trial is {ledger.adjacency}, and private selection is proved for "
+            f"the adjacency of a trial is {ledger.adjacency}, but private selection is proved only for "
             "zero-out and add/remove. Train under zero-out."
         )
     if trial.score_noise is not None and ledger.adjacency != RECORD:
         raise InvalidValue(
-            f"held-out scores are charged for one record (zero-out), and the adjacency of training is "
+            f"held-out scores are charged for one record (zero-out), but the adjacency of training is "
             f"{ledger.adjacency}: a user may have several held-out records. Use scores on records that "
             "need no protection."
         )

@@ -1,4 +1,4 @@
-"""Private hyperparameter tuning: random search with one charge for the whole selection."""
+"""Private hyperparameter tuning by random search, with one charge for the whole selection."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ from hush.training.progress import Progress
 from hush.training.run_folder import TUNED, RunFolder
 from hush.training.trial import Outcome, Settings, TuningTrial, check_space, draw_settings, outcome
 
-_CHECKED = 20  # number of additional draws of settings for which the mechanisms are compared
+_CHECKED = 20  # number of additional draws of settings whose mechanisms are compared
 
 TrainingFunction = Callable[[Settings, TuningTrial], tuple[Any, float]]
 PlanOf = Callable[[Settings], Plan]
@@ -44,7 +44,7 @@ PlanOf = Callable[[Settings], Plan]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tuned:
-    """Best trial of a selection; may be published with its guarantee."""
+    """Best trial of a selection and its guarantee, which may be published."""
 
     model: Any
     settings: Settings
@@ -71,33 +71,33 @@ def tune(
     generator: torch.Generator | None = None,
     progress: bool = False,
 ) -> Tuned:
-    """Private random search: the best of a random number of private trials, within one budget.
+    """Private random search: release the best of a random number of trials, within one budget.
 
-    **Guarantee.** `Tuned.guarantee`, never above the budget: docs/guarantees/tuning.md. It covers the
-    best trial's model, settings and score. The number of trials, their run times and the other scores
-    must not be published; they are not stored.
+    **Guarantee.** `Tuned.guarantee`, which never exceeds the budget (docs/guarantees/tuning.md). It
+    covers the model, settings and score of the best trial. The number of trials, their run times and the
+    other scores are not stored, and must not be published.
 
     Args:
-        fit: function `fit(settings, trial)` that runs `trial.steps` steps of `trial.plan` on
+        fit: Function `fit(settings, trial)` that runs `trial.steps` steps of `trial.plan` on
             `trial.ledger` and returns (model, score). It must not print or store any result.
-        space: dictionary from names to ranges (`hush.Uniform`, `hush.LogUniform`, `hush.Choice`).
-        plan: plan, or a function from settings to a plan; its noise is calibrated. All settings must
-            give the same mechanism: clipping norms may differ, sampling rates may not.
-        steps: number of training steps of a trial.
-        budget: maximum cost of the selection and all other charges on the ledger.
-        mean: expected number of trials.
-        law: law of the number of trials, as in `hush.BestOf`.
-        shape: shape of the negative binomial law: 1 is geometric.
-        score_noise: noise multiplier of scores on held-out private records, in units of one record;
+        space: Dictionary from names to ranges (`hush.Uniform`, `hush.LogUniform`, `hush.Choice`).
+        plan: Plan, or a function from settings to a plan, whose noise is calibrated. All settings must
+            give the same mechanism: clipping norms may differ, but sampling rates may not.
+        steps: Number of training steps of a trial.
+        budget: Maximum privacy cost of the selection and all other charges on the ledger.
+        mean: Expected number of trials.
+        law: Distribution of the number of trials, as in `hush.BestOf`.
+        shape: Shape of the negative binomial distribution; 1 is geometric.
+        score_noise: Noise multiplier of scores on held-out private records, in units of one record;
             `fit` then returns `trial.score(...)`. None for scores on records that need no protection.
-        ledger: ledger for the charge of the selection, or its path.
-        directory: new folder for the plan, ledger, best settings and weights, written at the end.
-        workers: number of parallel trials, each in a process; `fit` must then be importable.
-        generator: seed of the number of trials, the settings and `trial.generator`, for tests.
-        progress: show the number of finished trials (sensitive) on standard error.
+        ledger: Ledger for the charge of the selection, or its path.
+        directory: New folder for the plan, ledger, best settings and weights, written at the end.
+        workers: Number of parallel trials, each in a process; `fit` must then be importable.
+        generator: Seed of the number of trials, the settings and `trial.generator`, for tests.
+        progress: Whether to show the number of finished trials (sensitive) on standard error.
 
     Returns:
-        The best trial and the guarantee of the whole selection.
+        The best trial, and the guarantee of the whole selection.
     """
     ranges = check_space(space)
     check_kind("budget", budget, Budget)
@@ -105,13 +105,13 @@ def tune(
     folder = None if directory is None else Path(directory)
     if folder is not None and ledger is not None:
         raise CheckpointError(
-            "a selection with a directory has its ledger there. Pass directory= alone, or ledger= alone."
+            "a selection with a directory has its own ledger. Pass directory= or ledger=, not both."
         )
     if folder is not None:
         if folder.exists() and any(folder.iterdir()):
             raise CheckpointError(
-                f"{folder} already holds a selection or something else: starting over would spend its "
-                "budget a second time. Name another directory (--run-dir)."
+                f"{folder} already holds a selection or other files: starting again would spend its "
+                "budget a second time. Use another directory (--run-dir)."
             )
         check_folder("directory", next(path for path in (folder, *folder.parents) if path.exists()))
     release = BestOf(steps=steps, mean=mean, law=law, shape=shape, score=score_noise)
@@ -122,14 +122,14 @@ def tune(
     seed = None if generator is None else int(torch.randint(2**62, (), generator=generator))
     pick = SystemRandom() if seed is None else Random(seed)
     number = draw_trials(trial_count(release), secrets.randbelow if seed is None else pick.randrange)
-    # additional draws, so that the check does not depend on the trials' draws
+    # also compare fixed draws, so the check depends less on the secret draws of the trials
     picks = [*[pick] * number, *map(Random, range(_CHECKED))]
     drawn = [draw_settings(ranges, each) for each in picks]
     for settings in drawn:
         if mechanism(_plan_of(plan, settings)) != mechanism(reference):
             raise Unproved(
-                "two settings give plans with different mechanisms, and all trials share one "
-                "calibration. Search settings that do not change the privacy cost (learning rates, "
+                "two settings give plans with different mechanisms, but all trials share one "
+                "calibration. Search only settings that do not change the privacy cost (learning rates, "
                 "clipping norms, models), with one sampling rate."
             )
     seeds = [None if seed is None else pick.randrange(2**62) for _ in range(number)]
@@ -137,14 +137,14 @@ def tune(
     cost = upper_epsilon({replace(selection, release=Always()): release.steps}, budget.delta)
     alone = Budget(epsilon=cost * (1 + 1e-9), delta=budget.delta)
     single = partial(_run_trial, fit, plan, selection, alone)
-    # a fork would copy locks that torch's threads hold
+    # spawn, because a forked process would inherit locks that torch's threads have acquired
     spawn = multiprocessing.get_context("spawn")
     several = nullcontext() if workers == 1 else ProcessPoolExecutor(workers, spawn)
     task = "tuning (do not publish: the number of trials is secret)"
     best: Outcome | None = None
     with Progress(task, unit="trials done", visible=progress) as bar, several as pool:
         for done in (pool.map if pool else map)(single, trials):
-            # the first of equal scores: tuning.md, ties
+            # prefer the first of equal scores: tuning.md, ties
             best = done if best is None or done.score > best.score else best
             bar.advance()
     assert best is not None
@@ -152,11 +152,11 @@ def tune(
 
 
 def _plan_of(plan: Plan | PlanOf, settings: Settings) -> Plan:
-    """The plan of these settings, before its noise is calibrated."""
+    """Plan of these settings, before its noise is calibrated."""
     made = check_kind("plan", plan(settings) if callable(plan) else plan, Plan)
     if type(made.release) is not Always:
         raise Unproved(
-            f"release={made.release} is not proved in a selection, which is itself a release rule. "
+            f"release={made.release} has no proof in a selection, which is a release rule itself. "
             "Leave release out: hush.tune adds BestOf."
         )
     return made
@@ -169,7 +169,7 @@ def _run_trial(
     budget: Budget,
     drawn: tuple[Settings, int | None],
 ) -> Outcome:
-    """Outcome of one trial; raise if it continues the training of another trial."""
+    """Run one trial; raise if it continues the training of another trial."""
     settings, seed = drawn
     release = selection.release
     assert isinstance(release, BestOf)
@@ -187,9 +187,9 @@ def _run_trial(
                 returned = fit(dict(settings), trial)
         except EarlierRun:
             raise LedgerError(
-                "a trial started with weights from another private run, e.g. a body that trials share: "
+                "a trial started with weights from another private run, e.g. a model that trials share: "
                 "the steps of the other run would not be charged. Copy the model at the start of fit, "
-                "e.g. body = copy.deepcopy(pretrained)."
+                "e.g. model = copy.deepcopy(pretrained)."
             ) from None
     return outcome(settings, trial, returned)
 
@@ -197,7 +197,7 @@ def _run_trial(
 def _release(
     best: Outcome, selection: Plan, budget: Budget, ledger: LedgerOrPath | None, folder: Path | None
 ) -> Tuned:
-    """Charge the selection, write and return its best trial."""
+    """Charge the selection, then write and return its best trial."""
     module = best.model if isinstance(best.model, nn.Module) else None
     facts = [best.settings, best.score, fingerprint(module.state_dict().values() if module else ())]
     release = hashlib.sha256(json.dumps(facts, default=repr).encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""User-level privacy: record-to-user map, and sampling of a user's records."""
+"""User-level privacy: record-to-user map, and sampling of the records of each user."""
 
 import hashlib
 import warnings
@@ -20,7 +20,7 @@ from hush.gradients.tape import Reduction
 from hush.training.options import Units
 
 _FAR = 0.05
-"""Relative difference between `records` and the true number that does not give a warning."""
+"""Maximum relative difference between `records` and the true number without a warning."""
 
 Owners = Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | Tensor
 """User id of each record: integers or strings."""
@@ -30,8 +30,8 @@ Owners = Sequence[int] | Sequence[str] | np.ndarray[Any, Any] | Tensor
 class UnitTable:
     """Users, their records, and the maximum number of records of one user per step.
 
-    **Guarantee.** If each sampled user contributes one clipped gradient, the cost for a user is the cost
-    of a record-level step for a record: docs/guarantees/units.md.
+    **Guarantee.** If each sampled user contributes one clipped gradient, the privacy cost for a user
+    equals the cost for a record in a record-level step: docs/guarantees/units.md.
     """
 
     order: Tensor
@@ -49,14 +49,14 @@ class UnitTable:
         reduction: Reduction = "mean",
         neighbours: Neighbours = Neighbours.ZERO_OUT,
     ) -> "UnitTable":
-        """Table from user ids (private under `ADD_REMOVE`), with at most `per_unit` records per step."""
+        """Create a table from user ids, which are private under `ADD_REMOVE`."""
         if reduction not in ("mean", "sum"):
             raise InvalidValue(f'gradient={reduction!r} must be "mean" or "sum".', key="gradient")
         limit = check_count("per_unit", per_unit, "a sampled user has at least one record", 1, 1)
         _, unit, counts = np.unique(owner_ids(owners), return_inverse=True, return_counts=True)
         if limit > counts.max() and neighbours is not Neighbours.ADD_REMOVE:
             raise InvalidValue(
-                f"per_unit={limit}, and no user has more than {counts.max()} records. Pass "
+                f"per_unit={limit}, but no user has more than {counts.max()} records. Pass "
                 f"per_unit={counts.max()} or less.",
                 key="per_unit",
             )
@@ -79,22 +79,25 @@ class UnitTable:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of the user ids and the options, which must be equal when a run resumes."""
+        """Hash of the record-to-user map and the options, which must be equal when a run resumes."""
         options = f"{self.per_unit} {self.reduction} ".encode()
         tables = self.order.numpy().tobytes() + self.counts.numpy().tobytes()
         return hashlib.sha256(options + tables).hexdigest()[:32]
 
     @cached_property
     def table(self) -> str:
-        """Hash of the record-to-user map, independent of the ids."""
-        first = self.order[self.counts.cumsum(0) - self.counts]  # records are sorted stably
+        """Hash of the record-to-user map, independent of the user ids."""
+        first = self.order[self.counts.cumsum(0) - self.counts]  # first records; the sort is stable
         return hashlib.sha256(first[self.owners].numpy().tobytes()).hexdigest()[:32]
 
     def draw(self, drawn: Tensor, source: RandomSource) -> tuple[Tensor, Tensor]:
-        """Records of the drawn users, grouped by user in order of increasing count, and the counts.
+        """Sample at most `per_unit` records of each drawn user.
 
-        At most `per_unit` random records of each user. The choice affects only the user's own gradient,
-        so the privacy cost does not depend on its distribution.
+        The sample affects only the gradient of this user, so the privacy cost does not depend on its
+        distribution.
+
+        Returns:
+            Records, grouped by user in the order of increasing count, and the counts.
         """
         owned = self.counts[drawn]
         place = torch.arange(len(drawn)).repeat_interleave(owned)
@@ -103,7 +106,7 @@ class UnitTable:
         shuffled = random_bits(len(place), source).cpu().argsort()
         shuffled = shuffled[
             place[shuffled].argsort(stable=True)
-        ]  # grouped by user, in random order within
+        ]  # grouped by user, in random order for each user
         taken = shuffled[rank_in_unit < self.per_unit]
         taken_counts = owned.clamp(max=self.per_unit)
         by_count = taken_counts.argsort(stable=True)
@@ -113,7 +116,7 @@ class UnitTable:
 
 
 def units_of(units: Units | None, neighbours: Neighbours) -> UnitTable | None:
-    """Table of the users; None for record-level privacy."""
+    """Create the table of users; None for record-level privacy."""
     if units is None:
         return None
     check_kind("units", units, Units)
@@ -134,12 +137,12 @@ def public_count(records: int | None, units: UnitTable | None, neighbours: Neigh
         return len(units)
     if records is None:
         raise InvalidValue(
-            "records was not passed: the update is divided by the public number of slots, or under "
-            "ADD_REMOVE by a public estimate. Pass e.g. records=60_000.",
+            "records was not passed: the update is divided by the public number of slots, or by a "
+            "public estimate under ADD_REMOVE. Pass e.g. records=60_000.",
             key="records",
         )
     if units is not None and neighbours is not Neighbours.ADD_REMOVE:
-        text = f"records={records}, and the ids have {len(units)} users. Leave records out."
+        text = f"records={records}, but there are {len(units)} distinct user ids. Leave records out."
         raise InvalidValue(text, key="records")
     return check_count("records", records, "the update is divided by it", 1)
 
@@ -148,18 +151,18 @@ def check_length(slots: int, records: int, units: UnitTable | None, neighbours: 
     """Raise unless the data has the step's number of slots; warn if a public estimate is far off."""
     if units is not None and slots != units.records:
         raise DataError(
-            f"the data has {slots} records and units= has {units.records} ids. Pass one id per record."
+            f"the data has {slots} records, but units= has {units.records} ids. Pass one id per record."
         )
     present = slots if units is None else len(units)
     if present != records and neighbours is not Neighbours.ADD_REMOVE:
         raise DataError(
-            f"the data has {present} records, and the step was made for records={records}. Pass this "
+            f"the data has {present} records, but the step was made for records={records}. Pass this "
             "number of slots, with present= for missing records. If the number is private, pass "
             "neighbours=hush.Neighbours.ADD_REMOVE and a public estimate for records=."
         )
     if abs(present - records) > _FAR * records:
         warnings.warn(
-            f"the data has {present} records or users, and records={records}: updates are "
+            f"the data has {present} records or users, but records={records}: updates are "
             f"{present / records:.2g} times the mean. The guarantee holds; do not publish this warning.",
             PrivacyWarning,
             stacklevel=3,
@@ -234,7 +237,7 @@ def owner_ids(owners: Owners) -> np.ndarray[Any, Any]:
     if values.ndim != 1 or not (names or numbers):
         raise DataError(
             f"user ids of type {' and '.join(sorted(each.__name__ for each in types))} and shape "
-            f"{values.shape} are not supported. Pass one integer or string per record, all of one "
+            f"{values.shape} are not supported. Pass one integer or string per record, all of the same "
             "type."
         )
     if values.dtype != object:

@@ -1,7 +1,7 @@
-"""Detection of weights and buffers that were changed outside of a step, or trained on another ledger.
+"""Detect weights and buffers that were changed outside of a step, or trained on another ledger.
 
-An additional `optimizer.step()`, or batch norm in training mode between two steps, changes the released
-model without a charge. torch counts the writes to each tensor, except writes through `.data`.
+An additional `optimizer.step()`, or a batch norm in training mode between two steps, changes the model
+without a charge. torch counts the writes to each tensor, except for writes through `.data`.
 """
 
 import warnings
@@ -20,21 +20,21 @@ from hush.gradients.tree import submodules
 
 @dataclass(eq=False)
 class _Accepted:
-    """State of the weights and buffers of a model after a step or `adopt_weights` on one ledger."""
+    """Accepted state of a model's weights and buffers, after a step or `adopt_weights` on one ledger."""
 
     ledger: str
     """Identity of the ledger."""
     writes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Address and number of writes of each tensor, by its `id`."""
+    """Address and number of writes of each tensor, by `id`."""
     trained: set[int] = field(default_factory=set)
-    """`id` of the parameters that steps on the ledger have trained."""
+    """`id`s of the parameters that steps on the ledger have trained."""
 
     def has(self, value: Tensor) -> bool:
         return self.writes.get(id(value)) == _writes(value)
 
 
 _ACCEPTED: Any = WeakIdKeyDictionary()
-"""Tensor to the `_Accepted` of each model and ledger; models may share parameters."""
+"""Accepted states by tensor: one for each model and ledger, because models may share parameters."""
 
 
 class WeightsGuard:
@@ -47,7 +47,7 @@ class WeightsGuard:
         ledger: Ledger,
         may_change: Callable[[], Collection[str]],
     ) -> None:
-        """Guard of the model in its current state.
+        """Create a guard that accepts the current state of the model.
 
         Args:
             model: Trained model.
@@ -60,9 +60,9 @@ class WeightsGuard:
         self._accepted: dict[str, _Accepted] = {}
         """Accepted state by ledger."""
         self._writes = _all_writes(self._model)
-        """Address and number of writes of each tensor, by its `id`, when it was last accepted."""
+        """Last accepted address and number of writes of each tensor, by `id`."""
         self._others = self._trained_elsewhere(ledger)
-        """Other ledgers with charges for some of the parameters."""
+        """Other ledgers that have charges for some of the parameters."""
         if any(group.get("fused") for group in optimizer.param_groups):
             optimizer.register_step_post_hook(_count_writes)
         self.warn_of_other_ledgers(stacklevel=4)
@@ -72,7 +72,7 @@ class WeightsGuard:
 
         Args:
             ledger: Ledger of the steps.
-            trained: Parameters that a charged step has updated, if any.
+            trained: Parameters updated by a charged step; empty for other changes.
         """
         writes = self._writes = _all_writes(self._model)
         accepted = self._accepted.setdefault(ledger.identity, _Accepted(ledger.identity))
@@ -92,7 +92,7 @@ class WeightsGuard:
         return _all_writes(self._model) == self._writes
 
     def accept_writes(self, ledger: Ledger) -> None:
-        """Accept counted writes that did not change values."""
+        """Accept writes that did not change values."""
         self._writes = _all_writes(self._model)
         if ledger.identity in self._accepted:
             self._accepted[ledger.identity].writes = self._writes
@@ -100,7 +100,7 @@ class WeightsGuard:
     def check(self, ledger: Ledger) -> None:
         """Raise if weights or buffers were changed outside of steps on the ledger.
 
-        Changed weights void a ledger with charges.
+        A ledger with charges becomes void if weights were changed.
         """
         now = _all_writes(self._model)
         if now == self._writes:
@@ -162,7 +162,7 @@ def _values(model: nn.Module) -> list[Tensor]:
 
 
 def _all_writes(model: nn.Module) -> dict[int, tuple[int, int]]:
-    """Address and number of writes of each parameter and buffer, by its `id`."""
+    """Address and number of writes of each parameter and buffer, by `id`."""
     values = _values(model)
     return dict(zip(map(id, values), map(_writes, values), strict=True))
 
@@ -185,7 +185,7 @@ def _count_writes(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _void(ledger: Ledger) -> NoReturn:
-    """Void a ledger that has charges, and raise."""
+    """Void the ledger if it has charges, and raise."""
     reason = "the model's weights were changed outside of the private step, without a charge"
     if ledger.counts:  # otherwise the ledger has no release
         ledger.void(reason)

@@ -170,7 +170,7 @@ def test_the_fits_of_a_search_share_the_budget(tmp_path: Path, solver: Any) -> N
     assert search.best_estimator_.guarantee_.epsilon.upper <= epsilon
     with pytest.raises(BudgetExceeded, match=r"fits=7 were planned, and the ledger .* has 7"):
         clone(model).fit(rows, target)
-    with pytest.raises(InvalidValue, match="fits=7 needs the ledger"):
+    with pytest.raises(InvalidValue, match="fits=7 needs a ledger"):
         PrivateRegressor(UNIT, UNIT, fits=7, **options).fit(rows, target)
 
 

@@ -473,10 +473,10 @@ def test_another_number_of_ranks_has_the_same_weights_and_pays_for_new_noise() -
     [
         ("clipping", "clipping by Linf is not supported with sharded parameters"),
         ("units", "units= (owners of several records) is not supported with sharded parameters"),
-        ("some", "is not sharded, and others are"),
-        ("one process", "is sharded by fully_shard, and the step runs in one process"),
+        ("some", "is not sharded, but other parameters are"),
+        ("one process", "is sharded by fully_shard, but the step runs in one process"),
         ("train", "hush.train with sharded parameters"),
-        ("one record", "the data has one record, and the parameters are sharded"),
+        ("one record", "the data has one record, but the probe of sharded parameters"),
     ],
 )
 def test_what_is_not_provided_for_is_refused_on_every_rank(case: str, text: str) -> None:

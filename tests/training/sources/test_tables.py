@@ -85,7 +85,7 @@ def test_a_json_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         ('age,note,id,income\n1,"plain,x,low\n', "line 2: unexpected end of data"),
         ("age,note,id,income\n", "has no records"),
         ("", "has no records"),
-        ("age,age,id,income\n1,2,x,low\n", "two columns of one name"),
+        ("age,age,id,income\n1,2,x,low\n", "two columns with the same name"),
         ("age,note,id,income\n1,\xe9,x,low\n", "is not in UTF-8"),
     ],
 )
@@ -194,7 +194,7 @@ def test_an_archive_of_arrays_keeps_the_shape_of_images(tmp_path: Path) -> None:
     assert torch.equal(inputs[:, 0], torch.from_numpy(pixels).double().mul(2 / 255).sub(1).float())
     assert targets.tolist() == [0, 1]
     np.savez(tmp_path / "b.npz", x=pixels, y=np.array([3]))
-    with pytest.raises(DataError, match=r"columns of \[1, 2\] rows"):
+    with pytest.raises(DataError, match=r"columns with \[1, 2\] rows"):
         open_table(tmp_path / "b.npz")
 
 
@@ -218,7 +218,7 @@ def test_a_draft_has_round_bounds_and_can_encode_other_records(tmp_path: Path) -
     inputs, _ = EncodedTable(open_table(tmp_path / "q.csv"), schema, ["income"]).whole()
     assert inputs.abs().max() == 1
     (tmp_path / "q.csv").write_text("age,income\n1,0\n2,0\n")
-    with pytest.raises(DataError, match=r"has one value only. Classes are public knowledge"):
+    with pytest.raises(DataError, match=r"has only one value. Classes must be public"):
         draft_schema(open_table(tmp_path / "q.csv"), ["income"])
 
 

@@ -135,7 +135,7 @@ def test_a_score_on_held_out_records_is_noisy_and_charged() -> None:
     for wrong, error in ((silent, LedgerError), (twice, LedgerError), (unbounded, DataError)):
         with pytest.raises(error):
             tune(wrong, score_noise=5.0)
-    with pytest.raises(InvalidValue, match="held-out private records are charged"):
+    with pytest.raises(InvalidValue, match="held-out private records have"):
         tune(fit_privately)
 
 
@@ -165,7 +165,7 @@ def voided(settings: Settings, trial: TuningTrial) -> tuple[Any, float]:
     ("wrong", "message"),
     [
         (uncharged, "has no charge"),
-        (too_many, "took 5 steps and is charged for 4"),
+        (too_many, "ran 5 steps, but is charged for 4"),
         (less_noise, "differs from its plan"),
         (voided, "is void"),
     ],
@@ -241,7 +241,7 @@ def test_a_folder_holds_the_winner_and_nothing_of_the_others(tmp_path: Path) -> 
         ({"space": {}}, InvalidValue, "must be a dictionary of ranges"),
         ({"plan": replace(PLAN, release=hush.BestOf(steps=2))}, Unproved, "Leave release out"),
         ({"workers": 0}, InvalidValue, "processes"),
-        ({"directory": "run", "ledger": hush.Ledger()}, CheckpointError, "its ledger there"),
+        ({"directory": "run", "ledger": hush.Ledger()}, CheckpointError, "its own ledger"),
         (
             {"plan": lambda each: replace(PLAN, sampling=hush.Poisson(each["clip"] / 2))},
             Unproved,

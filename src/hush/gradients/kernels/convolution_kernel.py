@@ -1,10 +1,10 @@
 """Per-sample weight gradients of convolutions, in Triton.
 
 A record's gradient is one matrix product: (out, positions) by (positions, in * kernel). The right
-factor, the input patches, is not materialised (implicit GEMM): each of its columns is contiguous in an
-input that is unfolded along its width only. A program computes a tile of a record's gradient, and its
-squared norm or a weighted sum over records. Materialised gradients, norms and sums use the same program,
-so they agree in any precision (docs/guarantees/tape.md, 5).
+factor, the matrix of input patches, is not materialised (implicit GEMM). The input is unfolded along its
+width only, which makes each column of this matrix contiguous. A program computes one tile of a record's
+gradient, and either its squared norm or a weighted sum over records. Materialised gradients, norms and
+sums use the same program, so they agree in any precision (docs/guarantees/tape.md, 5).
 """
 
 from collections.abc import Iterator
@@ -24,24 +24,24 @@ _PROGRAMS = 1056
 """Target number of programs: eight per multiprocessor of a large GPU."""
 
 _UNFOLDED = 2**28
-"""Entries of unfolded inputs in memory at a time."""
+"""Maximum number of entries of unfolded inputs in memory."""
 
 _RECORDS = 2**15
-"""Records per launch: a GPU supports up to 2**16 rows of programs."""
+"""Maximum number of records per launch; a GPU supports up to 2**16 rows of programs."""
 
 
 def weighted_block_sums(
     grad: Tensor, x: Tensor, weights: Tensor, geometry: "ConvolutionShape", most: int, *, tf32: bool
 ) -> Tensor:
-    """Sums over blocks of at most `most` records of weight times gradient: (blocks, *shape).
+    """Weighted sums of gradients over blocks of at most `most` records: (blocks, *shape).
 
-    In single precision. Blocks of one record with weight 1 give the materialised gradients. Gradients of
-    weight 0 are ignored.
+    Sums are in single precision. Blocks of one record with weight 1 are the materialised gradients.
+    Gradients of weight 0 are ignored.
 
     Args:
-        grad: (records, out, *positions), of one or two dimensions of positions.
-        x: (records, in, *sizes), of the same dtype, in half precision or single.
-        weights: (records,), in single precision.
+        grad: Output gradients of shape (records, out, *positions), with one or two spatial dimensions.
+        x: Inputs of shape (records, in, *sizes), in half or single precision, of the same dtype.
+        weights: Weights of shape (records,), in single precision.
         geometry: Shape of a convolution with one group.
         most: Maximum number of records per block.
         tf32: Whether single precision products may use TensorFloat-32.
@@ -74,11 +74,11 @@ class _Work:
     grad: Tensor
     """(records, out, height, pitch), with rows padded to a multiple of 4 numbers."""
     unfolded: Tensor
-    """(records, kernel width, phases, in, rows, pitch): see `unfold_width`."""
+    """Result of `unfold_width`: (records, kernel width, phases, in, rows, pitch)."""
     kernel: tuple[int, ...]
-    """Height and width."""
+    """Height and width of the kernel."""
     columns: int
-    """Columns of a gradient as a matrix: in * kernel."""
+    """Number of columns of the gradient as a matrix: in * kernel."""
     stride: int
     dilation: int
     tf32: bool
@@ -193,7 +193,7 @@ def _weighted_sum(
             if measuring:
                 square = tl.sum(tl.sum(own * own, 1), 0).to(tl.float64)
                 if square > 3e38:
-                    # may overflow in single precision although the norm is finite
+                    # the square may overflow in single precision although the norm is finite
                     small = own * 2.0**-80
                     square = tl.sum(tl.sum(small * small, 1), 0).to(tl.float64) * 2.0**160
                 place = record.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
@@ -220,16 +220,18 @@ def unfold_width(
     padding: tuple[int, ...],
     dilation: int,
 ) -> Tensor:
-    """Input pixels under each column of a convolution kernel, by output column.
+    """Unfold the input along its width: input pixels under each kernel column, by output column.
 
-    Rows are grouped by phase (row number modulo the stride), so the rows under one kernel row are
-    contiguous, and so are the entries of the input patches at one kernel position.
+    Rows are grouped by phase (row number modulo the stride). Therefore the rows under one kernel row are
+    contiguous, and the entries of the input patches at one kernel position are also contiguous.
 
     Args:
         x: (images, in, height, width), contiguous.
-        shape: Shape of the result, (images, kernel width, phases, in, rows, columns). Columns beyond
-            the number of `outputs` are zero and make a multiple of 4.
-        outputs, stride, padding, dilation: Arguments of the convolution; `dilation` along the width.
+        shape: Shape of the result, (images, kernel width, phases, in, rows, columns). The number of
+            columns is padded with zeros to a multiple of 4.
+        outputs: Number of output columns.
+        stride, padding: Stride and padding of the convolution.
+        dilation: Dilation along the width.
     """
     out = x.new_empty(shape)
     images, kernel_width, phases, channels, rows, pitch = shape

@@ -1,7 +1,7 @@
 """Gradients of normalisation layers, in Triton.
 
-The per-sample gradients of scale and shift are two sums over positions, computed in one pass over output
-gradient and input. For a group norm, a second pass computes the gradient of its input from them.
+The per-sample gradients of scale and shift are two sums over positions. One pass over output gradient
+and input computes both. For a group norm, a second pass computes the input gradient from these sums.
 """
 
 import torch
@@ -17,11 +17,10 @@ _WIDE = 128
 
 
 def column_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """Gradients of a layer norm's scale and of its shift by record, (2, records, columns), in single
-    precision.
+    """Per-sample gradients of a layer norm's scale and shift: (2, records, columns).
 
-    `grad` and `x` are (records, positions, columns); `mean` and `scale` (the normalisation factor) have
-    one number per position. All are contiguous.
+    Gradients are in single precision. `grad` and `x` have shape (records, positions, columns). `mean`
+    and `scale` (the normalisation factor) have one number per position. All tensors must be contiguous.
     """
     records, positions, columns = x.shape
     out = x.new_empty(2, records, columns, dtype=torch.float32)
@@ -35,10 +34,10 @@ def column_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor) -> Te
 
 
 def channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, groups: int) -> Tensor:
-    """Gradients of scale and of shift by image, (2, images, channels), in single precision.
+    """Gradients of a group norm's scale and shift: (2, images, channels), in single precision.
 
-    `grad` and `x` are (images, channels, *positions), `mean` and `scale` (images, groups); all are
-    contiguous.
+    `grad` and `x` have shape (images, channels, *positions). `mean` and `scale` have shape (images,
+    groups). All tensors must be contiguous.
     """
     images, channels = x.shape[:2]
     positions, rows = x.shape[2:].numel(), images * channels
@@ -57,7 +56,7 @@ def channel_gradients(grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, grou
 def input_gradient(
     grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor, by_channel: Tensor, groups: int
 ) -> Tensor:
-    """Gradient of the input, in its shape and dtype."""
+    """Gradient of a group norm's input, with the shape and dtype of the input."""
     out = torch.empty_like(x)
     if not out.numel():
         return out
@@ -129,7 +128,7 @@ def _input_gradient(
     row = tl.program_id(0) * high + tl.arange(0, high)
     present = row < rows
     group = row // size
-    # group means of the gradient of the normalised input, and of its product with that input
+    # group means: gradient of the normalised input (level), and its product with this input (along)
     channel = tl.arange(0, most)
     beside = group[:, None] * size + channel[None, :]
     inside = present[:, None] & (channel < size)[None, :]

@@ -1,7 +1,7 @@
 """Gram matrices and weighted sums of outer products, in Triton.
 
-Products use tensor cores in half precision or TensorFloat-32. Sums are in single precision in a fixed
-order, which bounds the rounding error (docs/guarantees/tape.md, 5 and 6).
+Products use tensor cores in half precision or TensorFloat-32. Sums are computed in single precision in a
+fixed order, which bounds the rounding error (docs/guarantees/tape.md, 5 and 6).
 """
 
 from functools import lru_cache
@@ -37,7 +37,7 @@ GRAM_RUN = {2: 64, 4: 32}
 
 
 def gram(factor: Tensor) -> Tensor:
-    """The Gram matrices of each record's positions, (records, positions, positions), in float32."""
+    """Gram matrix of each record's positions: (records, positions, positions), in float32."""
     records, positions, _ = factor.shape
     size, tiles, alone = _tiles(factor)
     out = factor.new_empty(records, positions, positions, dtype=torch.float32)
@@ -54,8 +54,8 @@ def gram(factor: Tensor) -> Tensor:
 def compare_grams(left: Tensor, right: Tensor) -> Tensor:
     """Partial sums over the Gram matrices of two factors, in double precision: (3, records, tiles).
 
-    Sums of the entrywise product of the two matrices, and of the products and sums of the roots of their
-    diagonals. The matrices are not materialised.
+    The first sum is over the entrywise product of the two matrices. The other two are over the products
+    and sums of the square roots of their diagonals. The matrices are not materialised.
     """
     size, tiles, alone = _tiles(left)
     out = left.new_empty(3, len(left), tiles * (tiles + 1) // 2, dtype=torch.float64)
@@ -71,7 +71,7 @@ def compare_grams(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _tiles(factor: Tensor) -> tuple[int, int, bool]:
-    """Number of positions per tile, number of tiles, and whether there is a single tile."""
+    """Number of positions per tile, number of tiles along a side, and whether there is only one tile."""
     positions = factor.shape[1]
     size = 128 if positions > 64 and factor.element_size() == 2 else 64
     tiles = triton.cdiv(positions, size)
@@ -136,7 +136,7 @@ def _compare(
     s = down * size + tl.arange(0, size)
     t = across * size + tl.arange(0, size)
     diagonal = s[:, None] == t[None, :]
-    # clamped, because rounding may give a negative square
+    # rounding may make a square negative
     left_norms = tl.sum(tl.where(diagonal, left_gram, 0.0), 1)
     right_norms = tl.sum(tl.where(diagonal, right_gram, 0.0), 1)
     left_norms = tl.sqrt(tl.where(left_norms < 0, 0.0, left_norms).to(tl.float64))
@@ -161,17 +161,17 @@ _PROGRAMS = 264
 def weighted_block_sums(
     left: Tensor, right: Tensor, weights: Tensor, most: int, *, halves: bool
 ) -> Tensor:
-    """Sums over blocks of at most `most` records of weight times outer product: (blocks, rows, columns).
+    """Weighted sums of outer products over blocks of at most `most` records: (blocks, rows, columns).
 
     Each record's product is computed in single precision and then added to the sum.
 
     Args:
-        left: (records, positions, rows), in half precision; see `halves`.
-        right: (records, positions, columns).
-        weights: (records,), in single precision. Records of weight 0 are ignored.
+        left: Left factors in half precision, of shape (records, positions, rows).
+        right: Right factors in half precision, of shape (records, positions, columns).
+        weights: Weights in single precision, of shape (records,). Records of weight 0 are ignored.
         most: Maximum number of records per block.
-        halves: Whether `left` and `right` are (2, records, ...): high and low parts of single precision
-            numbers. The product of the low parts is omitted.
+        halves: Whether the factors have an additional first dimension with the high and low parts of
+            single precision numbers. The product of the low parts is omitted.
     """
     records, positions, rows = left.shape[-3:]
     columns = right.shape[-1]
@@ -199,7 +199,7 @@ def _power(size: int, most: int) -> int:
 
 @lru_cache
 def _stages(where: device, size: int) -> int:
-    """Number of pipeline stages of this size in bytes that fit in shared memory, at most 3."""
+    """Number of pipeline stages that fit in shared memory, at most 3; `size` is in bytes per stage."""
     found = triton.runtime.driver.active.utils.get_device_properties(where.index or 0)
     return max(1, min(3, int(found["max_shared_mem"]) // size))
 
@@ -243,7 +243,7 @@ def _weighted_sum(
             product = tl.dot(tl.trans(a), b, product)
         else:
             product = tl.dot(tl.trans(a), b)
-        # a record of weight 0 may not be finite
+        # the product of a record of weight 0 may not be finite
         if single:
             total += tl.where(weight != 0, product * weight, 0.0)
         else:

@@ -1,10 +1,10 @@
-"""Layer rules: per-sample gradients of weights, by torch function.
+"""Layer rules: how to compute the per-sample gradients of weights, by torch function.
 
 **Adding a rule** takes one file here and one line in `RULES`. Layers without a rule also work, but their
 parameters use per-sample copies, which need more memory.
 
-A *rule* is called with the recording and the arguments of the torch function, inside `torch.vmap`:
-tensors have a batch of one record. A *layer* computes all records:
+A *rule* is called inside `torch.vmap`, with the recording and the arguments of the torch function. Its
+tensors are batches of one record. A *layer* computes all records at once:
 
     def linear(recording, x, weight, bias=None):              # the signature of F.linear
         weights = recording.as_weights(weight, bias)
@@ -21,14 +21,14 @@ tensors have a batch of one record. A *layer* computes all records:
   and returns its result inside `vmap`. Record r of the output of `work` must depend on record r of the
   inputs alone (docs/guarantees/tape.md, 1). The second dimension is the batch (1, or more if the model
   folds time into it): `x.flatten(0, 1)` and `.unflatten(0, x.shape[:2])` merge and restore the two.
-- `recording.operand(x)` returns an input as a product takes it: contiguous, in autocast's precision, and
-  shared by products of one input.
-- `recording.capture(layer, *inputs)` returns the output of a `Layer`, whose `backward` runs in the
-  backward pass of the tape.
+- `recording.operand(x)` returns the input of a matrix product: contiguous, in autocast's precision, and
+  cached for several products of the same input.
+- `recording.capture(layer, *inputs)` runs a `Layer`. Its `backward` runs in the backward pass of the
+  tape.
 
-An operation without a batching rule for `vmap` needs no layer: a rule may call other operations, `with
-recording:` (`decompositions`). Tests: `tests/gradients/test_layers.py` compares each layer with
-gradients that are computed one record at a time, and fails if no case runs a rule.
+A rule for an operation that only lacks a batching rule for `vmap` needs no layer: it calls other
+operations inside `with recording:` (`decompositions`). `tests/gradients/test_layers.py` compares each
+layer with gradients that are computed one record at a time, and fails if a rule has no test case.
 """
 
 from collections.abc import Callable
@@ -55,34 +55,35 @@ from hush.gradients.tree import Gradients
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """Value of a parameter, and the list of its terms (None if it is not trained)."""
+    """Value of a parameter and the list of its terms, which is None if the parameter is not trained."""
 
     value: Tensor
     terms: list[Term] | None = None
 
 
 class Layer(Protocol):
-    """A layer and its backward pass, which appends the weights' terms to their lists."""
+    """Layer whose backward pass appends terms to the lists of its weights."""
 
     @property
     def forward(self) -> Callable[..., tuple[Any, tuple[Tensor, ...]]]:
-        """Function from the inputs (records first) to the output (not a view of an input) and saved
-        tensors.
+        """Function from the inputs to the output and the tensors saved for the backward pass.
 
-        Several outputs, and their gradients, are tuples."""
+        Records are the first dimension. The output must not be a view of an input. Several outputs are a
+        tuple, and so are their gradients.
+        """
 
     def backward(self, grad: Any, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
-        """Append the terms of the weights' per-sample gradients; return the inputs' gradients.
+        """Append the terms of the weights, and return the gradients of the inputs.
 
-        Append one term per trained weight: `linear.outer_product_term` of output gradients and inputs
-        for a matrix product, `embedding.RowFactors` for a lookup, `convolution.convolution_term`, or
-        `terms.Dense` for materialised per-sample gradients. Do not sum over records. The gradient of an
-        input that is not `needed` is None.
+        Append one term per trained weight, without summing over records: `linear.outer_product_term` of
+        output gradients and inputs for a matrix product, `embedding.RowFactors` for a lookup,
+        `convolution.convolution_term` for a convolution, or `terms.Dense` for materialised per-sample
+        gradients. Return None for inputs that are not `needed`.
         """
 
 
 class PerSampleCopy:
-    """A layer without inputs whose output is one shared value, expanded to all records."""
+    """Layer without inputs that expands a shared value to all records."""
 
     output: Tensor
 
@@ -100,7 +101,7 @@ class PerSampleCopy:
         return ()
 
     def append_terms(self, parameters: dict[str, nn.Parameter], terms: dict[str, list[Term]]) -> None:
-        """Append the per-sample gradients to the terms of the parameters behind the value."""
+        """Append per-sample gradients to the terms of the parameters that the value is computed from."""
         if self.gradients is None:
             return
         for name, parameter in parameters.items():
@@ -115,7 +116,7 @@ class PerSampleCopy:
                 terms[name].append(Dense(gradient))
 
     def release(self) -> None:
-        """Release the value and the output, whose graph refers to this copy."""
+        """Release the value and the output. The graph of the output refers to this copy."""
         del self.value, self.output, self.gradients
 
 
@@ -144,4 +145,4 @@ RULES: dict[Any, Callable[..., Any]] = {
     functional.bilinear: decompositions.bilinear,
     torch.Tensor.requires_grad_: decompositions.requires_grad,
 }
-"""Torch function to rule; a rule that returns NotImplemented falls back to per-sample copies."""
+"""Rules by torch function. If a rule returns NotImplemented, per-sample copies are used."""

@@ -1,10 +1,10 @@
-"""Attention over the heads of all records in one batch of a fused, deterministic kernel.
+"""Attention rule: runs all records in one batch of a fused, deterministic kernel.
 
 `vmap` would loop over the records. Fused kernels (flash and memory-efficient attention) need four
-dimensions: (batch, heads, positions, size). Each element of the batch is computed independently, forward
-and backward. On a GPU the order of additions in the backward kernels varies between calls, unless
-torch's deterministic algorithms are enabled, which is done here for these kernels alone
-(docs/guarantees/tape.md, assumption K).
+dimensions: (batch, heads, positions, size). They compute each element of the batch independently, in
+the forward and in the backward pass. On a GPU, the order of additions in the backward kernels varies
+between calls unless torch's deterministic algorithms are enabled. This file enables them for these
+kernels only (docs/guarantees/tape.md, assumption K).
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hush.gradients.recording import Recording
 
 _FUSED = "ScaledDotProduct"
-"""Prefix of autograd's names for the fused kernels' backward passes."""
+"""Prefix of the autograd node names of fused attention kernels."""
 
 _forward = functional.multi_head_attention_forward
 _decomposed = FunctionType(
@@ -28,11 +28,12 @@ _decomposed = FunctionType(
     {**_forward.__globals__, "has_torch_function": lambda _: False},
     argdefs=_forward.__defaults__,
 )
-"""The function without `__torch_function__` dispatch, so that its inner calls are intercepted."""
+"""`F.multi_head_attention_forward` without `__torch_function__` dispatch. Its inner calls are then
+intercepted."""
 
 
 def multi_head(recording: "Recording", *args: Any, **kwargs: Any) -> Any:
-    """The rule for `F.multi_head_attention_forward`, which uses the rules of its products."""
+    """Rule for `F.multi_head_attention_forward`; applies the rules of its matrix products."""
     with recording:
         return _decomposed(*args, **kwargs)
 
@@ -48,7 +49,7 @@ def dot_product(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """The rule for `F.scaled_dot_product_attention`."""
+    """Rule for `F.scaled_dot_product_attention`."""
     if not query.dim() == key.dim() == value.dim() >= 2:
         return NotImplemented
     dims = max(query.dim(), 3) + 1
@@ -63,7 +64,7 @@ def dot_product(
         heads = max(part.shape[-3] for part in aligned[:3])
         flat: list[Tensor] = []
         for part in aligned:
-            # masks and shared keys keep their number of heads
+            # masks and grouped keys keep their number of heads
             own = part.shape[-3] if enable_gqa or len(flat) == 3 else heads
             shape = (*batch, own, *part.shape[-2:])
             flat.append((part if part.shape == shape else part.expand(shape)).flatten(0, -4))
@@ -86,8 +87,7 @@ def dot_product(
 
 
 def _make_backward_deterministic(output: Tensor, inputs: list[Tensor]) -> None:
-    """Enable deterministic algorithms in the fused kernels' backward passes between inputs and
-    output."""
+    """Use deterministic algorithms in the fused kernels' backward passes between inputs and output."""
     before: list[tuple[bool, bool, bool]] = []
 
     def begin(_: object) -> None:
@@ -110,7 +110,7 @@ def _make_backward_deterministic(output: Tensor, inputs: list[Tensor]) -> None:
 
 @contextmanager
 def determinism_restored() -> Iterator[None]:
-    """Context that restores torch's setting after a failed kernel."""
+    """Context that restores torch's determinism settings, even if a kernel fails."""
     before = _determinism()
     try:
         yield
@@ -119,7 +119,7 @@ def determinism_restored() -> Iterator[None]:
 
 
 def _determinism() -> tuple[bool, bool, bool]:
-    """Whether deterministic algorithms are on, only warn, and fill new memory."""
+    """Torch's determinism settings: enabled, warn only, and fill uninitialised memory."""
     return (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),

@@ -1,4 +1,4 @@
-"""Convolutions in one, two and three dimensions: per-sample gradients of the weight, and ghost norms."""
+"""Convolutions in one, two and three dimensions: per-sample weight gradients and ghost norms."""
 
 import itertools
 import math
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from hush.gradients.rules import Weight
 
 _LARGE, _FEW_CHANNELS = 2**16, 4
-"""From this number of weights on, or below this number of channels, unfolding is faster than a grouped
-convolution."""
+"""Unfolding is faster than a grouped convolution for at least `_LARGE` weights, or for fewer than
+`_FEW_CHANNELS` channels."""
 
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionShape:
-    """Shape of a convolution's weight, and its stride, padding (equal on both sides) and dilation."""
+    """Shape, stride, padding (equal on both sides), dilation and groups of a convolution."""
 
     shape: torch.Size
-    """(out, in / groups, *kernel)."""
+    """Shape of the weight: (out, in / groups, *kernel)."""
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -54,14 +54,14 @@ class ConvolutionShape:
     def backward(
         self, grad: Tensor, x: Tensor, weight: Tensor, groups: int, needed: tuple[bool, bool]
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of the input and of the weight, the latter summed over images."""
+        """Gradient of the input, and gradient of the weight summed over images."""
         offset = (0,) * len(self.stride)
         shape = self.stride, self.padding, self.dilation, False, offset, groups
         gradients = torch.ops.aten.convolution_backward(grad, x, weight, None, *shape, [*needed, False])
         return gradients[0], gradients[1]
 
     def per_sample_weight_gradients(self, grad: Tensor, x: Tensor, *, tf32: bool = False) -> Tensor:
-        """Gradient of the weight per image: (images, *shape), in at least single precision."""
+        """Per-image gradients of the weight: (images, *shape), in at least single precision."""
         images, out = grad.shape[:2]
         if self.has_kernel(x):
             from hush.gradients.kernels.convolution_kernel import weighted_block_sums
@@ -76,8 +76,8 @@ class ConvolutionShape:
                 for some, inputs in zip(grad.split(step), x.split(step), strict=True)
             ]
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(images, *self.shape)
-        # One grouped convolution with the images as channel groups. New strides, because torch may
-        # interpret the strides of one position as "channels last".
+        # One grouped convolution with the images as channel groups. The view resets the strides, because
+        # torch may interpret the strides of a single position as "channels last".
         grads, inputs = (part.reshape(-1).view(1, -1, *part.shape[2:]) for part in (grad, x))
         like = grad.new_empty(1).expand(images * out, *self.shape[1:])
         _, stacked = self.backward(grads, inputs, like, images * self.groups, (False, True))
@@ -89,21 +89,21 @@ class ConvolutionShape:
         return max(1, CHUNK_ENTRIES[grad.device.type] // size)
 
     def unfold(self, x: Tensor, outputs: torch.Size) -> Tensor:
-        """The input patch of each output position, as im2col: (images, in * kernel, positions)."""
+        """Input patches of the output positions (im2col): (images, in * kernel, positions)."""
         size = math.prod(self.shape[1:]), math.prod(outputs)
         return self._windows(x, outputs).reshape(len(x), *size)
 
     def patches(self, x: Tensor, outputs: torch.Size) -> Tensor:
-        """`unfold` with positions first, as in a linear layer: (images, positions, entries)."""
+        """Input patches as rows, like the inputs of a linear layer: (images, positions, in * kernel)."""
         axes = len(outputs)
         windows = self._windows(x, outputs).movedim(tuple(range(-axes, 0)), tuple(range(1, 1 + axes)))
         return windows.reshape(len(x), math.prod(outputs), math.prod(self.shape[1:]))
 
     def patch_gram(self, x: Tensor, outputs: torch.Size) -> Tensor:
-        """Gram matrix of the input patches: (images, positions, positions).
+        """Gram matrices of the input patches: (images, positions, positions).
 
-        The entries are sums over the kernel of inner products of two pixels. The input is unfolded only
-        if the patches have fewer entries than the Gram matrix of the pixels.
+        An entry is the sum over kernel positions of the inner products of two pixels. The input is
+        unfolded only if the patches have fewer entries than the Gram matrix of the pixels.
         """
         sizes = x.shape[2:]
         if math.prod(outputs) * math.prod(self.shape[1:]) < math.prod(sizes) ** 2:
@@ -118,7 +118,7 @@ class ConvolutionShape:
         return gram_matrix.view(len(x), math.prod(outputs), -1)
 
     def has_kernel(self, x: Tensor) -> bool:
-        """Whether a kernel computes the per-sample gradients without unfolding the input."""
+        """Whether the Triton kernel supports this convolution and input."""
         sizes = zip(x.shape[2:], self.padding, self.stride, strict=True)
         pixels = math.prod(size + 2 * sides + step + 4 for size, sides, step in sizes)
         # offsets within a record that is unfolded along its width must fit in 32 bits
@@ -126,7 +126,7 @@ class ConvolutionShape:
         return self.groups == 1 and len(self.stride) <= 2 and fits and uses_kernels(x)
 
     def _windows(self, x: Tensor, outputs: torch.Size) -> Tensor:
-        """View of the padded input: (images, in, *kernel, *positions)."""
+        """Sliding windows over the padded input, as a view: (images, in, *kernel, *positions)."""
         padded = functional.pad(x, _both_sides(self.padding))
         image, channel, *pixel = padded.stride()
         steps = zip((*pixel, *pixel), (*self.dilation, *self.stride), strict=True)
@@ -135,27 +135,27 @@ class ConvolutionShape:
 
 
 _MATERIALISE_RATIO = {"cpu": 4, "cuda": 1}
-"""As `linear.MATERIALISE_RATIO`. On a CPU, Gram matrices of convolutions are slower than Gram matrices
-of linear layers (benchmarks/layers.py). On a GPU, computing gradients twice (for norms and sum) is
-faster than storing them below about 250 positions."""
+"""Same as `linear.MATERIALISE_RATIO`, for convolutions. On a CPU, Gram matrices of convolutions are
+slower than Gram matrices of linear layers (benchmarks/layers.py). On a GPU with fewer than about 250
+positions, computing gradients twice (for norms and sum) is faster than storing them."""
 
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionFactors(Term):
-    """Per-sample gradients as input and output gradient of a convolution."""
+    """Per-sample gradients of a convolution's weight, stored as its input and output gradient."""
 
     grad: Tensor
     x: Tensor
     geometry: ConvolutionShape
     tf32: bool = False
-    """Whether the kernel may use TensorFloat-32, for norms and sums."""
+    """Whether the kernel may use TensorFloat-32 for norms and sums."""
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         return self.geometry.shape
 
     def rounding_bounded(self, records: int) -> bool:
-        # that norms and sums agree is verified only by a test on a GPU
+        # for the kernel, only a test on a GPU verifies that norms and sums agree
         return not self.geometry.has_kernel(self.x)
 
     def dense(self) -> Tensor:
@@ -167,7 +167,7 @@ class ConvolutionFactors(Term):
         return self._unfolded().of_units(count, scale)
 
     def norms(self, order: float) -> Tensor:
-        if self.geometry.has_kernel(self.x):  # norms of the addends of the sum, from the same program
+        if self.geometry.has_kernel(self.x):  # norms and sums use the same program
             if order != 2:
                 return materialised_norms(self, order, self.x.device)
             from hush.gradients.kernels.convolution_kernel import squared_norms
@@ -176,7 +176,7 @@ class ConvolutionFactors(Term):
         positions = math.prod(self.grad.shape[2:])
         if order != 2 or positions == 1:
             return torch.cat([part.norms(order) for _, part in self._chunks()])
-        # Gram matrices from inner products of pixels, without unfolding
+        # compute Gram matrices from inner products of pixels, without unfolding
         outputs, patch_gram = self.grad.shape[2:], self.geometry.patch_gram
         pixels = max(positions, math.prod(self.x.shape[2:]))
         pairs = (
@@ -203,7 +203,7 @@ class ConvolutionFactors(Term):
         return total
 
     def _chunks(self) -> Iterator[tuple[slice, OuterFactors]]:
-        """The factors as matrices with unfolded inputs, in chunks of records."""
+        """Outer-product factors with unfolded inputs, in chunks of records."""
         step = self.geometry.unfolded_at_once(self.grad)
         for start in range(0, max(1, self.records), step):
             rows = slice(start, start + step)
@@ -215,16 +215,14 @@ class ConvolutionFactors(Term):
 
 
 def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, records: int) -> Term:
-    """Term of a convolution's weight, factored or materialised depending on cost.
+    """Term of a convolution's weight, factored or materialised depending on the cost.
 
-    A record may have several images.
+    Each record may have several images.
     """
     kernel = tuple(geometry.shape[2:])
     apart = geometry.stride == kernel and not any(geometry.padding) and set(geometry.dilation) == {1}
     pointwise = math.prod(kernel) == 1 and geometry.has_kernel(x)
-    if (
-        apart and geometry.groups == 1 and not pointwise
-    ):  # equivalent to a linear layer on disjoint patches
+    if apart and geometry.groups == 1 and not pointwise:  # a linear layer on disjoint patches
         left, right = grad.flatten(2).mT, geometry.patches(x, grad.shape[2:])
         if len(x) != records:
             images = records, len(x) // records
@@ -242,7 +240,7 @@ def convolution_term(grad: Tensor, x: Tensor, geometry: ConvolutionShape, record
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A convolution of (records * count, channels, *positions)."""
+    """Convolution of inputs of shape (records * count, channels, *positions)."""
 
     records: int
     weight: "Weight"
@@ -276,7 +274,7 @@ def convolution(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Any:
-    """The rule for `torch.conv1d`, `conv2d` and `conv3d`."""
+    """Rule for `torch.conv1d`, `conv2d` and `conv3d`."""
     weights = recording.as_weights(weight, bias)
     if weights is None and not recording.of_records_and_constants(x, weight, bias):
         return NotImplemented
@@ -309,5 +307,5 @@ def convolution(
 
 
 def _both_sides(padding: Sequence[int]) -> list[int]:
-    """The padding in the order of `pad`: last dimension first, both sides."""
+    """Convert padding to the order of `F.pad`: last dimension first, both sides."""
     return [side for size in reversed(padding) for side in (size, size)]

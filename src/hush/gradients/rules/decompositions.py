@@ -1,4 +1,4 @@
-"""Operations without a batching rule, decomposed into others."""
+"""Rules for operations without a batching rule in `vmap`, decomposed into other operations."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 def bilinear(
     recording: "Recording", input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Any:
-    """The rule for `torch.nn.Bilinear`."""
+    """Rule for `torch.nn.Bilinear`."""
     with recording:
         output = torch.einsum("...i,kij,...j->...k", input1, weight, input2)
         return output if bias is None else output + bias
 
 
 def cell(kind: str, recording: "Recording", x: Tensor, states: Any, *weights: Any) -> Any:
-    """The rule for `torch.nn.LSTMCell`, `GRUCell` and `RNNCell` (tanh, relu), by kind."""
+    """Rule for `torch.nn.LSTMCell`, `GRUCell` and `RNNCell` (tanh, relu), by kind."""
     hidden = states[0] if kind == "lstm" else states
     weight, state_weight, bias, state_bias = (*weights, None, None)[:4]
     with recording:
@@ -52,7 +52,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """The rule for `F.cross_entropy` with class numbers, which `vmap` would decompose in Python."""
+    """Rule for `F.cross_entropy` with class indices, which `vmap` would decompose in Python."""
     plain = weight is None and size_average is None and reduce is None and label_smoothing == 0
     numbers = reduction == "none" and scores.dim() >= 2 and target.dtype == torch.int64
     if not (plain and numbers and recording.of_records_and_constants(scores)):
@@ -67,7 +67,7 @@ def cross_entropy(
 
 
 def requires_grad(recording: "Recording", value: Tensor, requires_grad: bool = True) -> Any:
-    """The rule for `Tensor.requires_grad_`, which `vmap` does not support.
+    """Rule for `Tensor.requires_grad_`, which `vmap` does not support.
 
     Gradient checkpointing of the transformers library calls it on the outputs of embeddings.
     """

@@ -1,9 +1,9 @@
-"""Embeddings: table lookups.
+"""Rule and terms for embeddings.
 
-The per-sample gradient of a table is stored as the indices and gradients of its rows.
+The per-sample gradient of an embedding table is stored as the indices and gradients of the used rows.
 
-A tied table (a language model's first and last layer) has one term for both uses, because the sum of
-their gradients is clipped.
+A tied table (first and last layer of a language model) has one term for both uses, because the sum of
+both gradients is clipped.
 """
 
 from collections.abc import Sequence
@@ -44,31 +44,30 @@ if TYPE_CHECKING:
     from hush.gradients.rules import Weight
 
 _ROW_CHUNK = {"cpu": 2**17, "cuda": 2**28}
-"""Entries of a table summed at a time; on a CPU limited by its cache."""
+"""Number of entries summed at a time; on a CPU the cache limits it."""
 
 CANCELLED = 2.0**-10
-"""Minimum norm of a record relative to its length (the sum of the norms of its positions). The clipped
-positions then sum to at most 2**10 clipping norms, even if they cancel."""
+"""Lower bound for a record's norm, relative to its length (the sum of the norms of its positions). The
+length of a clipped record is then at most 2**10 clipping norms, even if its positions cancel."""
 
 _POSITION_LIMIT = 2**28
-"""Maximum of records**2 * positions for which the rounding error of sums is at most 2**-15 clipping
-norms."""
+"""Maximum of records**2 * positions for a rounding error of sums of at most 2**-15 clipping norms."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowFactors(Term):
-    """`sum_t e[index[:, t]] (x) right[:, t]`: per-sample gradients of an embedding table."""
+    """Per-sample gradients of an embedding table: `sum_t e[index[:, t]] (x) right[:, t]`."""
 
     index: Tensor
     right: Tensor
     shape: torch.Size
 
     def rounding_bounded(self, records: int) -> bool:
-        # summed in double precision
+        # sums are computed in double precision
         return records**2 * self.index.shape[1] <= _POSITION_LIMIT
 
     def dense(self) -> Tensor:
-        # in double precision as in norms and sums, because positions may cancel
+        # double precision, as in norms and sums, because positions may cancel
         rows = self.right.double().flatten(0, 1)
         whole = rows.new_zeros(self.records * self.shape[0], self.shape[1])
         whole.index_add_(0, self._keys(), rows)
@@ -101,7 +100,7 @@ class RowFactors(Term):
         return finite_norms(norms.maximum(CANCELLED * lengths), bound, dtype)
 
     def lengths(self, order: float) -> Tensor:
-        """The sum over positions of the norms of their gradients."""
+        """Sum over positions of the norms of their gradients: (records,)."""
         return double_norms(precise(self.right), order).sum(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -112,7 +111,7 @@ class RowFactors(Term):
             rows = (self.right[chunk].double() * weights[chunk, None, None]).flatten(0, 1)
             index = self.index[chunk].flatten()
             if total.is_cuda:
-                # sorted by index, because atomic additions to frequent rows are slow
+                # sorts by index, because atomic additions to frequent rows are slow
                 total += torch.ops.aten.embedding_dense_backward(rows, index, len(total), -1, False)
             else:
                 total.index_add_(0, index, rows)
@@ -121,7 +120,7 @@ class RowFactors(Term):
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> Tensor:
-        """Only used rows are clamped and masked; other rows are zero."""
+        """Clamp and mask only the rows that are used; other rows are zero."""
         used, keys = self._used_rows()
         record = keys // self.shape[0]
         rows = used.to(precise_dtype(self.right))
@@ -129,14 +128,14 @@ class RowFactors(Term):
         return values.new_zeros(self.shape).index_add_(0, keys % self.shape[0], values)
 
     def _used_rows(self) -> tuple[Tensor, Tensor]:
-        """Gradients of the rows that each record uses, and their keys, record * rows + row.
+        """Gradients of the rows that each record uses, and their keys (record * rows + row).
 
-        In double precision, padded at the end with zeros and arbitrary keys.
+        Gradients are in double precision, padded at the end with zero rows that have arbitrary keys.
         """
         keys, sources = self._keys().sort()
         place = (keys[1:] != keys[:-1]).long().cumsum(0)
         place = torch.cat([torch.zeros_like(keys[:1]), place])
-        # in double precision, because positions may cancel and a GPU adds in any order
+        # double precision, because positions may cancel and the order of additions on a GPU varies
         rows = self.right.double().flatten(0, 1)
         places = torch.empty_like(place).index_copy_(0, sources, place)
         used = torch.zeros_like(rows).index_add_(0, places, rows)
@@ -149,7 +148,7 @@ class RowFactors(Term):
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """Table lookup per record; the padding row is not trained."""
+    """Table lookup; the padding row is not trained."""
 
     weight: "Weight"
     padding: int | None
@@ -177,7 +176,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """The rule for `F.embedding`; `sparse` is ignored, because every row gets noise."""
+    """Rule for `F.embedding`; `sparse` is ignored, because every row gets noise."""
     weights = recording.as_weights(weight)
     if weights is None or weights[0] is None or max_norm is not None:
         return NotImplemented  # the probe raises for max_norm, which rescales rows
@@ -193,7 +192,7 @@ def embedding(
 
 @dataclass(frozen=True, eq=False)
 class TiedFactors(Term):
-    """Per-sample gradients of a tied embedding: a language model's first and last layer."""
+    """Per-sample gradients of a tied embedding, the first and last layer of a language model."""
 
     rows: RowFactors
     outer: OuterFactors
@@ -229,8 +228,8 @@ class TiedFactors(Term):
     def _euclidean_norms(self, chunk: slice, sum_error: float) -> tuple[Tensor, Tensor]:
         """Norms and lengths of a chunk of records, from Gram matrices.
 
-        A norm is at least the norm of the product alone, because the sum adds products in single
-        precision and lookups, which may cancel them, separately.
+        The norm is at least the norm of the outer products alone. The sum adds outer products, in single
+        precision, separately from lookups, and the two may cancel.
         """
         left, index, rows = self.outer.left[chunk], self.rows.index[chunk], self.rows.right[chunk]
         right = self.outer.right[chunk]
@@ -252,7 +251,7 @@ class TiedFactors(Term):
 
 
 def merge_terms(terms: Sequence[Term]) -> Term:
-    """Term for the sum of the gradients of all uses of a parameter."""
+    """Term for the summed gradients of all uses of a parameter."""
     outer = [term for term in terms if isinstance(term, OuterFactors)]
     rows = [term for term in terms if isinstance(term, RowFactors)]
     if len(outer) + len(rows) < len(terms):
@@ -264,7 +263,7 @@ def merge_terms(terms: Sequence[Term]) -> Term:
 
 
 def _joined(terms: Sequence[Any]) -> Any:
-    """Term with the concatenated positions of several uses."""
+    """Merge the terms of several uses by concatenating their positions."""
     if len(terms) == 1:
         return terms[0]
     parts = [vars(term) for term in terms]

@@ -1,11 +1,11 @@
 """Matrix products with a weight: linear layers, `@` and GPT-2's `addmm`.
 
 The per-sample gradient of the weight is stored as outer-product factors `sum_t left[t] (x) right[t]`, as
-in ghost clipping: `left` are output gradients, `right` are activations, and t runs over the positions of
-a record (tokens of a sequence). With T positions and a matrix (m, n), the factors have T (m + n) instead
-of m n numbers per record. The weighted sum over records is a product of the factors (book-keeping), and
-the ghost norm comes from Gram matrices over positions. Norms of other orders materialise a few records
-at a time. With one position, the norm of the outer product is the product of the norms.
+in ghost clipping. `left` contains output gradients, `right` contains activations, and t runs over the
+positions of a record (tokens of a sequence). With T positions and a matrix (m, n), the factors have
+T (m + n) instead of m n numbers per record. The weighted sum over records is a product of the factors
+(book-keeping). Gram matrices over positions give the ghost norm. Norms of other orders materialise a few
+records at a time. With one position, the norm of the outer product is the product of the norms.
 """
 
 from dataclasses import dataclass
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from hush.gradients.rules import Weight
 
 MATERIALISE_RATIO = {"cpu": 2.0, "cuda": 0.5}
-"""Gradients are materialised if they have at most this many times the entries of the factors.
+"""Maximum ratio of gradient entries to factor entries for which gradients are materialised.
 
-Materialising is then also faster: it costs the arithmetic of the plain gradient, T m n, and one pass
-each for norms and sum. Gram matrices cost T^2 (m + n) in addition, which is little on tensor cores.
-Measured in docs/results/step.md.
+Up to this ratio, materialising is also faster. It takes the arithmetic of the plain gradient, T m n, and
+one pass each for norms and sum. Gram matrices take T^2 (m + n) additional operations, which are cheap on
+tensor cores. docs/results/step.md has measurements.
 """
 
 
@@ -60,9 +60,9 @@ _unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
-    """The term `sum_t left[:, t] (x) right[:, t]`, factored or materialised depending on cost.
+    """Term `sum_t left[:, t] (x) right[:, t]`, factored or materialised depending on the cost.
 
-    `shape` is the shape of the parameter, with rows x columns entries.
+    `shape` is the shape of the parameter, with rows * columns entries.
     """
     if not left.shape[1]:  # no positions
         return Dense(left.new_zeros(()).expand(len(left), *shape))
@@ -75,7 +75,7 @@ def outer_product_term(left: Tensor, right: Tensor, shape: torch.Size) -> Term:
 
 @dataclass(frozen=True, eq=False)
 class OuterFactors(Term):
-    """`sum_t left[:, t] (x) right[:, t]`: per-sample gradients of a matrix product's weight."""
+    """Per-sample gradients of a matrix product's weight: `sum_t left[:, t] (x) right[:, t]`."""
 
     left: Tensor
     right: Tensor
@@ -94,7 +94,7 @@ class OuterFactors(Term):
             bound = product_bound(self.left, self.right)
             if order == 2:
                 return finite_norms(bound, bound, dtype)
-            # in double precision, because the factors may have very different sizes
+            # double precision, because the factors may differ by many orders of magnitude
             left, right = (vector_norms(part.double(), order) for part in (self.left, self.right))
             return finite_norms(left * right, bound, dtype)
         error = product_error(self.left)
@@ -115,10 +115,10 @@ class OuterFactors(Term):
     def clamped_weighted_sum(
         self, weights: Tensor, limits: Tensor, mask: CoordinateMask | None
     ) -> Tensor:
-        """Materialises only records that may have an entry above the limit."""
+        """Materialise only the records that may have an entry above the limit."""
         if mask is not None or capturing_cuda_graph():
             return materialised_clamped_sum(self, weights, limits, mask)
-        # including the rounding error of an entry
+        # includes the rounding error of an entry
         largest = product_bound(self.left, self.right, torch.inf) * (1 + product_error(self.left))
         beyond = largest > limits
         if not bool(beyond.any()):
@@ -131,7 +131,7 @@ class OuterFactors(Term):
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """`x W^T + b` for a weight (out, in), or `x W + b` for a weight (in, out)."""
+    """Linear layer: `x W^T + b` with a weight (out, in), or `x W + b` with a weight (in, out)."""
 
     records: int
     weight: "Weight"
@@ -139,14 +139,14 @@ class Linear:
     transposed: bool = False
 
     def forward(self, x: Tensor, *operands: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Output from the input, or from its copy in the product's precision."""
+        """Output of the layer; `operands` may contain a copy of x in the precision of the product."""
         operand = operands[0] if operands else x
         weight = to_autocast_dtype(self.weight.value)
         bias = None if self.bias is None else to_autocast_dtype(self.bias.value)
         lead = operand.shape[:-1]
         rows = operand.view(lead.numel(), operand.shape[-1])
         output = functional.linear(rows, weight.t() if self.transposed else weight, bias)
-        # a view could not be modified in place
+        # _unsafe_view, because the model could not modify a view in place
         return _unsafe_view(output, (*lead, output.shape[1])), (operand,)
 
     def backward(
@@ -176,9 +176,9 @@ def linear(
     *,
     transposed: bool = False,
 ) -> Any:
-    """The rule for `F.linear`; `transposed` if the weight is (in, out)."""
+    """Rule for `F.linear`; `transposed` means that the weight has shape (in, out)."""
     weights = recording.as_weights(weight, bias)
-    # a value computed from parameters alone is shared by all records
+    # all records share a value that is computed from parameters alone
     shared = x.requires_grad and not is_batchedtensor(x)
     if weight.dim() != 2 or shared:
         return NotImplemented
@@ -197,7 +197,7 @@ def linear(
 
 
 def matmul(recording: "Recording", x: Tensor, other: Tensor) -> Any:
-    """The rule for `x @ other`."""
+    """Rule for `x @ other`."""
     return linear(recording, x, other, transposed=True)
 
 
@@ -210,7 +210,7 @@ def addmm(
     beta: float = 1,
     alpha: float = 1,
 ) -> Any:
-    """The rule for `bias + mat1 @ mat2`, the linear layer of GPT-2."""
+    """Rule for `bias + mat1 @ mat2`, the linear layer of GPT-2."""
     if (beta, alpha) != (1, 1) or bias.shape != mat2.shape[1:]:
         return NotImplemented
     return linear(recording, mat1, mat2, bias, transposed=True)

@@ -1,4 +1,4 @@
-"""Normalisation layers within a record, with trained scale and shift."""
+"""Rules for normalisation layers with trained scale and shift."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -56,7 +56,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, eq=False)
 class GroupNorm:
-    """Normalisation over groups of channels of (records * count, channels, *positions)."""
+    """Normalisation over groups of channels, for inputs (records * count, channels, *positions)."""
 
     records: int
     groups: int
@@ -69,7 +69,7 @@ class GroupNorm:
         output, mean, scale = torch.native_group_norm(
             wide, _value(self.weight, wide), _value(self.bias, wide), *_sizes(x), self.groups, self.eps
         )
-        return output, (x, mean, scale)  # the original input, which is smaller in half precision
+        return output, (x, mean, scale)  # save the original input, which may be in half precision
 
     def backward(self, grad: Tensor, saved: tuple[Tensor, ...], needed: tuple[bool, ...]) -> Gradients:
         x, mean, scale = saved
@@ -103,7 +103,7 @@ class GroupNorm:
         images, channels, positions = _sizes(x)
         shape = images, self.groups, channels // self.groups, positions
         grad, x = (part.to(wide).view(shape) for part in (grad, x))
-        # centred first, because a mean far from zero would cause cancellation
+        # centre first, because a large mean would cause cancellation
         centred = (x - mean.view(images, self.groups, 1, 1)).mul_(grad)
         by_image = centred.sum(-1) * scale.unsqueeze(-1)
         return torch.stack([by_image.flatten(1), grad.sum(-1).flatten(1)])
@@ -117,7 +117,7 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    """The rule for `F.layer_norm`."""
+    """Rule for `F.layer_norm`."""
     weights, shape = recording.as_weights(weight, bias), tuple(normalized_shape)
     if weights is not None:
         layer = LayerNorm(shape, weights[0], weights[1], eps)
@@ -128,7 +128,7 @@ def layer_norm(
 
 
 def _on_images(recording: "Recording", work: Callable[[Tensor], Tensor], x: Tensor) -> Any:
-    """Result of `work` on the concatenated images of all records."""
+    """Apply `work` to the concatenated images of all records."""
     return recording.run_batched(
         lambda x: work(x.flatten(0, 1).contiguous()).unflatten(0, x.shape[:2]), x
     )
@@ -142,7 +142,7 @@ def group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Any:
-    """The rule for `F.group_norm`."""
+    """Rule for `F.group_norm`."""
     weights = recording.as_weights(weight, bias)
     if weights is not None:
         layer = GroupNorm(recording.records, num_groups, weights[0], weights[1], eps)
@@ -163,7 +163,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """The rule for `F.batch_norm` in evaluation mode, which uses fixed statistics."""
+    """Rule for `F.batch_norm` in evaluation mode, which uses fixed statistics."""
     if training or running_mean is None or running_var is None:
         return NotImplemented
     mean, variance = running_mean, running_var
@@ -186,7 +186,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Any:
-    """The rule for `F.rms_norm`: normalise, then scale with a per-sample copy of the weight."""
+    """Rule for `F.rms_norm`: normalise, then scale with a per-sample copy of the weight."""
     if weight is None:
         return NotImplemented
     with recording:
@@ -201,12 +201,12 @@ def _append(weights: Iterable["Weight | None"], gradients: Iterable[Tensor]) -> 
 
 
 def _float(x: Tensor) -> Tensor:
-    """The values in single precision under autocast, as in torch."""
+    """Cast to single precision under autocast, as torch does."""
     return x.float() if torch.is_autocast_enabled(x.device.type) else x
 
 
 def _value(weight: "Weight | None", x: Tensor) -> Tensor | None:
-    """Scale or shift, in single precision under autocast."""
+    """Value of a scale or shift, in single precision under autocast."""
     if weight is None:
         return None
     half = weight.value.dtype in (torch.bfloat16, torch.float16)

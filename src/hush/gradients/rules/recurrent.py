@@ -1,9 +1,9 @@
-"""LSTM, GRU and RNN layers: each time step is a position of two matrix products.
+"""Rule for LSTM, GRU and RNN layers: each time step is a position of two matrix products.
 
 The gates at a step are `P + W_hh h`, with `P = W_ih x + b` and the previous state h. The gradient of P
-is therefore the left factor for both weights, and x and h are the right factors. The recurrence runs on
-P in PyTorch's kernel, with the identity instead of W_ih, and its backward pass returns this gradient. On
-a CPU, `LSTMScan` is faster for LSTMs. Sequences are (steps, sequences, size).
+is therefore the left factor for both weights, and the right factors are x and h. PyTorch's kernel runs
+the recurrence on P, with the identity instead of W_ih, and its backward pass returns the gradient of P.
+On a CPU, `LSTMScan` is faster for LSTMs. Sequences have shape (steps, sequences, size).
 """
 
 from collections.abc import Sequence
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from hush.gradients.rules import Weight
 
 _BLOCK = 2**18
-"""Number of gates processed at a time, 1 MiB, to fit the cache of a core."""
+"""Number of gates processed at a time; 1 MiB fits the cache of a core."""
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input
 _tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
 
 @dataclass(frozen=True, eq=False)
 class LSTMScan:
-    """One layer of an LSTM: (steps, sequences, inputs) to (steps, sequences, directions * size).
+    """One LSTM layer, from (steps, sequences, inputs) to (steps, sequences, directions * size).
 
-    The other inputs are the initial states and cells, (directions, sequences, size); the second output
-    is the final cells.
+    Additional inputs are the initial states and cells, of shape (directions, sequences, size). The
+    second output contains the final cells.
     """
 
     records: int
     directions: "list[tuple[Weight, Weight, Weight | None, Weight | None]]"
-    """Input weight, state weight, input bias and state bias per direction."""
+    """Input weight, state weight, input bias and state bias of each direction."""
 
     def forward(
         self, x: Tensor, hidden: Tensor, cell: Tensor
@@ -60,7 +60,7 @@ class LSTMScan:
         bias = torch.stack(sums).unsqueeze(1)
         for part in (weight, bias):
             part[..., 2 * size : 3 * size] *= 2  # the cell gate uses tanh
-        # tensors, because converting Python numbers in each call is slow
+        # use tensors, because converting Python numbers in each call is slow
         one, two = x.new_tensor(1.0), x.new_tensor(2.0)
         read, gate, c, tanh_c = (part.unbind(0) for part in (reads, gates, cells, tanh_cells))
         state = reads[..., inputs:].unbind(0)
@@ -97,7 +97,7 @@ class LSTMScan:
         block = max(1, _BLOCK // max(1, gates[0].numel()))
         for stop in range(steps, 0, -block):
             part = slice(max(0, stop - block), stop)
-            # overwrites the gates with derivatives, and below with gradients
+            # overwrites the gates with derivatives; the loop overwrites these with gradients
             to_cell, forget = _derivatives(gates[part], cells[part], tanh_cells[part])
             for t in range(stop - 1, part.start - 1, -1):
                 d_state.add_(outer[t])
@@ -124,14 +124,14 @@ class LSTMScan:
 
 
 def by_record(sequences: Tensor, records: int) -> Tensor:
-    """(steps, sequences, size) reshaped to (records, positions, size)."""
+    """Reshape (steps, sequences, size) to (records, positions, size)."""
     return sequences.transpose(0, 1).reshape(records, -1, sequences.shape[-1])
 
 
 def _append_terms(
     weights: Sequence["Weight | None"], lefts: Sequence[Tensor], rights: Sequence[Tensor]
 ) -> None:
-    """Append the terms of input and state weights and of their biases."""
+    """Append the terms of the input and state weights and their biases."""
     total = lefts[0].sum(1)
     totals = total, total if lefts[1] is lefts[0] else lefts[1].sum(1)
     for weight, left, right in zip(weights[:2], lefts, rights, strict=True):
@@ -143,10 +143,10 @@ def _append_terms(
 
 
 def _derivatives(gates: Tensor, cells: Tensor, tanh_cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Derivative of the state with respect to the cell, and the forget gate, per step.
+    """Derivative of the state with respect to the cell, and a copy of the forget gate, per step.
 
-    Each gate is replaced by the derivative of the cell (for the output gate, of the state) with respect
-    to its pre-activation.
+    Overwrites each gate with a derivative with respect to its pre-activation: the derivative of the
+    state for the output gate, and the derivative of the cell for the other gates.
     """
     input_gate, forget_gate, cell_gate, output_gate = gates.split(tanh_cells.shape[-1], dim=-1)
     to_cell, to_cell_gate = (torch.empty_like(tanh_cells) for _ in range(2))
@@ -165,7 +165,7 @@ _CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 @dataclass(eq=False)
 class Gates:
-    """Input part of the gates, `W_ih x + b`, of one layer in one direction."""
+    """Input part of the gates, `W_ih x + b`, for one direction of a layer."""
 
     kind: str
     records: int
@@ -174,7 +174,7 @@ class Gates:
     input_bias: "Weight | None"
     state_bias: "Weight | None"
     previous: Tensor = field(init=False)
-    """Previous state of each step, set after the recurrence."""
+    """Previous state at each step; set after the recurrence."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         bias = None if self.input_bias is None else self.input_bias.value
@@ -203,7 +203,7 @@ class Gates:
 def _run_layer(
     recording: "Recording", kind: str, directions: Any, x: Tensor, start: list[Tensor]
 ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-    """States of a layer at all steps, and final states per direction."""
+    """States of a layer at all steps, and its final states in each direction."""
     if kind == "lstm" and not x.is_cuda:
         scan = LSTMScan(recording.records, [tuple(weights) for weights in directions])
         states, cells = recording.capture(scan, x, *start)
@@ -246,24 +246,24 @@ def recurrent(
     bidirectional: bool,
     batch_first: bool = False,
 ) -> Any:
-    """The rule for `torch.nn.LSTM`, `GRU` and `RNN`, by kind."""
+    """Rule for `torch.nn.LSTM`, `GRU` and `RNN`, by kind."""
     if isinstance(parameters, bool):  # a packed sequence runs one record at a time
         return NotImplemented
     weights = recording.as_weights(*parameters)
     if weights is None and recording.of_records_and_constants(x, *parameters):
         from hush.gradients.rules import Weight
 
-        weights = [Weight(value) for value in parameters]  # frozen weights: gradients of the inputs only
+        weights = [Weight(value) for value in parameters]  # frozen: only input gradients
     directions, count = 2 if bidirectional else 1, 4 if has_biases else 2
     if weights is None or len(weights) != num_layers * directions * count or not x.numel():
-        return NotImplemented  # proj_size has a third weight; torch rejects empty sequences
+        return NotImplemented  # proj_size adds a third weight; torch rejects empty sequences
     runs = [[*weights[i : i + count], None, None][:4] for i in range(0, len(weights), count)]
     layers = [runs[i : i + directions] for i in range(0, len(runs), directions)]
 
     def work(*tensors: Tensor) -> tuple[Tensor, ...]:
-        """Outputs and final states for (records, count, steps, size) or (records, steps, count,
-        size)."""
-        # under autocast, recurrences use the weights' precision
+        """Outputs and final states; the input is (records, count, steps, size) or, without
+        `batch_first`, (records, steps, count, size)."""
+        # under autocast, recurrences run in the precision of the weights
         first, *initial = (part.to(parameters[0].dtype) for part in tensors)
         first = first.permute(2, 0, 1, 3) if batch_first else first.transpose(0, 1)
         flow, sequences = first.flatten(1, 2), first.shape[1:3]

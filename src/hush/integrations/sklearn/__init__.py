@@ -1,4 +1,4 @@
-"""scikit-learn estimators with a differentially private fit: docs/sklearn.md."""
+"""scikit-learn estimators with a differentially private fit. See docs/sklearn.md."""
 
 from hush.integrations.sklearn.estimators import PrivateClassifier, PrivateRegressor
 from hush.schema import Categorical, Numeric

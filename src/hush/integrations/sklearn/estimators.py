@@ -1,4 +1,4 @@
-"""`PrivateClassifier` and `PrivateRegressor`: scikit-learn estimators with a guarantee."""
+"""Differentially private scikit-learn estimators: `PrivateClassifier` and `PrivateRegressor`."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ from hush.schema import (
 from hush.training.trial import TuningTrial
 
 _SMALL = 0.01
-"""Least-squares outputs below this probability are mapped to positive numbers, in the same order."""
+"""Least-squares outputs below this probability are mapped to positive numbers; their order is kept."""
 _SEVERAL_FITS = {
     "model_selection",
     "ensemble",
@@ -51,7 +51,7 @@ _SEVERAL_FITS = {
 }
 """Modules of scikit-learn that fit several clones of an estimator to the same records."""
 _RESAMPLING = ("sklearn.ensemble._bagging", "sklearn.ensemble._weight_boosting")
-"""Modules of scikit-learn that draw records with replacement before they call `fit`."""
+"""Modules of scikit-learn that draw records with replacement before calling `fit`."""
 
 
 @dataclass(repr=False, eq=False)
@@ -84,12 +84,12 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
     solver_: str = field(init=False)
 
     def _fit(self, encoded: Encoded, targets: Targets, trial: TuningTrial | None) -> Self:
-        """Fit within the budget, or fit one trial of a selection by its plan, on its ledger."""
+        """Fit within the budget, or with the plan and ledger of a trial of `hush.tune`."""
         _check_callers(self, trial)
         self._validate_params()
         if self.fits is not None and self.ledger is None and trial is None:
             raise InvalidValue(
-                f"fits={self.fits} needs the ledger of these fits, on which their costs add up. Pass "
+                f"fits={self.fits} needs a ledger on which the privacy costs of these fits add up. Pass "
                 'ledger="ledger.jsonl", a new file.',
                 key="fits",
             )
@@ -102,8 +102,8 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         if trial is not None:
             if self.solver == "least_squares":
                 raise Unsupported(
-                    'solver="least_squares" in a trial of hush.tune: a trial is charged for its steps '
-                    'of DP-SGD only. Leave it at "auto".'
+                    'solver="least_squares" in a trial of hush.tune: a trial is charged only for its '
+                    'steps of DP-SGD. Leave it at "auto".'
                 )
             solver, budget, generator = "sgd", trial.budget, trial.generator
             steps, plan = trial.steps, trial.plan
@@ -116,7 +116,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
                 sampling=Poisson(self.rate), clipping=L2(self.clip_norm), noise=Gaussian(multiplier=1.0)
             )
             solver = self.solver
-            if self.solver == "auto":  # by the budget and the numbers of records and columns, all public
+            if self.solver == "auto":  # depends on the budget and the public shape of the data
                 linear = targets.classes is None and not hidden
                 precise = linear and fitting.precise_statistics(encoded, budget)
                 solver = "least_squares" if precise else "sgd"
@@ -134,7 +134,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
             if fits is not None and fits < 1:
                 raise BudgetExceeded(
                     f"fits={self.fits} were planned, and the ledger {self.ledger} has {ledger.runs}. "
-                    "Pass a new ledger, or count the refit of a search: candidates * folds + 1."
+                    "Pass a new ledger; a search has candidates * folds + 1 fits, including the refit."
                 )
             spending = fitting.Spending(budget=budget, ledger=ledger, generator=generator, fits=fits)
             self.model_ = fitting.fit(encoded, targets, spending, descent=descent)
@@ -146,7 +146,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return self
 
     def _encode(self, table: Any, *, reset: bool) -> Encoded:
-        """Features by the public schema. The number and names of columns are stored or compared."""
+        """Encode features by the public schema, and store or compare the number and names of columns."""
         encoded = encode(table, self.schema)
         validate_data(self, table, "no_validation", reset=reset, skip_check_array=True)
         return encoded
@@ -162,7 +162,7 @@ class _PrivateEstimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn ha
         return self.model_(self._encode(table, reset=False))
 
     def __getstate__(self) -> dict[str, Any]:
-        # a ledger has one owner; copies keep the guarantee
+        # only one object may write to a ledger; copies keep the guarantee
         return {key: value for key, value in super().__getstate__().items() if key != "ledger_"}
 
 
@@ -173,12 +173,12 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
     Args:
         schema: Declared bounds and categories of the columns: `{"age": Numeric(low=0, high=100), ...}`,
             a list by position, or one `Numeric` for all columns.
-        classes: Every label that may occur.
+        classes: All labels that may occur.
         epsilon: Epsilon of the budget.
         delta: Delta of the budget; by default 0.1 / the (public) number of records.
-        solver: "least_squares" releases noisy sufficient statistics once (linear models, classes as
-            targets), "sgd" is DP-SGD on the cross-entropy; "auto" is "sgd", which was better in every
-            measurement (docs/results/estimators.md).
+        solver: "least_squares" releases noisy sufficient statistics once, for linear models; "sgd" is
+            DP-SGD on the cross-entropy; "auto" is "sgd", which was better in all measurements
+            (docs/results/estimators.md).
         hidden_layer_sizes: Widths of hidden layers with tanh activations; empty for a linear model.
         steps: Number of DP-SGD steps.
         rate: Poisson sampling rate of DP-SGD.
@@ -187,14 +187,14 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         ledger: Ledger file for several fits, which together stay within the budget; by default each fit
             has its own ledger in memory.
         fits: Number of fits on the ledger that share the budget equally; by default a fit spends the
-            rest. A search has candidates * folds fits, and one for the refit.
+            remaining budget. A search has candidates * folds fits, plus one for the refit.
         random_state: Seed of all draws, for tests; the guarantee then has `randomness: seeded`.
 
     Attributes:
         guarantee_: Guarantee of all charges on the ledger after the fit.
-        ledger_: The ledger, closed.
-        classes_: The declared classes, sorted.
-        solver_: The solver that was used.
+        ledger_: Closed ledger of the fit.
+        classes_: Declared classes, sorted.
+        solver_: Solver that was used.
 
     **Guarantee.** All fitted attributes satisfy `guarantee_` for zero-out neighbours. The number of
     records, the schema, the classes and all parameters are public: docs/guarantees/least-squares.md and
@@ -209,8 +209,8 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         """Fit the classifier within its budget.
 
         Args:
-            X: Data frame or matrix with the schema's columns.
-            y: Labels, all of them declared in `classes`.
+            X: Data frame or matrix with the columns of the schema.
+            y: Labels, which must all be declared in `classes`.
             trial: Trial of `hush.tune`, with the plan, steps and ledger to use.
         """
         declared = np.unique(np.asarray(distinct("classes", self.classes, (0, 1))))
@@ -224,15 +224,15 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):  # type: ignore[mis
         return self
 
     def decision_function(self, X: Any) -> Array:  # noqa: N803
-        """Model outputs, one column per class. For two classes, the difference second minus first."""
+        """Model outputs, one column per class; for two classes, the second minus the first output."""
         outputs = self._outputs(X)
         return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs
 
     def predict_proba(self, X: Any) -> Array:  # noqa: N803
-        """Probabilities of the classes, one column each in the order of `classes_`.
+        """Probabilities of the classes, one column per class, in the order of `classes_`.
 
-        DP-SGD uses the softmax. Least-squares outputs estimate probabilities directly: those below 0.01
-        are mapped to (0, 0.01), and each row is normalised.
+        DP-SGD uses the softmax. Least-squares outputs are estimates of probabilities. Estimates below
+        0.01 are mapped to (0, 0.01), and each row is normalised.
         """
         outputs = self._outputs(X)
         if self.solver_ == "sgd":
@@ -257,19 +257,19 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
 
     Args:
         schema: Declared bounds and categories of the columns, as in `PrivateClassifier`.
-        target: Declared bounds; the target is clamped to them.
-        solver: "auto" chooses by the budget and the numbers of records and columns
+        target: Declared bounds of the target, which is clamped to them.
+        solver: "auto" selects a solver by the budget and the numbers of records and columns
             (docs/results/estimators.md). DP-SGD minimises the squared error.
         learning_rate: Learning rate of DP-SGD with momentum 0.9.
 
-    All other parameters, the attributes and the guarantee are as in `PrivateClassifier`.
+    Other parameters, attributes and the guarantee are as in `PrivateClassifier`.
     """
 
     target: Numeric | None = None
     learning_rate: float = field(default=0.1, kw_only=True)
 
     def fit(self, X: Any, y: Any, *, trial: TuningTrial | None = None) -> Self:  # noqa: N803
-        """Fit the regressor to finite numbers `y`, as in `PrivateClassifier`."""
+        """Fit the regressor within its budget; `y` must be finite numbers."""
         target = self._target()
         encoded = self._encode(X, reset=True)
         values = numbers("y", self._target_column(y))
@@ -291,11 +291,11 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):  # type: ignore[misc]
 
 
 def _check_callers(estimator: _PrivateEstimator, trial: TuningTrial | None) -> None:
-    """Raise if scikit-learn has resampled the records, or if several fits share a ledger without a split
-    of its budget; warn if each of several fits has its own ledger.
+    """Check for resampled records and for several fits, by the call stack.
 
-    This inspects the call stack, because bagging passes sampled rows and clones share only the path of a
-    ledger.
+    Raises if scikit-learn has resampled the records, or if several fits share a ledger but do not split
+    its budget. Warns if several fits have separate ledgers. The call stack is the only evidence: bagging
+    passes sampled rows, and clones share only the path of a ledger.
     """
     several, frame = set(), sys._getframe(1).f_back
     while frame is not None:
@@ -304,8 +304,8 @@ def _check_callers(estimator: _PrivateEstimator, trial: TuningTrial | None) -> N
         if module in _RESAMPLING and ensemble is not None and getattr(ensemble, "bootstrap", True):
             raise Unsupported(
                 f"{module} draws records with replacement before this fit: one record then counts "
-                "several times, and the privacy cost is higher than the charge. Pass bootstrap=False to "
-                "a bagging ensemble, and ledger= to the estimator to limit all fits together."
+                "several times, and its privacy cost exceeds the charge. Pass bootstrap=False to a "
+                "bagging ensemble, and ledger= to the estimator to limit all fits together."
             )
         package, _, part = module.partition(".")
         several |= {part.partition(".")[0]} & _SEVERAL_FITS if package == "sklearn" else set()
@@ -323,8 +323,8 @@ def _check_callers(estimator: _PrivateEstimator, trial: TuningTrial | None) -> N
     if estimator.ledger is None:
         warnings.warn(
             f"sklearn.{several.pop()} fits the same records several times, each with a separate ledger: "
-            f"epsilon={short_repr(estimator.epsilon)} covers one fit, not their sum, and a choice by "
-            'scores on private records is not covered. Pass ledger="ledger.jsonl" to limit all fits '
+            f"epsilon={short_repr(estimator.epsilon)} covers one fit, not their sum or a selection "
+            'by scores on private records. Pass ledger="ledger.jsonl" to limit all fits '
             "together; or search on public records, or with hush.tune, which charges a search once.",
             PrivacyWarning,
             stacklevel=4,

@@ -1,4 +1,4 @@
-"""Fit of encoded columns within one budget, by least squares or DP-SGD, on one ledger."""
+"""Private fits on encoded columns, by least squares or DP-SGD, within one budget."""
 
 import math
 from dataclasses import dataclass, replace
@@ -25,24 +25,24 @@ from hush.training.methods.least_squares import NoisyLeastSquares
 from hush.training.options import Logging, Randomness
 
 Layers = list[tuple[Array, Array]]
-"""Weight (outputs, inputs) and bias of each layer, tanh between them."""
+"""Weight (outputs, inputs) and bias of each layer; activations are tanh."""
 
 _RELEASE = Plan(sampling=FullBatch(), clipping=L2(norm=1.0), noise=Gaussian(multiplier=1.0))
-"""One noisy sum of all records."""
+"""Plan of one noisy sum of all records."""
 _LEAST_LEFT = 0.01
-"""Smallest fraction of the budget's precision (inverse noise variance) that a fit accepts."""
+"""Minimum precision (inverse noise variance) of a fit, relative to a fit with the whole budget."""
 _NUMERIC_SQUARE = 1 / 9
-"""Assumed mean square of a scaled number in least squares: bounds at three standard deviations."""
+"""Assumed mean square of a scaled number in least squares, for bounds at three standard deviations."""
 _TARGET_NORM = 0.5
-"""Bound on scaled targets for full weight in least squares."""
+"""Clipping norm of scaled targets in least squares."""
 _PRECISE = 0.002
-"""Spectral norm of the Gram matrix noise per record below which least squares is as accurate as DP-SGD,
-in a tenth of the time: docs/results/estimators.md."""
+"""Maximum spectral norm of the Gram matrix noise per record for least squares. Up to it, least squares
+is as accurate as DP-SGD, in a tenth of the time: docs/results/estimators.md."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descent:
-    """Settings of DP-SGD. They must not be chosen on the private records."""
+    """Settings of DP-SGD, which must not depend on the private records."""
 
     steps: int
     plan: Plan
@@ -54,16 +54,16 @@ class Descent:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spending:
-    """Budget of all charges on a ledger, and a seeded source of draws, for tests."""
+    """Budget of all charges on a ledger, and an optional seeded generator for tests."""
 
     budget: Budget
     ledger: Ledger
     generator: torch.Generator | None
     fits: int | None = None
-    """Number of fits, with this one, that share the rest of the budget; None: this fit spends it."""
+    """Number of fits, including this fit, that share the remaining budget; None: this fit spends it."""
 
     def calibrated(self, plan: Plan, steps: int = 1) -> Plan:
-        """The plan with noise for this fit's part of the rest of the budget."""
+        """Plan with noise calibrated to this fit's part of the remaining budget."""
         return calibrate(plan, self.budget, steps * (self.fits or 1), spent=self.ledger.counts)
 
     def multiplier(self, plan: Plan) -> float:
@@ -73,11 +73,11 @@ class Spending:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Classes as indices, or one column of numbers that declared bounds scale to [-1, 1]."""
+    """Class indices, or a column of numbers scaled to [-1, 1] by declared bounds."""
 
     values: npt.NDArray[Any]
     classes: int | None = None
-    """Number of classes; None: numbers."""
+    """Number of classes; None for numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class FittedModel:
     layers: Layers
 
     def __call__(self, encoded: Encoded) -> Array:
-        """Outputs of shape (records, outputs); numeric targets in units of the declared bounds."""
+        """Outputs of shape (records, outputs); numeric outputs are scaled to [-1, 1]."""
         values = encoded.features
         for place, (weight, bias) in enumerate(self.layers):
             values = (np.tanh(values) if place else values) @ weight.T + bias
@@ -97,7 +97,7 @@ class FittedModel:
 def fit(
     encoded: Encoded, targets: Targets, spending: Spending, *, descent: Descent | None
 ) -> FittedModel:
-    """Fit a model within the budget: least squares without a `descent`, else DP-SGD."""
+    """Fit a model within the budget: by DP-SGD, or by least squares if `descent` is None."""
     _check_worth_fitting(len(encoded.numeric), spending)
     if descent is None:
         layers = _least_squares(encoded.features, targets, _row_norm(encoded), spending)
@@ -107,23 +107,23 @@ def fit(
 
 
 def precise_statistics(encoded: Encoded, budget: Budget) -> bool:
-    """Whether a Gram matrix released under this budget is nearly exact. Uses public numbers only."""
+    """Whether a Gram matrix released under this budget is nearly exact; uses only public numbers."""
     rows, columns = len(encoded.numeric), encoded.numeric.shape[1] + encoded.categorical.shape[1]
     release = NoisyLeastSquares(multiplier=1.0, row_norm=_row_norm(encoded)).plan
-    # asymptotic largest eigenvalue of a symmetric matrix of such noise
+    # asymptotic largest eigenvalue of a symmetric noise matrix
     multiplier = _multiplier(calibrate(release, budget, 1))
     noise = math.sqrt(2 * columns) * multiplier * release.clipping.reference_norm
     return noise <= _PRECISE * rows
 
 
 def _check_worth_fitting(records: int, spending: Spending) -> None:
-    """Raise if the noise of one release would exceed the signal. Uses public numbers only."""
+    """Raise if the noise of one release would exceed the signal; uses only public numbers."""
     budget, left = spending.budget, spending.multiplier(_RELEASE)
     whole = _multiplier(calibrate(_RELEASE, budget, 1))
     if spending.fits is None and whole**2 < _LEAST_LEFT * left**2:
         raise BudgetExceeded(
             f"the charges on the ledger leave less than {_LEAST_LEFT:.0%} of epsilon={budget.epsilon:g} "
-            f"at delta={budget.delta:g}: a fit would need {left / whole:.3g} times the noise of one "
+            f"at delta={budget.delta:g}: a fit would need {left / whole:.3g} times the noise of a fit "
             "with the whole budget. Allow a larger epsilon for all fits on the ledger."
         )
     if left >= records:
@@ -135,7 +135,7 @@ def _check_worth_fitting(records: int, spending: Spending) -> None:
 
 
 def _least_squares(inputs: Array, targets: Targets, row_norm: float, spending: Spending) -> Layers:
-    """Linear model from one noisy release of the sufficient statistics, for the rest of the budget."""
+    """Fit a linear model by one noisy release of sufficient statistics, within the remaining budget."""
     values, norm = targets.values, _TARGET_NORM
     if targets.classes is not None:  # centred indicators
         share = 1 / targets.classes
@@ -146,15 +146,15 @@ def _least_squares(inputs: Array, targets: Targets, row_norm: float, spending: S
     ledger.store_delta(spending.budget.delta)
     fitted = solver(*table, ledger, generator=spending.generator)
     weight, bias = fitted.coefficients.T, fitted.intercept
-    if targets.classes is not None:  # centred indicators sum to 0, the noise does not
+    if targets.classes is not None:  # centred indicators sum to 0; remove the sum of the noise
         weight, bias = weight - weight.mean(0), bias - bias.mean()
     return [(weight, bias)]
 
 
 def _gradient_descent(inputs: Array, targets: Targets, descent: Descent, spending: Spending) -> Layers:
-    """Linear model or network by DP-SGD, for the rest of the budget.
+    """Fit a linear model or a network with tanh activations by DP-SGD, within the remaining budget.
 
-    Layers have tanh between them. The last weight is initialised to zero, the others at random.
+    The last weight is initialised to zero, and the other weights are initialised at random.
     """
     plan, ledger, generator = descent.plan, spending.ledger, spending.generator
     if not descent.calibrated:
@@ -186,7 +186,7 @@ def _gradient_descent(inputs: Array, targets: Targets, descent: Descent, spendin
 
 
 def _row_norm(encoded: Encoded) -> float:
-    """Largest norm, including the constant 1, of a row with full weight in least squares."""
+    """Clipping norm of a row, including the constant 1, in least squares."""
     return math.sqrt(1 + encoded.categories + _NUMERIC_SQUARE * encoded.numeric.shape[1])
 
 

@@ -1,4 +1,4 @@
-"""Private steps of several processes: handshake, random streams, shares, noise and charge."""
+"""Private steps in several processes: handshake, random streams, shares, noise and accounting."""
 
 from hush.core import lazy_modules
 

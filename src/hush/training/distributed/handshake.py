@@ -1,4 +1,4 @@
-"""Values that must be equal on all ranks: of the step, the data and the draw."""
+"""Values of the step, the data and the draw that must be equal on all ranks."""
 
 import zlib
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def step_facts(step: "PrivateStep", generator: torch.Generator | None) -> Facts:
-    """Facts of a new step, before its first draw."""
+    """Values of a new step that the ranks compare before the first draw."""
     from hush import __version__
 
     parameters = [
@@ -51,7 +51,10 @@ def step_facts(step: "PrivateStep", generator: torch.Generator | None) -> Facts:
 
 
 def draw_facts(step: "PrivateStep", batch: Batch, *, adopted: bool) -> Facts:
-    """Facts of a draw and of the step's state before the sum; `adopted`: weights were set since then."""
+    """Values of a draw and of the step that the ranks compare before the sum.
+
+    `adopted` means that weights were set outside of the step since the last comparison.
+    """
     source, kind = step.generator, step.device.type
     return {
         "the number of steps": step.steps,
@@ -77,7 +80,7 @@ def tensors_digest(values: Iterable[Any]) -> str:
 
 
 def _describe_loss(loss: Any) -> str:
-    """Name of a loss; for a module also its settings and a hash of its tensors, e.g. class weights."""
+    """Name of a loss, with the settings and a hash of the tensors (e.g. class weights) of a module."""
     if not isinstance(loss, nn.Module):
         return str(getattr(loss, "__qualname__", type(loss).__qualname__))
     plain, state = (bool, int, float, str), loss.state_dict()
@@ -87,7 +90,7 @@ def _describe_loss(loss: Any) -> str:
 
 
 def compared_slots(data: Data, processes: Processes) -> int:
-    """Number of slots of the data, after a check that all ranks have the same records there."""
+    """Number of slots of the data, after verifying that all ranks have the same records."""
     slots = count(data)
     facts = {
         "the number of records": str(slots).encode(),  # private under ADD_REMOVE

@@ -1,6 +1,7 @@
-"""Reducer of a process group: ranks sum their shares, add noise to a slice each, and gather.
+"""Reducer of a process group: reduce-scatter the sum, add noise on each rank, and gather the slices.
 
-docs/guarantees/distributed.md proves that the noisy gradient has the same law as in one process.
+docs/guarantees/distributed.md proves that the noisy gradient has the same distribution as in a single
+process.
 """
 
 import hashlib
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
 def reducer_of(distributed: Distributed, *, sharded: bool = False) -> Local:
     """Reducer of a step or a run, before any handshake.
 
-    `sharded` parameters are split over the ranks, so one rank is a group as well.
+    With `sharded` parameters, a single rank also uses a process group.
     """
     check_kind("distributed", distributed, Distributed)
     processes = distributed.processes
-    if isinstance(processes, Processes):  # of the run that makes the step
+    if isinstance(processes, Processes):  # passed by the run that creates the step
         return ProcessGroup(processes)
     if processes is False or (processes is None and not dist.is_initialized()):
         launched = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
@@ -57,7 +58,7 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False) -> Local:
             raise Unsupported(
                 f"WORLD_SIZE={launched}: a launcher started {launched} processes, and each would train "
                 "a separate model on the same records, with a separate charge. Call "
-                "torch.distributed.init_process_group() before making the step "
+                "torch.distributed.init_process_group() before creating the step "
                 "(accelerate.Accelerator() does), or pass "
                 "distributed=hush.Distributed(processes=False) for independent runs."
             )
@@ -65,9 +66,9 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False) -> Local:
     group = dist.group.WORLD if processes is None else processes
     if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise InvalidValue(
-            f"processes={short_repr(processes)} must be a torch.distributed process group with this "
-            "process. Pass e.g. torch.distributed.group.WORLD, False for this process alone, or leave "
-            "it out.",
+            f"processes={short_repr(processes)} must be a torch.distributed process group that "
+            "contains this process. Pass e.g. torch.distributed.group.WORLD, or False for this "
+            "process alone, or leave it out.",
             key="processes",
         )
     several = sharded or dist.get_world_size(group) > 1
@@ -75,7 +76,7 @@ def reducer_of(distributed: Distributed, *, sharded: bool = False) -> Local:
 
 
 class ProcessGroup(Local):
-    """Reducer for several ranks with the whole model."""
+    """Reducer for several ranks that each have the whole model."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
@@ -84,13 +85,13 @@ class ProcessGroup(Local):
             setattr(self, name, getattr(processes, name))
         self._compare = partial(compared_slots, processes=processes)  # type: ignore[method-assign]
         self._adopted = False
-        """Whether weights were set outside of the step after the last comparison of the ranks."""
+        """Whether weights were set outside of the step since the ranks last compared them."""
 
     def joined(self, step: "PrivateStep", generator: torch.Generator | None) -> "ProcessGroup":
         self.agree("the handshake", step_facts(step, generator))
         if not is_sharded(step.model):
             return self
-        # the import is slow
+        # import here, because it is slow
         from hush.training.distributed.sharded import Sharded, sharded_modules
 
         return Sharded(self, sharded_modules(step, self.processes))
@@ -98,7 +99,7 @@ class ProcessGroup(Local):
     def open_ledger(self, ledger: LedgerOrPath | None, plan: Plan, adjacency: Adjacency) -> Ledger:
         """Ledger of rank 0, and in-memory copies on the other ranks.
 
-        Other ranks pass None, the same path, or an empty in-memory ledger, which becomes the copy.
+        The other ranks pass None, the same path, or an empty in-memory ledger, which becomes the copy.
         """
         on_disk = ledger.path is not None if isinstance(ledger, Ledger) else ledger is not None
         said = self.exchange("the ledger's path", on_disk)
@@ -140,8 +141,8 @@ class ProcessGroup(Local):
         return self.slots(data)
 
     def whole_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The state with the past noise of all slices; with correlated noise all ranks must call it."""
-        if "past_noise" not in state or not state["steps"]:  # no noise yet: nothing to gather
+        """State with the past noise of all slices; a collective call with correlated noise."""
+        if "past_noise" not in state or not state["steps"]:  # there is no noise to gather yet
             return state
         slices = self.gather("the past noise", state["past_noise"].cpu())
         return {**state, "past_noise": torch.cat(slices, dim=1)}
@@ -154,7 +155,7 @@ class ProcessGroup(Local):
         return {**state, "past_noise": past[:, self.rank * size : (self.rank + 1) * size]}
 
     def share(self, batch: Batch) -> Batch:
-        """Run of the slots of a batch that this rank processes (sensitive)."""
+        """Contiguous part of a batch that this rank processes (sensitive)."""
         drawn = len(batch.indices)
         cuts = [drawn * number // self.size for number in range(self.size + 1)]
         if batch.counts is None:
@@ -193,7 +194,7 @@ class ProcessGroup(Local):
         return total
 
     def _agree_on_draw(self, step: "PrivateStep", batch: Batch, content: int) -> list[int]:
-        """A number of each rank, after verifying that all ranks have the same step and draw."""
+        """All-gather a number, after verifying that all ranks have the same step and draw."""
         adopted, self._adopted = self._adopted, False
         facts = draw_facts(step, batch, adopted=adopted)
         return self.agree(f"the sum of step {step.steps + 1}", facts, content)
@@ -218,7 +219,7 @@ class ProcessGroup(Local):
         return self._gathered(held, whole, mean)
 
     def _own(self, mean: NoisyMean) -> NoisyMean:
-        """Noise of this rank's slice: its part of each block of the clipping."""
+        """Noisy mean of this rank's slice, with the entries of each block that lie in the slice."""
         sizes = mean.layout.block_sizes
         size = -(-sum(sizes) // self.size)
         first, last = self.rank * size, (self.rank + 1) * size
@@ -232,7 +233,7 @@ class ProcessGroup(Local):
         """Add noise to this rank's slice and gather the slices of all ranks."""
         own = self._own(mean)
         with self.processes.moving():
-            part = held[: sum(own.layout.block_sizes)]  # the last slices are padded
+            part = held[: sum(own.layout.block_sizes)]  # excludes the padding of the last slices
             if len(part):
                 part.copy_(own(part))
             self.processes.gather_slices(held, whole)
@@ -242,11 +243,11 @@ class ProcessGroup(Local):
     def charge(self, ledger: Ledger, plan: Plan, **details: Any) -> None:
         """Charge a step to the ledger of rank 0, and then to the copies of the other ranks.
 
-        **Guarantee.** It returns only after rank 0 has written the charge, and only if every rank has
-        the charged release: docs/guarantees/distributed.md, 5.
+        **Guarantee.** The method returns only after rank 0 has written the charge, and only if every
+        rank has the charged release: docs/guarantees/distributed.md, 5.
         """
         processes, step, phase = self.processes, details["step"], f"the charge of step {details['step']}"
-        # private: fingerprints of releases that are not charged yet
+        # bytes are not shown: a release that is not yet charged is private
         facts = {"run": details["run"], "step": step, "the release": details["release"].encode()}
         heads, kinds = zip(*self.agree(phase, facts, [ledger.head, details["arithmetic"]]), strict=True)
         if "assumed" in kinds:
@@ -268,7 +269,7 @@ class ProcessGroup(Local):
             ledger.follow(plan, **details)
             if ledger.head != head:
                 raise LedgerError(
-                    f"the charges of rank {self.rank} differ from those of rank 0 after step {step}. "
+                    f"the charges of ranks {self.rank} and 0 differ after step {step}. "
                     "Resume all ranks from the last checkpoint."
                 )
 

@@ -15,7 +15,7 @@ from hush.accounting.ledger import Ledger
 from hush.core.errors import ProcessFailed, Unsupported, shorten
 
 _MESSAGE = 4096
-"""Size in bytes of messages between ranks, which need one collective each."""
+"""Size in bytes of a message between ranks; each message needs one collective."""
 _LONGEST_ERROR = 600
 # newer versions of torch deprecate the older name
 _ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -24,7 +24,7 @@ _WAY_OUT = (
     "hush.Checkpoints(resume=True)): charged steps after it are repeated without a new charge."
 )
 Facts = dict[str, Any]
-"""Values that must be equal on all ranks, by name; private values are bytes, which no message shows."""
+"""Values that must be equal on all ranks, by name. Error messages do not show private values (bytes)."""
 
 
 class Processes:
@@ -40,28 +40,27 @@ class Processes:
         self._control = _control_group(group)
         self._propagating = False
         self._propagated: Exception | None = None
-        """Last error of this rank that was propagated."""
+        """Last error that this rank has propagated."""
         self.ledger: Ledger | None = None
-        """Ledger of rank 0, or its copy; void if weights were changed outside of a step on any rank."""
+        """Ledger of rank 0, or its copy. It is void if any rank changed weights outside of a step."""
         self.standing = "No step was charged yet."
-        """State of the newest charge, for error messages."""
+        """Description of the last charge, for error messages."""
         self.broken: str | None = None
         """Reason why the ranks can no longer communicate, or None."""
 
     def exchange(self, phase: str, content: Any = None, error: Exception | None = None) -> list[Any]:
         """All-gather small plain data.
 
-        Every other collective follows an exchange, in which a rank that cannot continue sends its error
-        and, if its ledger is void, the reason. All ranks then raise. They also raise if their phases
-        differ.
+        Every other collective follows an exchange. A rank that cannot continue sends its error and, if
+        its ledger is void, the reason. All ranks then raise. They also raise if their phases differ.
         """
         self._propagated = error or self._propagated
         why = error and shorten(f"{type(error).__name__}: {error}", _LONGEST_ERROR)
         text = json.dumps([phase, content, why], ensure_ascii=False).encode()
         sent = torch.zeros(_MESSAGE, dtype=torch.uint8)
         sent[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        # zeros, because gloo accepts a shorter message of another collective and leaves the rest
-        # unchanged
+        # initialise with zeros: gloo accepts a shorter message of another collective, and does not
+        # write the rest
         received = torch.zeros(self.size * _MESSAGE, dtype=torch.uint8)
         at = f"rank {self.rank} of {self.size} was at {phase}"
         with self.guarded(phase):
@@ -83,8 +82,8 @@ class Processes:
         if failed and error is None:
             named = "; ".join(f"rank {rank} stopped ({errors[rank]})" for rank in failed)
             raise ProcessFailed(
-                f"{named}, and {at}: all ranks must stop, because all contribute to the sum and the "
-                f"noise. {self.standing} {_WAY_OUT}"
+                f"{named}, and {at}: all ranks must stop, because every rank contributes to the sum and "
+                f"the noise. {self.standing} {_WAY_OUT}"
             )
         if not failed and len(set(phases)) > 1:
             other = next(rank for rank, each in enumerate(phases) if each != phases[0])
@@ -95,7 +94,7 @@ class Processes:
         return list(contents)
 
     def agree(self, phase: str, facts: Facts, content: Any = None) -> list[Any]:
-        """Like `exchange`; all ranks raise if a fact differs between ranks (compared by hash)."""
+        """Like `exchange`, but all ranks raise if a fact differs between ranks (compared by hash)."""
         hashes = [hashlib.sha256(repr(value).encode()).hexdigest()[:16] for value in facts.values()]
         said = self.exchange(phase, [hashes, content])
         for rank, (other, _) in enumerate(said):
@@ -112,7 +111,7 @@ class Processes:
         return [each for _, each in said]
 
     def gather(self, phase: str, content: Any) -> list[Any]:
-        """All-gather any object, for content that is too long for `exchange`."""
+        """All-gather an object of any size; `exchange` is only for small data."""
         self.exchange(phase)
         received: list[Any] = [None] * self.size
         with self.guarded(phase):
@@ -120,7 +119,7 @@ class Processes:
         return received
 
     def broadcast(self, phase: str, make: Callable[[], Any], *, short: bool = False) -> Any:
-        """Broadcast an object of rank 0, or its error; `short` plain data need one collective."""
+        """Broadcast an object from rank 0, or its error; `short` plain data needs one collective."""
         made: list[Any] = [None]
         failure = None
         if self.rank == 0:
@@ -143,7 +142,7 @@ class Processes:
         received = torch.empty_like(sent)
         with self.guarded("the sum of gradients"):
             dist.all_to_all_single(received, sent, group=self.group)
-        # in the order of ranks, so a repeated step rounds identically
+        # add in the order of ranks, so a repeated step rounds identically
         total, *others = received.view(self.size, -1).unbind()
         for other in others:
             total += other
@@ -159,7 +158,7 @@ class Processes:
             padded.copy_(received)
 
     def copy_of_first(self, phase: str, tensors: Sequence[Tensor]) -> None:
-        """Overwrite tensors with those of rank 0."""
+        """Overwrite tensors with the tensors of rank 0."""
         first = self.broadcast(phase, lambda: [tensor.cpu() for tensor in tensors])
         for tensor, value in zip(tensors, first, strict=True):
             tensor.copy_(value)
@@ -175,14 +174,14 @@ class Processes:
 
     @contextmanager
     def propagate_errors(self) -> Iterator[None]:
-        """Context that propagates its errors to the other ranks."""
+        """Context that propagates errors to the other ranks."""
         if self._propagating:
             yield
             return
         self._propagating = True
         try:
             yield
-        except ProcessFailed:  # all ranks have this error
+        except ProcessFailed:  # all ranks raise this error
             raise
         except Exception as error:
             if error is not self._propagated and self.broken is None:
@@ -193,7 +192,7 @@ class Processes:
             self._propagating = False
 
     def _movable(self, tensor: Tensor) -> Tensor:
-        """The tensor on a device that the backend supports."""
+        """Copy the tensor to a device that the backend supports, if necessary."""
         backends = dist.get_backend_config(self.group)
         if f"{tensor.device.type}:" in backends and not (tensor.is_cuda and "cuda:gloo" in backends):
             return tensor.contiguous()
@@ -201,15 +200,15 @@ class Processes:
 
     @contextmanager
     def guarded(self, phase: str) -> Iterator[None]:
-        """Context that adds the state of the charge to an error of a collective."""
+        """Context that translates errors of a collective to `ProcessFailed`, with the last charge."""
         own = f"rank {self.rank} of {self.size}"
         try:
             dist.get_rank(self.group)
         except ValueError:
             self.broken = self.broken or (
                 f"{own} was at {phase} and the process group was destroyed. {self.standing} Call "
-                "destroy_process_group() after the last step; for a new group, make a new step and call "
-                "load_state_dict."
+                "destroy_process_group() after the last step. For a new group, create a new step and "
+                "call load_state_dict."
             )
         if self.broken is not None:
             raise ProcessFailed(self.broken)
@@ -249,6 +248,6 @@ def check_first_rank(what: str) -> None:
     if dist.is_initialized() and dist.get_rank():
         raise Unsupported(
             f"{what} on rank {dist.get_rank()} of {dist.get_world_size()} processes: each rank would "
-            "make its own release. Call it on rank 0 only, and broadcast its result "
+            "release a separate result. Call it on rank 0 only, and broadcast the result "
             "(torch.distributed.broadcast_object_list)."
         )

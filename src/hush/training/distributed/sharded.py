@@ -1,4 +1,4 @@
-"""Reducer for parameters that `fully_shard` has sharded: sum, noise and update by shard.
+"""Reducer for parameters sharded by `fully_shard`: each rank has a shard of the sum, noise and update.
 
 Clipped sums are reduce-scattered module by module, so no rank has the whole gradient or all weights
 (docs/guarantees/distributed.md, Sharded parameters).
@@ -45,15 +45,15 @@ class Sharded(ProcessGroup):
 
     def check_whole(self, what: str) -> None:
         raise Unsupported(
-            f"{what} with sharded parameters: a rank holds a part of the weights alone. Loop `for batch "
-            "in step.batches(data): step(batch)` with hush.PrivateStep."
+            f"{what} with sharded parameters: a rank has only a part of the weights. Loop `for batch in "
+            "step.batches(data): step(batch)` with hush.PrivateStep."
         )
 
     def free_whole_weights(self) -> None:
         self.modules.release()
 
     def whole_state(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The state with whole tensors on the CPU of rank 0; nothing on the other ranks."""
+        """State with whole tensors on the CPU of rank 0; an empty state on the other ranks."""
 
         def whole(tensors: dict[str, Any]) -> dict[str, Any]:
             shards: dict[str, Any] = {
@@ -85,13 +85,12 @@ class Sharded(ProcessGroup):
 
     @contextmanager
     def probing(self, data: Data) -> Iterator[None]:
-        """Context of the probe, in which every rank runs all forward passes, because they gather
-        weights."""
+        """Context of the probe; every rank must run all forward passes, because they gather weights."""
         check_some_number(data)  # before the first collective
         if count(data) < 2:
             raise DataError(
-                "the data has one record, and the parameters are sharded: the probe needs two. Pass "
-                "more records, or leave fully_shard out."
+                "the data has one record, but the probe of sharded parameters needs two. Pass more "
+                "records, or leave fully_shard out."
             )
         with self.modules.gathering():
             yield
@@ -110,7 +109,7 @@ class Sharded(ProcessGroup):
         All ranks run the same number of passes, because each pass gathers weights and reduces shards.
         """
         share, before = self.share(batch), step.skipped
-        # before the first pass, because ranks in different steps would deadlock
+        # agree before the first pass, because ranks in different steps would deadlock
         passes = max(self._agree_on_draw(step, batch, -(-len(share) // share.physical)))
         with self.processes.moving():
             total = compute(share, passes)
@@ -150,7 +149,7 @@ class Sharded(ProcessGroup):
 
 @dataclass(frozen=True, eq=False)
 class ShardedTape:
-    """Per-sample gradients of this rank's records, with sums over all ranks by shard."""
+    """Per-sample gradients of this rank's records; sums are over all ranks, and sharded."""
 
     tape: GradientTape | MaskedTape
     reducer: Sharded
@@ -173,12 +172,12 @@ class ShardedTape:
     def _own_shards(self, sums: list[Tensor], names: list[str]) -> dict[str, Tensor]:
         """This rank's shards of the sums over ranks, in one collective."""
         processes, modules = self.reducer.processes, self.reducer.modules
-        # as in `Shard(0)`: equal numbers of rows; the last ranks may have fewer or none
+        # as in `Shard(0)`, all ranks have the same number of rows, except for the last ranks
         rows = [-(-len(total) // processes.size) for total in sums]
         sizes = [length * math.prod(total.shape[1:]) for length, total in zip(rows, sums, strict=True)]
         sent = sums[0].new_zeros(processes.size, sum(sizes))
         for part, length in zip(sent.split(sizes, dim=1), rows, strict=True):
-            # frees the whole sum of a parameter
+            # pop() frees the memory of the whole sum
             for rank, piece in enumerate(sums.pop(0).split(length)):
                 part[rank, : piece.numel()] = piece.reshape(-1)
         received = processes.sum_slices(sent.view(-1)).split(sizes)
@@ -190,7 +189,7 @@ class ShardedTape:
 
 
 def _own_shard(value: Any, like: Any) -> Any:
-    """This rank's shard of a whole value, as of a parameter of its shape; others unchanged."""
+    """This rank's shard of a value with the shape of a sharded parameter; other values are unchanged."""
     if not isinstance(like, DTensor) or getattr(value, "shape", None) != like.shape:
         return value
     whole = value.to(like.device)
@@ -204,7 +203,7 @@ def _local_values(parameters: Any) -> list[Tensor]:
 
 
 def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules:
-    """Sharded modules of the step's model; raise for options without a proof."""
+    """Sharded modules of the step's model; raise for options that the proof does not cover."""
     model, plan = step.model, step.plan
     unproved = {
         f"clipping by {type(plan.clipping).__name__}": type(plan.clipping) is not L2,
@@ -218,8 +217,8 @@ def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules
     }
     for part in (part for part, true in unproved.items() if true):
         raise Unsupported(
-            f"{part} is not supported with sharded parameters: the proof is for L2 clipping of single "
-            "records and Gaussian noise on every update. Leave it out, or leave fully_shard out."
+            f"{part} is not supported with sharded parameters: the proof covers only L2 clipping of "
+            "single records and Gaussian noise on every update. Leave it out, or leave fully_shard out."
         )
     ranks = torch.distributed.get_process_group_ranks(processes.group)
     for name, value in model.named_parameters():
@@ -229,7 +228,7 @@ def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules
                 continue
             how = f"is placed as {value.placements} on {tuple(mesh.shape)} ranks"
         elif value.requires_grad:
-            how = "is not sharded, and others are"
+            how = "is not sharded, but other parameters are"
         else:
             continue
         raise Unsupported(
@@ -244,7 +243,7 @@ def sharded_modules(step: "PrivateStep", processes: Processes) -> ShardedModules
 
 
 def _check_options(name: str, state: Any) -> None:
-    """Raise for options of `fully_shard` that change the weights of the forward pass."""
+    """Raise for options of `fully_shard` that change the weights used in the forward pass."""
     policy = state._mp_policy
     # older versions of torch have one parameter group
     single = getattr(state, "_fsdp_param_group", None)
@@ -256,6 +255,6 @@ def _check_options(name: str, state: Any) -> None:
     }
     for option in (option for option, true in unproved.items() if true):
         raise Unsupported(
-            f"fully_shard of {name or 'the model'!r} with {option}: per-sample gradients would "
-            "use different weights. Leave it out."
+            f"fully_shard of {name or 'the model'!r} with {option}: per-sample gradients would be "
+            "computed with different weights. Leave it out."
         )

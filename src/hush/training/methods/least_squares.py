@@ -26,7 +26,8 @@ Array = npt.NDArray[np.float64]
 _AT_ONCE = 1024
 _PRIORS = np.concatenate([[0.0], np.geomspace(1e-8, 1e4, 97)])
 """Candidate variances of the coefficients, in squared target norms."""
-_RESIDUALS = np.geomspace(1e-8, 1.0, 25)  # candidate residual variances, in squared target norms
+_RESIDUALS = np.geomspace(1e-8, 1.0, 25)
+"""Candidate variances of the residuals, in squared target norms."""
 _NORM = number(
     at_least=1e-3,
     at_most=1e3,
@@ -40,9 +41,9 @@ class LinearFit:
     """Affine function `inputs @ coefficients + intercept`, which may be published."""
 
     coefficients: Array
-    """Array of shape (columns, targets)."""
+    """Coefficients of shape (columns, targets)."""
     intercept: Array
-    """Array of shape (targets,)."""
+    """Intercept of shape (targets,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +52,14 @@ class NoisyLeastSquares(Value):
 
     A record with row x (including a constant 1) and targets t contributes w x x^T and w x t^T. The
     weight w is 1 if sqrt(|x|^2 (|x|^2 + (row_norm / target_norm)^2 |t|^2)) is at most sqrt(2)
-    row_norm^2, in particular for records within both norms, and smaller otherwise.
+    row_norm^2, and smaller otherwise. Records within both norms have weight 1.
 
     Args:
         multiplier: Noise multiplier.
-        row_norm: Euclidean norm bound of a row, including the constant, for weight 1.
-        target_norm: Euclidean norm bound of a record's targets, for weight 1.
+        row_norm: Clipping norm of a row, including the constant.
+        target_norm: Clipping norm of the targets of a record.
 
-    **Guarantee.** docs/guarantees/least-squares.md. Neither the norms nor the scale of the columns may
+    **Guarantee.** See docs/guarantees/least-squares.md. The norms and the scale of the columns must not
     depend on the records.
 
     >>> solver = NoisyLeastSquares(multiplier=4.0, row_norm=2.0)
@@ -80,7 +81,7 @@ class NoisyLeastSquares(Value):
         """(epsilon, delta) guarantee of this release alone.
 
         Args:
-            delta: Failure probability.
+            delta: Delta of the guarantee.
         """
         return epsilon(self.plan, 1, delta)
 
@@ -92,12 +93,12 @@ class NoisyLeastSquares(Value):
         *,
         generator: torch.Generator | None = None,
     ) -> LinearFit:
-        """Charge the release and return the empirical Bayes fit of the noisy statistics.
+        """Charge the release, and return the empirical Bayes fit of the noisy statistics.
 
         Args:
-            inputs: Records of shape (records, columns), without a constant.
+            inputs: Inputs of shape (records, columns), without a constant column.
             targets: Targets of shape (records, targets).
-            ledger: Ledger to charge, once, or its path.
+            ledger: Ledger, or its path; one release is charged.
             generator: Seed of the noise, for tests.
         """
         shapes = tuple(inputs.shape), tuple(targets.shape)
@@ -105,12 +106,12 @@ class NoisyLeastSquares(Value):
         if not matrices or not inputs.numel() or not targets.numel():
             raise DataError(
                 f"inputs of shape {shapes[0]} and targets of shape {shapes[1]} must be two matrices "
-                "with a row per record. Pass e.g. targets[:, None] for one target."
+                "with one row per record. Pass e.g. targets[:, None] for one target."
             )
         rows, values = (part.detach().to("cpu", torch.float64) for part in (inputs, targets))
         if not bool(rows.isfinite().all()) or not bool(values.isfinite().all()):
             raise DataError(
-                "inputs or targets are not all finite (the records are private and not shown). Fix or "
+                "some inputs or targets are not finite (the records are private and not shown). Fix or "
                 "drop each such record independently."
             )
         size, outputs = rows.shape[1] + 1, values.shape[1]
@@ -134,8 +135,8 @@ class NoisyLeastSquares(Value):
     def _clipped_sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Flat weighted sum over the records, in double precision (sensitive).
 
-        The vector of a record is the upper triangle of x x^T, with off-diagonal entries times sqrt(2),
-        so that its Euclidean norm is |x|^2, and x t^T times row_norm / target_norm.
+        The vector of a record consists of the upper triangle of x x^T and of x t^T, scaled by row_norm /
+        target_norm. Off-diagonal entries are scaled by sqrt(2), so the norm of the triangle is |x|^2.
         """
         limit = self.plan.clipping.reference_norm
         size = inputs.shape[1] + 1
@@ -166,16 +167,18 @@ def posterior_mean(
 ) -> LinearFit:
     """Posterior mean of the coefficients given noisy sufficient statistics (post-processing).
 
-    `gram` is X^T W X (1 + columns, 1 + columns) and `moments` X^T W T (1 + columns, targets), with
-    weights W; the first column of X is 1. Noise on the diagonal of `gram` has the deviation
-    `gram_deviation`, and off it one smaller by sqrt(2).
+    `gram` is X^T W X, of shape (1 + columns, 1 + columns), and `moments` is X^T W T, of shape (1 +
+    columns, targets), with weights W. The first column of X is 1. The noise on the diagonal of `gram`
+    has the standard deviation `gram_deviation`, and the noise on other entries has `gram_deviation` /
+    sqrt(2).
 
-    The columns and targets are centred by their noisy means, so the intercept is not shrunk. In the
-    eigenbasis of the centred Gram matrix, with eigenvalues a (negative ones count 0), the moments are
-    a beta plus noise of variance `residual` a (of the sample), `moment_noise` (of the moments' release)
-    and `gram_noise` columns `prior` (of the Gram matrix, times coefficients). With coefficients of
-    variance `prior` the posterior mean of beta is prior a / (prior a^2 + noise) times the moment. Both
-    variances maximise the marginal likelihood of the released moments (empirical Bayes).
+    The columns and targets are centred by their noisy means, so the intercept is not shrunk. Let a be an
+    eigenvalue of the centred Gram matrix (0 if it is negative). In the eigenbasis, a moment is a beta
+    plus noise with three parts: sampling error of variance `residual` a, noise of the released moments
+    of variance `moment_noise`, and noise of the Gram matrix times the coefficients, of variance
+    `gram_noise` columns `prior`. If coefficients have variance `prior`, the posterior mean of beta is
+    prior a / (prior a^2 + noise) times the moment. `prior` and `residual` maximise the marginal
+    likelihood of the released moments (empirical Bayes).
     """
     noise = gram_deviation**2 / 2
     total = min(max(gram[0, 0], gram_deviation, 1.0), records)

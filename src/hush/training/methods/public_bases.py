@@ -1,7 +1,7 @@
-"""Bases and thresholds for clipping from public records and released weights, without privacy cost.
+"""Bases and thresholds for clipping, computed from public records and released weights.
 
-A basis consists of principal subspaces, by block power iteration with deflation (Algorithm 4 of the
-twice-sampling paper) for each group of parameters.
+They have no privacy cost. The basis of each parameter group consists of principal subspaces, computed by
+block power iteration with deflation (Algorithm 4 of the twice-sampling paper).
 """
 
 import functools
@@ -29,11 +29,11 @@ from hush.gradients.tape import GradientTape
 from hush.gradients.tree import Loss, tree_map
 from hush.training.data import Data, count, own_randomness, take
 
-_ROWS_AT_ONCE = 4096  # rows of a basis converted to double precision at a time
+_ROWS_AT_ONCE = 4096  # number of rows of a basis converted to double precision at a time
 _GRADIENTS_AT_ONCE = {"cpu": 64, "cuda": 256}
-"""Records per pass with per-sample gradients; a GPU needs more to be busy."""
+"""Number of records per pass with per-sample gradients; a GPU needs larger batches."""
 _PERTURBATIONS = (1e-7, 1e-5)
-"""Relative random perturbations of columns, tried in turn until the Cholesky factorisation succeeds."""
+"""Relative random perturbations of columns, increased until the Cholesky factorisation succeeds."""
 _TINY = float(torch.finfo(torch.float32).tiny)
 _QUANTILE = Range(above=0, below=1, why="it is a share of the records", example=0.99)
 _FOR_BASES = 0.6  # fraction of the public records for the basis of `public_thresholds`
@@ -49,7 +49,7 @@ class BasisSchedule:
         self._inputs: dict[str, Any] = {}
 
     def at(self, step: int, generator: RandomSource) -> PublicBasis:
-        """Public basis of a step (from 0); a new basis draws its seed from the generator."""
+        """Public basis of a step (counted from 0); a new basis draws its seed from the generator."""
         assert self._clipping.bases is not None
         due = step % self._clipping.bases.every == 0 and step != self._inputs.get("step")
         if self.current is None or due:
@@ -63,7 +63,7 @@ class BasisSchedule:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Recompute the basis from the weights of a state."""
+        """Recompute the basis from the stored weights and seed."""
         self._inputs, self.current = state, None
         if not state:
             return
@@ -98,20 +98,22 @@ def public_thresholds(
     entries: bool = False,
     quantile: float = 0.99,
 ) -> Subspaces:
-    """Clipping in principal subspaces with thresholds from the gradients of public records.
+    """Clipping in principal subspaces, with thresholds from the gradients of public records.
 
-    The first 60% of the public records determine a basis. The thresholds are proportional to the
-    expected norms of the other public gradients in its blocks: docs/guarantees/public-basis.md, 4.
+    The first 60% of the public records determine a basis. The thresholds are proportional to the mean
+    norms of the other public gradients in the blocks of this basis (docs/guarantees/public-basis.md, 4).
 
     Args:
         model: Model with the initial weights of training.
         loss: Loss of a record.
         public: Inputs and targets of public records, which are not in the private set.
-        ranks: Rank of each subspace, then of the complement; their sum is the number of parameters.
+        ranks: Ranks of the subspaces and, last, of the complement. Their sum is the number of
+            parameters.
         norm: Euclidean norm of the vector of thresholds.
-        bases: Principal directions; see `Principal`.
-        entries: Also bound each coefficient.
-        quantile: Quantile over the public records of the largest coefficient, used as the bound.
+        bases: Options of the principal directions.
+        entries: Whether to also bound each coefficient.
+        quantile: Bound on a coefficient, as a quantile of the largest coefficients of the public
+            records.
     """
     norm = NORM["range"].check("norm", norm)
     quantile = _QUANTILE.check("quantile", quantile)
@@ -126,8 +128,8 @@ def public_thresholds(
     if not bool((bounds >= 1e-6 * norm).all()):
         listed = ", ".join(f"{value:.3g}" for value in expected.tolist())
         raise DataError(
-            f"the public gradients have expected norms of {listed} in the blocks: one is nearly zero, "
-            "and clipping to it would remove that block from every private gradient. Pass more public "
+            f"the public gradients have mean norms of {listed} in the blocks: clipping a block to a "
+            "norm that is nearly zero would remove it from every private gradient. Pass more public "
             "records, or reduce the ranks."
         )
     clipped = linf * (bounds / l2.clamp(min=tiny)).clamp(max=1)
@@ -137,7 +139,7 @@ def public_thresholds(
 
 
 def _block_norms(model: nn.Module, loss: Loss, data: Data, basis: PublicBasis) -> tuple[Tensor, Tensor]:
-    """Finite l2 and linf norms of per-sample gradients by block, each of shape (records, blocks)."""
+    """l2 and linf norms of the finite per-sample gradients by block, each of shape (records, blocks)."""
     norms = []
     for tape in tapes(model, loss, data):
         by_block = torch.empty(2, tape.records, len(basis.sizes), device=tape.device)
@@ -154,17 +156,17 @@ def _block_norms(model: nn.Module, loss: Loss, data: Data, basis: PublicBasis) -
 def basis_schedule(
     model: nn.Module, loss: Loss, public: Data | None, clipping: Clipping
 ) -> BasisSchedule | None:
-    """Schedule of the public bases for a clipping rule; None if it needs no basis."""
+    """Schedule of the public bases for a clipping rule, or None if it needs no basis."""
     if not isinstance(clipping, Subspaces) or clipping.bases is None:
         if public is not None:
             raise DataError(
                 "the clipping does not use public=. Clip with Subspaces(..., bases=Principal()), or "
-                "leave it out."
+                "leave public= out."
             )
         return None
     if public is None:
         raise DataError(
-            "the clipping needs public gradients, and public=None. Pass public=(inputs, targets) with "
+            "the clipping needs public gradients, but public=None. Pass public=(inputs, targets) with "
             "records that need no protection and are not in the private set (hush train: "
             "--public-records N)."
         )
@@ -182,8 +184,8 @@ def principal_basis(
 ) -> PublicBasis:
     """Principal directions of the public records' gradients at the current weights.
 
-    `ranks` has the rank of each subspace, then of the complement; their sum is the number of parameters.
-    The gradients of one parameter group are in memory at a time.
+    `ranks` contains the ranks of the subspaces and, last, of the complement. Their sum is the number of
+    parameters. Memory contains the gradients of one parameter group at a time.
     """
     groups, columns = _split_into_groups(model, public, ranks, principal)
     own = torch.Generator(next(model.parameters()).device).manual_seed(seed_from(generator))
@@ -204,7 +206,7 @@ def principal_basis(
 def _split_into_groups(
     model: nn.Module, public: Data, ranks: Sequence[int], principal: Principal
 ) -> tuple[list[tuple[str, ...]], list[tuple[int, ...]]]:
-    """Parameter groups and the ranks in each; raise if there are too few public records."""
+    """Parameter groups and their ranks; raise if there are too few public records."""
     sizes = {name: value.numel() for name, value in trainable(model).items()}
     dimension = sum(sizes.values())
     if len(ranks) < 2 or min(ranks) < 1 or sum(ranks) != dimension:
@@ -232,12 +234,12 @@ def _split_into_groups(
 def principal_directions(
     rows: Tensor, ranks: Sequence[int], iterations: int, generator: torch.Generator
 ) -> Tensor:
-    """Orthonormal basis of the rows' principal subspaces; `rows` is replaced by the residual."""
+    """Orthonormal basis of the principal subspaces of the rows; the residual overwrites `rows`."""
     length = rows.shape[1]
     basis = rows.new_zeros(length, 0)
     scale = float(rows.abs().max()) if rows.numel() else 0.0
     if 0 < scale < math.inf:
-        rows /= scale  # avoids underflow and overflow of products
+        rows /= scale  # prevent underflow and overflow of products
     for rank in ranks:
         block = torch.randn(length, rank, generator=generator, device=rows.device, dtype=rows.dtype)
         for _ in range(iterations):
@@ -249,17 +251,17 @@ def principal_directions(
     identity = torch.eye(basis.shape[1], dtype=torch.float64, device=basis.device)
     if not bool(((_gram(basis) - identity).abs() < 1e-6).all()):
         raise DataError(
-            "no orthonormal basis was found: the public gradients are not finite, or have a lower rank "
-            "than requested. Check the public records, or reduce the ranks."
+            "no orthonormal basis was found: the public gradients are not finite, or their rank is "
+            "lower than requested. Check the public records, or reduce the ranks."
         )
     return basis
 
 
 def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Tensor:
-    """Orthonormal columns that span the block and are orthogonal to the basis.
+    """Orthonormalise the columns of a block, orthogonally to the basis.
 
-    Random directions complete a block of lower rank. Uses Cholesky factors in double precision, because
-    QR decompositions on a GPU returned NaN for such columns.
+    Random directions complete a block of lower rank. The columns are orthonormalised with Cholesky
+    factors in double precision, because QR decompositions on a GPU returned NaN for such columns.
     """
     normalize = functools.partial(nn.functional.normalize, dim=0, eps=_TINY)
     perturbation = torch.randn(block.shape, generator=generator, device=block.device, dtype=block.dtype)
@@ -268,7 +270,7 @@ def _orthonormal(block: Tensor, basis: Tensor, generator: torch.Generator) -> Te
         block = unit + share / math.sqrt(len(block)) * perturbation
         for _ in range(
             3
-        ):  # projecting a column in the span of the basis leaves rounding errors, so repeat
+        ):  # repeat, because the projection of a column in the span of the basis is rounding error
             block = normalize(block - basis @ (basis.T @ block))
         factor, failed = torch.linalg.cholesky_ex(_gram(block))
         if not bool(failed):
@@ -306,7 +308,7 @@ def _too_few(records: int, needed: int, groups: int) -> DataError:
 def gradient_rows(
     model: nn.Module, loss: Loss, data: Data, names: Sequence[str] | None = None
 ) -> Tensor:
-    """Per-sample gradients of the named parameters, or of all, a row per record (sensitive)."""
+    """Per-sample gradients of the named (or all) parameters, one row per record (sensitive)."""
     trained = trainable(model)
     names = list(trained) if names is None else names
     dtype = functools.reduce(torch.promote_types, (v.dtype for v in trained.values()), torch.float32)
@@ -322,7 +324,7 @@ def gradient_rows(
 
 
 def tapes(model: nn.Module, loss: Loss, data: Data) -> Iterator[GradientTape]:
-    """Tapes of consecutive chunks of records."""
+    """Gradient tapes of consecutive chunks of records."""
     device = next(model.parameters()).device
     for indices in torch.arange(count(data)).split(_GRADIENTS_AT_ONCE[device.type]):
         inputs, targets = tree_map(take(data, indices), lambda value: value.to(device))

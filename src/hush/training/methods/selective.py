@@ -1,4 +1,4 @@
-"""Selective release: test the model before and after a proposal on a fresh batch."""
+"""Selective release: test the model on a fresh batch before and after a proposed update."""
 
 import math
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ from hush.training.release import EveryUpdate
 if TYPE_CHECKING:
     from hush.training.step import PrivateStep
 
-_MAX_HIDDEN_TRIALS = 1_000_000  # limit of hidden trials for one update: more may take too long
+_MAX_HIDDEN_TRIALS = 1_000_000  # maximum number of hidden trials per update; more may take too long
 PhysicalBatches = Sequence[tuple[Any, Any, Tensor | None, Tensor | None]]
 
 
 class Trials(EveryUpdate):
-    """Trials of a selective plan (DPSUR): propose an update, test it, accept or revert it.
+    """Trials of a selective plan (DPSUR): propose an update, test it, and accept or revert it.
 
-    **Guarantee.** docs/guarantees/selective.md. The computation and the random draws do not depend on
-    the verdict.
+    **Guarantee.** See docs/guarantees/selective.md. The computation and the random draws do not depend
+    on whether the update is accepted.
     """
 
     def __init__(self, step: "PrivateStep") -> None:
@@ -51,14 +51,15 @@ class Trials(EveryUpdate):
         self.sampling = Poisson(rate=release.rate)
         """Subsampling of the test batch."""
         self._noise = Gaussian(multiplier=release.multiplier)
-        self._probed = Probed()  # in evaluation mode
+        self._probed = Probed()
+        """Properties of the model in evaluation mode."""
 
     def run(self, batch: Batch) -> bool:
         step = self.step
         for number in range(int(self.release.most_trials)):
             batch = step.draw(batch) if number else batch
             update = step.private_gradient(batch)
-            # read once, so that both models are tested on the same records
+            # read the records once, to test both models on the same records
             test_batch = self.draw_test(batch)
             source = step.reducer.own_source(step.generator, "records of the test")
             drawn = step.reducer.share(test_batch).physical_batches(source)
@@ -85,14 +86,14 @@ class Trials(EveryUpdate):
         return False
 
     def draw_test(self, batch: Batch) -> Batch:
-        """Test batch for both models, drawn independently of the training batch."""
+        """Draw the test batch for both models, independently of the training batch."""
         return self.step.draw(batch, self.sampling)
 
     def masked_fingerprint(self, update: Tensor, tested: PhysicalBatches) -> str:
-        """Label of the trial on the ledger, which hides a proposal that may be rejected.
+        """Label of the trial on the ledger; a uniform mask hides a proposal that may be rejected.
 
-        The mask is uniform and used once. A repeated trial has the same mask, so a different proposal or
-        different records under the same noise are still detected.
+        Each trial has a fresh mask. A repeated trial has the same mask, so the ledger still detects a
+        different proposal, or different records, under the same noise.
         """
         mask = int(random_bits(1, self.step.generator)) % 2**64
         own = fingerprint([update, *tree_leaves(tested)])
@@ -106,7 +107,8 @@ class Trials(EveryUpdate):
     def losses(self, tested: PhysicalBatches) -> Tensor:
         """Losses at the current weights, in double precision, without dropout (sensitive).
 
-        One loss per record, 0 for an empty slot; for user-level privacy, means over users.
+        There is one loss per record, which is 0 for an empty slot. For user-level privacy, there is one
+        mean loss per user.
         """
         step, probed = self.step, (self.step.gradients.probed, self._probed)
         source = step.reducer.own_source(step.generator, "losses of the test")
@@ -128,23 +130,22 @@ class Trials(EveryUpdate):
         return torch.cat(values)
 
     def bounded_rise(self, new: Tensor, old: Tensor) -> Tensor:
-        """Clipped increase of the loss over all ranks (sensitive); NaN counts as the largest
-        increase."""
+        """Clipped increase of the loss over all ranks (sensitive); the maximum increase if it is NaN."""
         new, old = (losses.where(losses.isfinite(), torch.inf) for losses in (new, old))
         rises = (new - old).where(new != old, 0.0)
         clip = self.release.clip
         own = rises.clamp(-clip, clip).sum() if self.release.test == "summed" else rises.sum()
         shares = self.step.reducer.exchange("the test", float(own))
-        # summed in the order of ranks, so the result is equal on all ranks
+        # sum in the order of ranks, to get equal results on all ranks
         total = own.new_tensor(math.fsum(shares) if all(map(math.isfinite, shares)) else sum(shares))
         if self.release.test == "summed":
             return total
         mean = total / self.sampling.expected(self.step.records)
-        # NaN (infinite before or after) counts as the largest increase
+        # NaN (sum of infinite increases and decreases) counts as the largest increase
         return mean.where(~mean.isnan(), clip).clamp(-clip, clip)
 
     def noisy_verdict(self, rise: Tensor) -> bool:
-        """Whether the proposal is accepted: the clipped increase of the loss plus Gaussian noise."""
+        """Whether the noisy clipped increase of the loss is below the threshold."""
         release = self.release
         # the slack covers the rounding of the sum in double precision
         sensitivity = release.clip * (2 if release.test == "mean" else 1) * (1 + 2.0**-20)

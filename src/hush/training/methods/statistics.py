@@ -1,4 +1,4 @@
-"""Private mean of the records under any plan."""
+"""Differentially private mean of records under any plan."""
 
 import secrets
 from collections.abc import Iterable
@@ -28,8 +28,8 @@ from hush.training.fingerprint import fingerprint
 from hush.training.records import check_numbers
 
 ROUNDING, MOST_RECORDS = 2.0**-16, 2**21
-"""Relative rounding slack on the sensitivity of a sum in double precision, and the largest number of
-records for which it is proved: docs/guarantees/tape.md."""
+"""Relative rounding slack on the sensitivity of a sum in double precision, and the maximum number of
+records for which the slack is proved: docs/guarantees/tape.md."""
 
 
 def release(
@@ -42,10 +42,10 @@ def release(
     generator: torch.Generator | None,
     divisor: float = 1.0,
 ) -> list[Tensor]:
-    """Noisy sums divided by a public number; each is charged before it is returned.
+    """Add noise to sums, charge each release, and return the noisy sums divided by a public number.
 
-    `sums` yields the norm for the noise and the clipped sum of each release, after the ledger was
-    verified. `owner` is the statistic, for error messages.
+    `sums` yields the clipping norm and the clipped sum of each release. It is read after the ledger is
+    verified. `owner` is the statistic that error messages name.
     """
     check_first_rank(type(owner).__name__)
     with opened(ledger) as charged:
@@ -69,7 +69,7 @@ def release(
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateMean:
-    """A noisy mean and its guarantee; both may be published."""
+    """Noisy mean and its guarantee, which may be published."""
 
     value: npt.NDArray[np.float64]
     guarantee: Guarantee
@@ -85,17 +85,17 @@ def mean(
 ) -> PrivateMean:
     """Differentially private mean of the records (one row each) under any plan.
 
-    Rows are subsampled, clipped and summed, and the noisy sum is divided by the expected number of rows.
-    `scale` and `bound` of bounded-support noise are in units of the sum.
+    Rows are subsampled, clipped and summed. The noisy sum is divided by the expected number of sampled
+    rows. `scale` and `bound` of bounded-support noise are in units of the sum.
 
-    **Guarantee.** `hush.epsilon(plan, steps=1, delta=delta)`, or with `ledger` the one of all its
-    charges. The number of rows is public; the row of an absent record is zero.
+    **Guarantee.** `hush.epsilon(plan, steps=1, delta=delta)` or, with `ledger`, the guarantee of all
+    charges on it. The number of rows is public; the row of an absent record is zero.
 
     Args:
         records: Array of finite numbers, one row per record.
-        plan: Sampling and clipping of the rows, and the noise.
+        plan: Sampling, clipping and noise.
         delta: Delta of the guarantee.
-        ledger: Ledger or its path, charged before the mean is returned; by default a ledger in memory.
+        ledger: Ledger, or its path, on which the mean is charged; by default a ledger in memory.
         generator: Seed of the draws, for tests.
 
     >>> import hush, torch
@@ -137,14 +137,14 @@ def mean(
         if charged.delta is None:
             charged.store_delta(delta)
         guarantee = charged.epsilon(delta)
-        if sum(charged.counts.values()) == 1:  # the dimension may give a smaller bound
+        if sum(charged.counts.values()) == 1:  # the known dimension may give a smaller bound
             alone = epsilon(plan, 1, delta, dimension=rows.shape[1])
             guarantee = replace(guarantee, epsilon=alone.epsilon)
         return PrivateMean(value=value.numpy(), guarantee=guarantee)
 
 
 def clipped_row_sum(rows: Tensor, plan: Plan, source: "RandomSource | None" = None) -> Tensor:
-    """Sum of the clipped rows, with coordinate sampling from the source, if any (sensitive)."""
+    """Sum of the clipped rows (sensitive); the source is for coordinate sampling."""
     mask = None
     if source is not None and plan.sampling.coordinate_participation < 1:
         mask = partial(plan.sampling.mask_coordinates, generator=source)
@@ -152,7 +152,7 @@ def clipped_row_sum(rows: Tensor, plan: Plan, source: "RandomSource | None" = No
 
 
 def _mean_rows(records: npt.ArrayLike, plan: Plan) -> Tensor:
-    """Copy of the records in double precision, for a plan that can release a mean."""
+    """Copy of the records in double precision; raise if the plan cannot release a mean."""
     check_kind("plan", plan, Plan)
     if (
         type(plan.release) is not Always
