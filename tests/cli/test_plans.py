@@ -134,12 +134,14 @@ def test_costs_of_watched_records_are_summarised_and_private(tmp_path: Path) -> 
     asked = ("train", "--plan", "truncated", "--per-instance", "20", "--steps", "1", "--run-dir")
     run = tmp_path / "run"
     printed = call(*asked, run).stdout
-    lines = printed.partition("sensitive, of 20 watched")[2].splitlines()[1:6]
-    epsilons, any_record, any_data, losses, _ = lines
+    lines = printed.partition("sensitive, of 20 watched")[2].splitlines()[1:7]
+    epsilons, any_record, any_data, gaussian, losses, _ = lines
     for_all = 'per-instance epsilon of any record, the paper\'s "for all": at most '
     assert any_record.strip().startswith(for_all)
     assert any_data.startswith("  any records in any data, by the same 16 Rényi orders: at most ")
     assert float(any_record.split()[-1]) <= 3 <= float(any_data.split()[-1])
+    assert gaussian.strip().startswith("Gaussian noise of the same scale")
+    assert float(gaussian.split()[-1]) > 3, "conditioning on the interval lowers the cost"
     for line, title in ((epsilons, "per-instance epsilon at delta 1e-05"), (losses, "Fisher info")):
         assert line.strip().startswith(title)
         assert "median" in line

@@ -165,7 +165,7 @@ def test_a_guard_leaves_out_records_whose_budget_is_used() -> None:
     assert (promised.notion, promised.arithmetic) == ("dp", "assumed")
     assert promised.epsilon.upper < float(step.spent(1e-5))
     small = hush.RenyiFilter(orders=ORDERS, budget=budget, records=3)
-    with pytest.raises(InvalidValue, match="one for each of the 7 slots"):
+    with pytest.raises(InvalidValue, match="one record for each of the 7 slots"):
         PerInstance(ORDERS, guard=small).check(step_of(), RECORDS)
 
 

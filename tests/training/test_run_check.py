@@ -52,15 +52,9 @@ def test_a_whole_run_fits(run: Path) -> None:
     assert notes == ["fits its plan, anchor and checkpoint (of step 6)"]
 
 
-def test_the_folder_of_secrets_is_for_its_owner_and_an_earlier_version_had_none(run: Path) -> None:
+def test_the_folder_of_secrets_is_for_its_owner(run: Path) -> None:
     assert (run / "private").stat().st_mode & 0o777 == 0o700
     assert [path.name for path in (run / "private").iterdir()] == ["checkpoint.safetensors"]
-    (run / CHECKPOINT).rename(run / "checkpoint.safetensors")
-    (run / "private").rmdir()
-    assert checked_ledger(run)[1] == ["fits its plan, anchor and checkpoint (of step 6)"]
-    train(run, 9, resume=True)
-    assert checked_ledger(run)[0].counts == {PLAN: 9}
-    assert not (run / "private").exists(), "one place for the checkpoint"
 
 
 def edited(change: Callable[[list[bytes]], list[bytes]]) -> Callable[[Path], None]:

@@ -390,9 +390,10 @@ def _outward(number: float, rounded: Callable[[float], int]) -> float:
 def _archive(path: Path) -> Table:
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            return ArrayTable(dict(arrays), str(path))
+            content = dict(arrays)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not an archive of numeric arrays ({error}).") from None
+    return ArrayTable(content, str(path))
 
 
 def _column(cells: Sequence[Any]) -> npt.NDArray[Any]:
