@@ -36,7 +36,7 @@ _ROUNDING = 1e-12
 
 
 def epsilon_bound(steps: Counts, adjacency: Adjacency, delta: float) -> Bound:
-    """Bounds on epsilon at `delta` of a composition. The cost must be proved for the adjacency."""
+    """Bounds on epsilon at `delta` of a composition. Requires a proof of the cost under `adjacency`."""
     if adjacency.group * participation_probability(steps) <= delta:
         return Bound(lower=0.0, upper=0.0)
     bound = accountant.epsilon(dominated_steps(steps, adjacency), delta)

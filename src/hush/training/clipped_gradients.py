@@ -462,7 +462,7 @@ class ClippedGradients:
 
 
 def _passes(batch: Batch, masks: Stream, passes: int | None) -> Iterator[tuple[Any, ...]]:
-    """Physical batches of a batch, padded with empty physical batches to a number of passes."""
+    """Physical batches of a logical batch, followed by empty ones until there are `passes`."""
     number = 0
     for part in batch.physical_batches(masks):
         yield part

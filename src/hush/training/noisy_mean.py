@@ -98,7 +98,7 @@ class NoisyMean:
             self.past.mix(total, self.step)
         blocks = total.split(self.layout.block_sizes)
         for block, (noise, norm) in zip(blocks, self.layout.noises, strict=True):
-            if block.numel():  # a rank may have no part of the block
+            if block.numel():  # this rank may own no coordinates of the block
                 private = noise.privatize(block, norm=norm, generator=self.source)
                 if private is not block:
                     block.copy_(private)
