@@ -194,3 +194,15 @@ def test_one_run_is_the_lower_end_of_a_selection() -> None:
     assert selection.lower == one.lower
     both = compose({selected(MANY): 2, MANY: 100}, 1e-5).epsilon
     assert both.lower == hush.epsilon(MANY, 1100, 1e-5).epsilon.lower
+
+
+def test_a_search_with_little_noise_has_a_cost_and_no_error() -> None:
+    release = hush.BestOf(steps=1, mean=1000, law="poisson")
+    plan = hush.Plan(
+        sampling=hush.FullBatch(),
+        clipping=hush.L2(1.0),
+        noise=hush.Gaussian(0.02),
+        release=release,
+    )
+    search = hush.epsilon(plan, 1, 1e-5).epsilon
+    assert hush.epsilon(replace(plan, release=hush.Always()), 1, 1e-5).epsilon.lower <= search.upper

@@ -120,6 +120,8 @@ def _negative_binomial_mean(shape: float, stop: float) -> float:
 _ORDERS: Array = np.concatenate([1 + np.geomspace(1e-2, 1, 12), np.arange(3.0, 65.0), [128.0, 256.0]])
 # Probabilities that a trial is better: smallest one, numbers of cells by logarithm and by weight.
 _SMALLEST, _BY_LOGARITHM, _BY_WEIGHT = 1e-8, 900, 1500
+# Shift of a trial's profile that leaves delta at 1.
+_NO_BOUND = 1e300
 # Weights below exp(-_NEGLIGIBLE) of the largest have no cells of their own.
 _NEGLIGIBLE = 40.0
 # Relative slack for rounding of heights and intersections of lines (tuning.md, step 4).
@@ -144,7 +146,7 @@ class Profile:
         size = np.abs(epsilon)
         right = np.clip(np.searchsorted(self.epsilons, size, side="right"), 1, len(self.epsilons) - 1)
         low, high = self.epsilons[right - 1], self.epsilons[right]
-        share = np.minimum(np.expm1(size - low) / np.expm1(high - low), 1.0)
+        share = np.expm1(np.minimum(size, high) - low) / np.expm1(high - low)
         chord = (1 - share) * self.deltas[right - 1] + share * self.deltas[right]
         # H_z(P, Q) = 1 - z + z H_{1/z}(Q, P)
         return np.where(epsilon >= 0, chord, -np.expm1(-size) + np.exp(-size) * chord)
@@ -190,6 +192,8 @@ def selection_profile(trial: Profile, number: TrialCount) -> SelectionProfile:
             hull.pop()
         hull.append(line)
     crossings = [(_crossing(steep, flat), steep[1] - flat[1]) for steep, flat in pairwise(hull)]
+    if not crossings:  # all weights w(s') underflow: no delta below 1 is proved
+        return SelectionProfile(trial, np.ones(1), np.array([_NO_BOUND]))
     place, steeper = np.array(crossings).T
     return SelectionProfile(trial, place * steeper, np.log(place))
 
