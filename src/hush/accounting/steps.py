@@ -35,6 +35,9 @@ from hush.core.parts import SensitivitySet
 MAX_BETA = 12.0
 _MAX_RDP_LOSS = 1e100
 
+# Noise relative to the largest of an `AllocationLaw`, above which RDP is tighter than that law.
+_FAR = 5.0
+
 Basis = Literal["proved", "published"]
 
 
@@ -301,12 +304,13 @@ class AllocatedGaussian(ComposableStep):
 
     @property
     def dominating_step_of_one(self) -> SampledGaussian | AllocationLaw | None:
-        if self.multiplier > MAX_MULTIPLIER:
+        if self.multiplier > _FAR * MAX_MULTIPLIER:
             return None
         if self.multiplier < MIN_MULTIPLIER:
             # one step with the record dominates the epoch
             return SampledGaussian(1.0, self.multiplier)
-        return AllocationLaw(self.steps, self.multiplier, pessimistic=True)
+        # less noise is sound for an upper bound
+        return AllocationLaw(self.steps, min(self.multiplier, MAX_MULTIPLIER), pessimistic=True)
 
     def rdp(self, orders: Array) -> Array:
         return allocation.renyi_divergence(self.steps, self.multiplier, orders)

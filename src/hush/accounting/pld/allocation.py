@@ -17,7 +17,7 @@ from hush.accounting.numerics import OUTWARD, UNIT, Array
 from hush.accounting.pld.privacy_loss import Direction, Step
 
 MAX_MULTIPLIER = 50.0
-"""Largest noise of an `AllocationLaw`; with more, its grid takes seconds to minutes, and RDP is used."""
+"""Largest noise of an `AllocationLaw`; with more, its grid would take seconds to minutes."""
 MIN_MULTIPLIER = 0.1
 """Least noise of an `AllocationLaw`; with less, its grid would be long and values would overflow."""
 # Mass that a sum may lose at either end of its grid.
