@@ -1,4 +1,4 @@
-"""`hush doctor` and `hush --version`: what they find, and what they say of something that is missing."""
+"""`hush doctor` and `hush --version`, with and without optional packages."""
 
 import json
 import re

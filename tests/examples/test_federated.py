@@ -1,4 +1,4 @@
-"""Federated averaging: what one client moves, who is drawn, and what is charged."""
+"""Federated averaging: influence of one client, draws and charges."""
 
 import subprocess
 import sys

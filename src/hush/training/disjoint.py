@@ -80,8 +80,8 @@ def check_alone(source: Source) -> None:
     """Raise if an item of a data set depends on several records, as in mixup, cutmix or mosaics.
 
     The check reads a few items several times with different random seeds. It uses a copy of the data set
-    whose containers (with one row per record) report the rows that are read. Containers from which the
-    row of the item is never read, such as public images, are ignored. Reads of files, and of containers
+    whose containers (with one row per record) report the rows that are read. Containers with no
+    read of the item's own row, such as public images, are ignored. Reads of files, and of containers
     with another length, are not detected.
     """
     for dataset, rows in _holders(source.dataset):

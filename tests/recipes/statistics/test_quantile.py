@@ -41,7 +41,7 @@ def test_counts_against_numpy() -> None:
 
 
 def noise_of(multiplier: float, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """What is added to the counts, as it is released."""
+    """Noise on the released counts."""
     noisy, norms = released(monkeypatch), torch.ones(50, 3)
     quantile = NoisyQuantile(multiplier=multiplier, bins=8000)
     quantile(norms, 0.5, hush.Ledger(), generator=seeded())
